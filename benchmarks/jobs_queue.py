@@ -21,8 +21,9 @@ from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.jobs.compact_form import pack_request
 from serve_app.jobs.queue import Fairness, named_in_claim
-from serve_app.jobs.records import RECORD_VERSION, work_of, write_request
+from serve_app.jobs.records import RECORD_VERSION, work_of
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX, redis_key
 from serve_app.store.script import load_script
@@ -157,7 +158,7 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
             "work": work_of(request),
             "queue_share": 1.0,
             "num_images": request.num_images,
-            "request": write_request(request, ""),
+            "request": pack_request(request, ""),
             "rate_token": "r" * 16,
             "idempotency_digest": None,
             "body_digest": None,

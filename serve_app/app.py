@@ -5,7 +5,7 @@ Passes each request to its application, by the path and, where two share it, the
 
 from collections.abc import Iterable
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
@@ -17,7 +17,7 @@ from serve_app.api import loras as loras_api
 from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
-from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
+from serve_app.api.middleware import RequestContextMiddleware
 from serve_app.api.open_requests import OpenRequests
 from serve_app.api.openapi import json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
@@ -74,7 +74,9 @@ def _resources(app: FastAPI) -> set[str]:
     return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}
 
 
-console_redirect = APIRouter()
+async def with_last_slash(request: Request) -> RedirectResponse:
+    root = request.scope.get("root_path", "")
+    return RedirectResponse(f"{root}{request.scope['path'].removeprefix(root)}/", status_code=308)
 
 
 def create_app(
@@ -88,7 +90,8 @@ def create_app(
 ) -> ASGIApp:
     """Build the ASGI application of the API and the pages over their parts.
 
-    Beside the requests in progress (`requests_at_once` of the settings) so many wait. Whatever serves it in this process takes no trailer for a header.
+    Beside the requests in progress (`requests_at_once` of the settings), `requests_waiting` more may wait. Whatever
+    serves it in this process takes no trailer for a header.
     """
     drop_trailers()
     a, b = variant_a.create_app(settings), variant_b.create_app(settings)
@@ -104,20 +107,9 @@ def create_app(
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())
     site.mount("/docs/static", StaticFiles(directory=STATIC))
-    site.include_router(console_redirect)
     for path, pages in (("/console", console), ("/operators", operator_pages)):
+        site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
-    measures = RequestMeasures(operations.measures)
     bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
-    return RequestContextMiddleware(bounded, settings.plan_table, measures, accounts.auth)
-
-
-@console_redirect.get("/console")
-async def to_console(request: Request) -> RedirectResponse:
-    return RedirectResponse(request.scope.get("root_path", "") + "/console/", status_code=308)
-
-
-@console_redirect.get("/operators")
-async def to_operators(request: Request) -> RedirectResponse:
-    return RedirectResponse(request.scope.get("root_path", "") + "/operators/", status_code=308)
+    return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

@@ -1,7 +1,4 @@
-"""Reads the bytes of a request's body up to a limit, and its headers.
-
-Reads a request's JSON body in the contract's order: size, media type, strict JSON.
-"""
+"""Reads a request's body up to a limit, and a JSON body in the contract's order: size, media type, strict JSON."""
 
 import re
 from typing import Any
@@ -69,8 +66,8 @@ class JsonRequest(Request):
 async def read_json(request: Request) -> JsonRequest:
     """Read and parse the body.
 
-    Raises `PayloadTooLarge`, `UnsupportedMediaType`, both before a byte is read where the headers tell, `RequestTimeout`,
-    `InvalidJson`, `InvalidParameter`, in that order.
+    Raises `PayloadTooLarge` and `UnsupportedMediaType`, before a byte is read where the headers tell, `RequestTimeout`,
+    `InvalidJson` and `InvalidParameter`, in that order.
     """
     check_length(request, MAX_BODY_BYTES)
     _check_media_type(request)

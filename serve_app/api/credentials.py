@@ -10,7 +10,7 @@ from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
 SHARED_PATH = "/v1/generate"
-"""`POST` here goes to the interface that the credential chooses."""
+"""A `POST` to this path goes to the interface that the credential chooses."""
 
 
 class Credential(NamedTuple):
@@ -31,10 +31,7 @@ class CredentialScheme:
 
 def read_bearer(headers: Headers) -> Credential:
     """Read the key of `Authorization: Bearer <key>`. Raises `Unauthorized` for anything else there."""
-    lines = headers.getlist("authorization")
-    if len(lines) > 1:
-        raise Unauthorized("Send one Authorization header.")
-    scheme, _, key = (lines[0] if lines else "").strip(" ").partition(" ")
+    scheme, _, key = _only_line(headers, "Authorization").partition(" ")
     if scheme.lower() != "bearer" or not key.strip(" "):
         raise Unauthorized("Send your API key as 'Authorization: Bearer <API_KEY>'.")
     return Credential(key.strip(" "), Variant.A)
@@ -42,12 +39,10 @@ def read_bearer(headers: Headers) -> Credential:
 
 def read_api_key(headers: Headers) -> Credential:
     """Read the key of `X-API-Key: <key>`. Raises `Unauthorized` for none, or two such lines."""
-    lines = headers.getlist("x-api-key")
-    if len(lines) > 1:
-        raise Unauthorized("Send one X-API-Key header.")
-    if not lines or not lines[0].strip(" "):
+    key = _only_line(headers, "X-API-Key")
+    if not key:
         raise Unauthorized("Send your API key as 'X-API-Key: <API_KEY>'.")
-    return Credential(lines[0].strip(" "), Variant.B)
+    return Credential(key, Variant.B)
 
 
 def read_either(headers: Headers) -> Credential:
@@ -58,12 +53,10 @@ def read_either(headers: Headers) -> Credential:
 def chosen_variant(headers: Headers) -> Variant:
     """Return the interface that the credential chooses, where the path does not.
 
-    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` comes from a proxy: B.
+    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` comes from a
+    proxy, and the request is B's.
     """
-    lines = headers.getlist("authorization")
-    if len(lines) > 1:
-        raise Unauthorized("Send one Authorization header.")
-    is_bearer = bool(lines) and lines[0].strip(" ").partition(" ")[0].lower() == "bearer"
+    is_bearer = _only_line(headers, "Authorization").partition(" ")[0].lower() == "bearer"
     has_api_key = "x-api-key" in headers
     if is_bearer and has_api_key:
         raise AmbiguousCredentials("Send either 'Authorization: Bearer' or 'X-API-Key', not both.")
@@ -76,6 +69,14 @@ def presumed_variant(headers: Headers) -> Variant:
     """Return the interface that an unknown caller probably meant."""
     has_bearer = headers.get("authorization", "").lower().startswith("bearer ")
     return Variant.B if "x-api-key" in headers and not has_bearer else Variant.A
+
+
+def _only_line(headers: Headers, name: str) -> str:
+    """Return a header's value, '' without it. Raises `Unauthorized` where it was sent twice."""
+    lines = headers.getlist(name)
+    if len(lines) > 1:
+        raise Unauthorized(f"Send one {name} header.")
+    return lines[0].strip(" ") if lines else ""
 
 
 _BEARER = {"bearer": {"type": "http", "scheme": "bearer"}}

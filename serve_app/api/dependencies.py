@@ -32,10 +32,16 @@ _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
 
 _OTHER_INTERFACE = {
-    Variant.A: "This key is for X-API-Key (interface B): send it as 'X-API-Key: <API_KEY>', or use a key made for the bearer interface.",
-    Variant.B: "This key is for the bearer interface (A): send it as 'Authorization: Bearer <API_KEY>', or use a key made for X-API-Key.",
+    Variant.A: (
+        "This key is for X-API-Key (interface B): send it as 'X-API-Key: <API_KEY>', or use a key made for the "
+        "bearer interface."
+    ),
+    Variant.B: (
+        "This key is for the bearer interface (A): send it as 'Authorization: Bearer <API_KEY>', or use a key made "
+        "for X-API-Key."
+    ),
 }
-"""What to tell whoever used a key on this interface that works on the other."""
+"""Whoever uses a key on this interface that works on the other is told so."""
 
 
 def settings_of(request: Request) -> Settings:
@@ -117,7 +123,10 @@ async def read_idempotency_key(
         str | None,
         Header(
             alias="Idempotency-Key",
-            description="Makes retries safe: for 24 hours, unless the operator has set another time, the same key with the same body returns the first request instead of creating another.",
+            description=(
+                "Makes retries safe: for 24 hours, unless the operator has set another time, the same key with the "
+                "same body returns the first request instead of creating another."
+            ),
         ),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"}),
     ] = None,

@@ -13,23 +13,12 @@ from starlette.routing import Match
 from serve_app.api.request_context import RequestContext
 from serve_app.api.schemas import ResponseBody
 from serve_app.domain import errors
-from serve_app.domain.errors import (
-    AtelierError,
-    Overloaded,
-    PollLimitExceeded,
-    QueueFull,
-    RateLimitExceeded,
-    RequestTimeout,
-    StoreUnavailable,
-    TooManyTries,
-    TooManyUploads,
-    Unauthorized,
-)
 
 Responses = dict[int | str, dict[str, Any]]
-"""The value of `responses=` of a path operation."""
+"""A path operation takes its `responses=` in this form."""
 
-STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S, UPLOAD_RETRY_S = 5, 2, 1, 5
+_RETRY_S = {errors.Overloaded: 2, errors.StoreUnavailable: 5, errors.PollLimitExceeded: 1, errors.TooManyUploads: 5}
+"""After an error of the first kind that fits, a caller is asked to wait for this many seconds."""
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 OVERLOADED = "The service is overloaded. Try again in a moment."
 INTERNAL_ERROR = "internal_error"
@@ -42,7 +31,7 @@ class ErrorAnswer(NamedTuple):
     example: str
 
 
-ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
+ANSWERS: Mapping[type[errors.AtelierError], ErrorAnswer] = {
     errors.InvalidParameter: ErrorAnswer(400, "guidance: must be between 1 and 20"),
     errors.InvalidJson: ErrorAnswer(400, "The body is not valid JSON: line 1, column 3."),
     errors.AmbiguousCredentials: ErrorAnswer(400, "Send either 'Authorization: Bearer' or 'X-API-Key', not both."),
@@ -50,7 +39,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.Forbidden: ErrorAnswer(403, "You have no permission to use this LoRA."),
     errors.NotFound: ErrorAnswer(404, "There is no such request."),
     errors.MethodNotAllowed: ErrorAnswer(405, "This address does not support that method."),
-    RequestTimeout: ErrorAnswer(408, "The body must arrive within 10 seconds, or at 32 KiB a second."),
+    errors.RequestTimeout: ErrorAnswer(408, "The body must arrive within 10 seconds, or at 32 KiB a second."),
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
@@ -62,7 +51,10 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.Overloaded: ErrorAnswer(503, OVERLOADED),
 }
 DESCRIPTIONS: Mapping[int, str] = {
-    400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
+    400: (
+        "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid "
+        "range."
+    ),
     401: "The API key is missing or not valid.",
     403: "You may not use this LoRA, or it does not exist; or the API key lacks the required scope.",
     404: "Not found in your account, or its retention period has ended.",
@@ -72,7 +64,10 @@ DESCRIPTIONS: Mapping[int, str] = {
     415: "The `Content-Type` is not JSON.",
     429: "Your plan's limit is reached (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
     500: "Internal error.",
-    503: "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was accepted; try again.",
+    503: (
+        "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was "
+        "accepted; try again."
+    ),
 }
 
 
@@ -93,17 +88,23 @@ class ErrorResponse(ResponseBody):
 BODY_ERRORS = (
     errors.InvalidParameter,
     errors.InvalidJson,
-    RequestTimeout,
+    errors.RequestTimeout,
     errors.PayloadTooLarge,
     errors.UnsupportedMediaType,
 )
-"""Errors of every path operation that takes a JSON body."""
-SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
+"""Every path operation that takes a JSON body may answer with these errors."""
+SUBMIT_ERRORS = (
+    *BODY_ERRORS,
+    errors.Unauthorized,
+    errors.IdempotencyConflict,
+    errors.RateLimitExceeded,
+    errors.QueueFull,
+)
 """Every path operation that creates a job may answer with these errors."""
-EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, Unauthorized, errors.Forbidden)
-"""Errors of every path operation that takes either credential."""
-COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
-"""Errors of every such path operation that counts against the plan."""
+EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, errors.Unauthorized, errors.Forbidden)
+"""Every path operation that takes either credential may answer with these errors."""
+COUNTED_ERRORS = (*EITHER_KEY_ERRORS, errors.RateLimitExceeded)
+"""Every such path operation that counts against the plan may answer with these errors."""
 
 
 def install(app: FastAPI) -> None:
@@ -111,7 +112,7 @@ def install(app: FastAPI) -> None:
 
     The challenge of a 401 is that of `app.state.credentials`, else `Bearer`.
     """
-    app.add_exception_handler(AtelierError, answer_domain_error)
+    app.add_exception_handler(errors.AtelierError, answer_domain_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_unexpected_error)
 
@@ -121,13 +122,13 @@ def error_response(status: int, code: str, message: str, headers: Mapping[str, s
     return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
 
 
-def domain_error_response(error: AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
+def domain_error_response(error: errors.AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
     """Answer a domain error by the table; raise an error again that no caller may see."""
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
     context.error_code = error.code
-    message = answer.example if isinstance(error, StoreUnavailable) else error.message
+    message = answer.example if isinstance(error, errors.StoreUnavailable) else error.message
     return error_response(answer.status, error.code, message, _headers(error, context, challenge))
 
 
@@ -136,13 +137,16 @@ def internal_error(request_id: str) -> Response:
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, message)
 
 
-def error_responses(*kinds: type[AtelierError], descriptions: Mapping[int, str] | None = None) -> Responses:
+def error_responses(*kinds: type[errors.AtelierError], descriptions: Mapping[int, str] | None = None) -> Responses:
     """Return `responses=` of a path operation: its own errors, and those that every operation may meet.
 
     `descriptions` replace the usual ones of a status.
     """
     texts = {**DESCRIPTIONS, **(descriptions or {})}
-    rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable, Overloaded)]
+    rows = [
+        (ANSWERS[kind].status, kind.code, ANSWERS[kind].example)
+        for kind in (*kinds, errors.StoreUnavailable, errors.Overloaded)
+    ]
     rows.append((500, INTERNAL_ERROR, "Internal error; include request id req_5f0c when you report it."))
     return {
         status: _documented(texts[status], (row for row in rows if row[0] == status))
@@ -151,7 +155,7 @@ def error_responses(*kinds: type[AtelierError], descriptions: Mapping[int, str] 
 
 
 async def answer_domain_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AtelierError)
+    assert isinstance(error, errors.AtelierError)
     credentials = getattr(request.app.state, "credentials", None)
     challenge = credentials.challenge if credentials else "Bearer"
     return domain_error_response(error, RequestContext.of(request), challenge=challenge)
@@ -178,28 +182,23 @@ async def answer_unexpected_error(request: Request, _error: Exception) -> Respon
     return internal_error(RequestContext.of(request).request_id)
 
 
-def _headers(error: AtelierError, context: RequestContext, challenge: str) -> dict[str, str]:
-    if isinstance(error, Unauthorized):
+def _headers(error: errors.AtelierError, context: RequestContext, challenge: str) -> dict[str, str]:
+    if isinstance(error, errors.Unauthorized):
         return {"WWW-Authenticate": challenge}
-    if isinstance(error, RequestTimeout):  # the rest of the body is not waited for
+    if isinstance(error, errors.RequestTimeout):  # the rest of the body is not waited for
         return {"Connection": "close"}
     retry_s = _retry_after_s(error, context)
     return {} if retry_s is None else {"Retry-After": str(retry_s)}
 
 
-def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
+def _retry_after_s(error: errors.AtelierError, context: RequestContext) -> int | None:
     """Return the seconds after which trying again can succeed, rounded up."""
-    if isinstance(error, Overloaded):
-        return OVERLOAD_RETRY_S
-    if isinstance(error, StoreUnavailable):
-        return STORE_RETRY_S
-    if isinstance(error, QueueFull | TooManyTries):
+    if isinstance(error, errors.QueueFull | errors.TooManyTries):
         return error.retry_after_s
-    if isinstance(error, PollLimitExceeded):
-        return POLL_RETRY_S
-    if isinstance(error, TooManyUploads):
-        return UPLOAD_RETRY_S
-    if isinstance(error, RateLimitExceeded) and context.window is not None:
+    for kind, seconds in _RETRY_S.items():
+        if isinstance(error, kind):
+            return seconds
+    if isinstance(error, errors.RateLimitExceeded) and context.window is not None:
         return max(1, context.window.seconds_left)
     return None
 

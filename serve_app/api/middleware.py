@@ -1,13 +1,4 @@
-"""Wraps all requests as the outermost ASGI layer: adds common headers and answers unexpected errors.
-
-`caller_window` finds the rate window of a caller whom no check has identified.
-
-That happens at a path that does not exist, and at an image's address.
-
-`RequestMeasures` counts requests for `/metrics` by the pattern of their route.
-
-If it counted them by address, each job would add a label of its own.
-"""
+"""Wraps all requests as the outermost ASGI layer: adds common headers, answers unexpected errors, counts requests."""
 
 import logging
 import re
@@ -42,9 +33,9 @@ _READERS = {Variant.A: read_bearer, Variant.B: read_api_key, None: read_either}
 async def caller_window(
     authenticator: Authenticator, scope: Scope, context: RequestContext, status: int
 ) -> Window | None:
-    """Return the window of a valid key, counting nothing; None without one, or where none is needed.
+    """Return the window of a valid key at an address where no check asks for one: a missing path, or an image's.
 
-    Only text in the form of a key costs a round trip; an anonymous request costs none.
+    It counts nothing, and is None without a key. Only text in the form of a key costs a round trip.
     """
     is_missing = status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
     path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -62,26 +53,10 @@ METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD, NO_ROUTE, NO_INTERFACE = "other", "unmatched", "none"
 
 
-class RequestMeasures:
-    def __init__(self, measures: Measures) -> None:
-        self._measures = measures
-
-    def add(self, scope: Scope, context: RequestContext, *, status: int, seconds: float) -> None:
-        """Count a request after its answer; `scope` is the applications' own, which names the route."""
-        route = context.route or route_pattern(scope)
-        variant = context.caller.variant if context.caller else context.variant
-        interface = variant or NO_INTERFACE
-        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
-        self._measures.count(metrics.HTTP_REQUESTS, interface, method, route, str(status))
-        self._measures.observe(metrics.HTTP_SECONDS, seconds, route)
-        if context.error_code:
-            self._measures.count(metrics.HTTP_ERRORS, interface, context.error_code)
-
-
 def route_pattern(scope: Scope) -> str:
     """Return a request's pattern, as `/v1/jobs/{job_id}`, with the prefix of the application that has it.
 
-    Of files, and of paths that no application has, it is the prefix alone.
+    Files, and paths that no application has, are counted under the prefix alone.
     """
     root: str = scope.get("root_path", "")
     mounted = root.removeprefix(scope.get("app_root_path", root))
@@ -108,7 +83,7 @@ class RequestContextMiddleware:
         self,
         app: ASGIApp,
         plans: Mapping[tuple[Variant, str], Plan],
-        measures: RequestMeasures,
+        measures: Measures,
         authenticator: Authenticator,
     ) -> None:
         self._app = app
@@ -157,7 +132,17 @@ class RequestContextMiddleware:
             await internal_error(context.request_id)(inner, receive, send_with_headers)
         finally:
             if status:
-                self._measures.add(inner, context, status=status, seconds=time.perf_counter() - began)
+                self._count(inner, context, status=status, seconds=time.perf_counter() - began)
+
+    def _count(self, scope: Scope, context: RequestContext, *, status: int, seconds: float) -> None:
+        """Count a request by the pattern of its route: by its address, each job would add a label of its own."""
+        route = context.route or route_pattern(scope)
+        interface = (context.caller.variant if context.caller else context.variant) or NO_INTERFACE
+        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
+        self._measures.count(metrics.HTTP_REQUESTS, interface, method, route, str(status))
+        self._measures.observe(metrics.HTTP_SECONDS, seconds, route)
+        if context.error_code:
+            self._measures.count(metrics.HTTP_ERRORS, interface, context.error_code)
 
     def _with_common_headers(
         self, headers: Iterable[tuple[bytes, bytes]], scope: Scope, context: RequestContext, *, is_read: bool

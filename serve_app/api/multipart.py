@@ -17,7 +17,7 @@ FIELD_BYTES = 16 << 10
 FRAME_BYTES = 64 << 10
 """Boundaries, the parts' headers and all text fields together have at most this many bytes."""
 BLOCK_BYTES = 1 << 20
-"""Collected before a thread writes it."""
+"""A thread writes the files when this many bytes have been collected."""
 
 
 async def read_multipart(
@@ -121,8 +121,8 @@ class _Form:
     def write(self) -> None:
         """Write what has been collected; in a thread.
 
-        Each call opens its files anew: a thread goes on when its upload is cancelled, and the number of a descriptor that
-        somebody else closed may by then be another client's.
+        Each call opens its files anew: a thread goes on when its upload is canceled, and the number of a descriptor
+        that somebody else closed may by then be another client's.
         """
         blocks, self._blocks, self.unwritten = self._blocks, defaultdict(bytearray), 0
         for name, block in blocks.items():

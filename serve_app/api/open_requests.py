@@ -17,8 +17,8 @@ rate."""
 class OpenRequests:
     """Passes on so many requests at once; more wait for a place, and the next is `overloaded`.
 
-    A request holds no place while bytes of its body are awaited, so that half-sent bodies keep nobody out. Their number is
-    that of the callers' connections, and their time is bounded here.
+    A request holds no place while bytes of its body are awaited, so that half-sent bodies keep nobody out. There are at
+    most as many of those as callers have connections, and their time is bounded here.
     """
 
     def __init__(self, app: ASGIApp, *, at_once: int, waiting: int) -> None:

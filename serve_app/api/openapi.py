@@ -1,9 +1,4 @@
-"""Generates OpenAPI 3.1 documents with FastAPI, and adjusts them for generated clients.
-
-Builds FastAPI applications with the parts that all share.
-
-These are the credentials, the error answers and the application's own document.
-"""
+"""Builds FastAPI applications, each with its OpenAPI 3.1 document, which is adjusted for generated clients."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -50,7 +45,7 @@ COMMON_HEADERS: dict[str, Schema] = {
         "Responses are for the caller alone.", {"type": "string", "enum": ["no-store", "private, no-cache"]}
     ),
 }
-"""Headers of every response."""
+"""Every response has these headers."""
 HEADERS_BY_STATUS: dict[str, dict[str, Schema]] = {
     "401": {"WWW-Authenticate": _header("How to authenticate.", {"type": "string"})},
     "429": {"Retry-After": _header("Seconds to wait before retrying.", _SECONDS)},
@@ -67,7 +62,8 @@ ACCEPTED_HEADERS: dict[str, Schema] = {
 }
 GENERATION_HEADERS: dict[str, Schema] = ACCEPTED_HEADERS | {
     "X-Unknown-Words": _header(
-        "Words of the prompt that the base model has never read, so that the image may not show them: with commas between, percent-encoded, the first 20.",
+        "Words of the prompt that the base model has never read, so that the image may not show them: with commas "
+        "between, percent-encoded, the first 20.",
         {"type": "string", "pattern": r"^[A-Za-z0-9%_.~\-]+(, [A-Za-z0-9%_.~\-]+)*$"},
         required=False,
     ),
@@ -164,7 +160,8 @@ def plans_text(plans: Iterable[Plan]) -> str:
 
 def retention_text(settings: Settings) -> str:
     return (
-        f"Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at every poll; "
+        f"Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at "
+        "every poll; "
         f"images and records are kept for {duration_text(settings.retention)}."
     )
 

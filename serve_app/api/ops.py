@@ -1,8 +1,7 @@
-"""Path operations of health, readiness and metrics, for operators and their tools.
+"""Path operations of health, readiness and metrics, for operators and their tools, and of image files.
 
-What tells one tenant of the others is the operator's: `/metrics` and what is below it, and what is wrong when `/readyz` says that something is.
-
-Serves image files to everybody who has their signed address.
+Whatever would tell one tenant of the others is for the operator alone: `/metrics` and what is below it, and the reason
+why `/readyz` says that the service is not ready. Image files are for everybody who has their signed address.
 """
 
 import hmac

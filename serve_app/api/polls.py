@@ -1,7 +1,4 @@
-"""Answers polls: with an entity tag for unchanged jobs, and later under `Prefer: wait=N`.
-
-Writes `X-Unknown-Words`: the prompt's words that its base model has never read.
-"""
+"""Answers polls, with an entity tag for unchanged jobs and later under `Prefer: wait=N`; writes `X-Unknown-Words`."""
 
 import hashlib
 import re
@@ -19,7 +16,7 @@ from serve_app.domain.jobs import Job
 from serve_app.jobs.acceptance import Acceptance
 
 LONGEST_WAIT_S = 30
-"""Below the time limits that proxies and clients usually have."""
+"""The longest wait is below the time limits that proxies and clients usually have."""
 _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
 _TAG_BYTES = 16
 
@@ -31,8 +28,10 @@ POLL_PARAMETERS: Schema = {
         {
             "name": "Prefer",
             "in": "header",
-            "description": f"`wait=N` (RFC 7240): answer when the job has ended, or after N seconds (at most {LONGEST_WAIT_S}) "
-            "with the record as it is then. `Preference-Applied` confirms it.",
+            "description": (
+                f"`wait=N` (RFC 7240): answer when the job has ended, or after N seconds (at most {LONGEST_WAIT_S}) "
+                "with the record as it is then. `Preference-Applied` confirms it."
+            ),
             "schema": {"type": "string"},
         },
         {
@@ -43,7 +42,7 @@ POLL_PARAMETERS: Schema = {
         },
     ]
 }
-"""`openapi_extra=` of a polling operation: documented, and read without FastAPI, which would cost each poll 20 µs."""
+"""`openapi_extra=` of a polling operation documents what is read without FastAPI, which would cost a poll 20 µs."""
 
 Record = Mapping[str, Any]
 
@@ -86,7 +85,7 @@ def _matches(if_none_match: str, tag: str) -> bool:
 
 NAME = "X-Unknown-Words"
 MOST_WORDS, LONGEST = 20, 500
-"""Words and characters of the header's value."""
+"""The header's value has at most this many words and characters."""
 
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:

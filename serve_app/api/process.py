@@ -18,8 +18,8 @@ _on_header = HttpToolsProtocol.on_header
 def drop_trailers() -> None:
     """Keep every HTTP server of this process from adding a request's trailers to its headers.
 
-    uvicorn 0.54 appends them to the list that the application reads, where they pass for headers that nobody in front has
-    seen: a credential, or what a proxy removes. Its other parser, h11, keeps them apart.
+    uvicorn 0.54 appends them to the list that the application reads, where they pass for headers that nobody in front
+    has seen: a credential, or what a proxy removes. Its other parser, h11, keeps them apart.
     """
     HttpToolsProtocol.on_header = _on_header_alone
 

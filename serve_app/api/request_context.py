@@ -1,7 +1,4 @@
-"""Finds a caller's address: the connection's, or the one that a trusted proxy forwards.
-
-RequestContext: what is known about the request being answered.
-"""
+"""What is known about the request being answered, and its caller's address: the connection's, or a trusted proxy's."""
 
 import hmac
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from serve_app.domain.requests import Variant
 from serve_app.settings import Network
 
 UNKNOWN = "unknown"
-"""One address for all callers of whom nothing can be believed."""
+"""All callers of whom nothing can be believed have this one address."""
 _LOOPBACK = "127.0.0.1"
 _OF_PROXIES = (b"x-atelier-proxy", b"x-forwarded-for", b"x-forwarded-proto")
 _REFUSED = JSONResponse(

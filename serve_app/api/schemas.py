@@ -1,14 +1,18 @@
 """Field types and base models that the request and response models of several interfaces share."""
 
+import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
+from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
-from serve_app.domain.errors import FailureCode
+from serve_app.domain.durations import Position
+from serve_app.domain.errors import FailureCode, InvalidParameter
+from serve_app.domain.requests import GenerationRequest
 
 MAX_PROMPT = 4000
-"""Code points after trimming."""
+"""A prompt has at most this many code points after trimming."""
 MAX_RANDOM_SEED = 2**53
 """Seeds that the service draws are exact in every JSON reader."""
 
@@ -21,6 +25,20 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     other_api_fields: ClassVar[dict[str, str]] = {}
+
+
+class GenerationBody(RequestBody):
+    """A request for images: its fields are called as the domain's, and an interface's own name of one is its alias."""
+
+    def to_domain(self) -> GenerationRequest:
+        """Return the domain's request; the service draws a seed that was left out."""
+        drawn = {"seed": secrets.randbelow(MAX_RANDOM_SEED)}
+        return GenerationRequest.asked(**drawn | self.model_dump(exclude_none=True))
+
+    @classmethod
+    def fields_of(cls, request: GenerationRequest) -> dict[str, Any]:
+        """Return the body that asks for the same images, with every field written out."""
+        return {field.alias or name: getattr(request, name) for name, field in cls.model_fields.items()}
 
 
 class ResponseBody(BaseModel):
@@ -47,8 +65,13 @@ def job_id_schema(*prefixes: str) -> dict[str, str]:
     return {"type": "string", "pattern": f"^(?:{'|'.join(prefixes)})_[a-z2-7]{{26}}$"}
 
 
+def job_id_path(description: str, *prefixes: str) -> Any:
+    """Document a job's id in a path, without validating it: the key is checked first, and then nothing is found."""
+    return Path(description=description, json_schema_extra=job_id_schema(*prefixes))
+
+
 NO_NUL = Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})
-"""Of a text that has no other pattern: the reader of JSON refuses NUL, and the documents say so."""
+"""A text that has no other pattern has this one: the reader of JSON refuses NUL, and the documents say so."""
 Prompt = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_PROMPT),
@@ -57,7 +80,7 @@ Prompt = Annotated[
 """U+0085 is white space to the service, but not to every reader of patterns."""
 OptionalPrompt = Annotated[str, StringConstraints(strip_whitespace=True, max_length=MAX_PROMPT), NO_NUL]
 LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
-"""What is shown in one line, in a terminal too."""
+"""A text that is shown in one line, in a terminal too, has no control characters."""
 
 
 def line(shortest: int, longest: int) -> StringConstraints:
@@ -67,6 +90,19 @@ def line(shortest: int, longest: int) -> StringConstraints:
 
 CatalogId = Annotated[str, Field(min_length=1, max_length=128), NO_NUL]
 Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
+
+NEXT_PAGE = Query(description="`next_cursor` of the previous page.")
+DEFAULT_PAGE_SIZE = 50
+PageSize = Annotated[int, Query(ge=1, le=200, description="Page size.")]
+
+
+def read_position(cursor: str | None, pattern: str) -> Position | None:
+    """Return the place in a listing after which a page begins. Raises `InvalidParameter`."""
+    place = None if cursor is None else Position.read(cursor, pattern)
+    if place is None and cursor is not None:
+        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
+    return place
+
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]
 GenerationId = Annotated[str, WithJsonSchema(job_id_schema("gen"))]

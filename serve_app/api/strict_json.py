@@ -9,10 +9,10 @@ from typing import Any
 from serve_app.domain.errors import InvalidJson
 
 MAX_DIGITS = 4300
-"""Longest integer read; CPython's own bound on converting text to int, made independent of its settings."""
+"""A longer integer is refused. It is CPython's own bound on converting text, made independent of its settings."""
 
 MAX_DEPTH = 100
-"""Deepest nesting read; no field is deeper than two, and the parser's own bound depends on who calls it."""
+"""Deeper nesting is refused: no field is deeper than two, and the parser's own bound depends on who calls it."""
 
 TOO_DEEP = "The body is nested too deeply."
 
@@ -22,9 +22,10 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 def parse(body: bytes) -> Any:
     """Return the value of `body` in UTF-8. Raises `InvalidJson`.
 
-    Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond `MAX_DEPTH`, lone surrogates, NUL.
-    `NaN` and `Infinity` are left to the model, which takes neither: its error names the field and its range.
-    A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
+    Other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over
+    `MAX_DIGITS` digits, nesting beyond `MAX_DEPTH`, lone surrogates and NUL are refused. `NaN` and `Infinity` are
+    left to the model, which takes neither: its error names the field and its range. A number that is whole is an
+    `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
     """
     try:
         text = body.decode("utf-8-sig")

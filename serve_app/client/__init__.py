@@ -37,6 +37,7 @@ from serve_app.client.errors import (
     UnsupportedOption,
     WaitTimeout,
 )
+from serve_app.client.protocol import GenerationOptions
 from serve_app.client.records import Lora, Model, Usage
 from serve_app.client.sync_client import Client, Image, Job
 from serve_app.client.upload import upload_bar
@@ -49,6 +50,7 @@ __all__ = [
     "Client",
     "Conflict",
     "Forbidden",
+    "GenerationOptions",
     "Image",
     "InvalidRequest",
     "Job",

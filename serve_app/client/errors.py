@@ -1,24 +1,4 @@
-"""All errors that the SDK raises, as one tree.
-
-AtelierClientError
-├── UnsupportedOption        this interface has no such field; nothing was sent
-├── Unreachable              no answer: refused, timed out, connection lost
-├── ServiceError             an error answer: .status .code .message .request_id .retry_after
-│   ├── InvalidRequest       400, 413, 415: the message names the field and its range
-│   ├── Unauthorized         401: the key is unknown, revoked, expired, or for the other interface
-│   ├── Forbidden            403: this account may not use this LoRA
-│   ├── NotFound             404
-│   ├── Conflict             409: the idempotency key was used with another body; the job to delete has not ended; the quota of LoRAs is used up
-│   ├── RateLimited          429: over the plan, or the queue is full
-│   ├── UnexpectedAnswer     2xx or 3xx that is not the service's: the message has the address, and its first words
-│   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
-├── WaitTimeout              the job had not ended after `timeout`; it goes on, and wait() may be called again
-└── JobFailed                the job ended without images: .job_id .code .message
-    ├── JobCanceled
-    └── JobExpired
-
-`RunFailed`, `RunCanceled` and `RunExpired` are the former names of the last three, and `.run_id` that of `.job_id`.
-"""
+"""All errors that the SDK raises: they derive from `AtelierClientError`, and the service's from `ServiceError`."""
 
 import re
 from datetime import UTC, datetime
@@ -33,11 +13,11 @@ class AtelierClientError(Exception):
 
 
 class UnsupportedOption(AtelierClientError, ValueError):
-    """The chosen interface has no field for this option."""
+    """The chosen interface has no field for this option; nothing was sent."""
 
 
 class Unreachable(AtelierClientError):
-    """No answer came from the service."""
+    """No answer came from the service: it refused, the time was over, or the connection was lost."""
 
 
 class ServiceError(AtelierClientError):
@@ -55,32 +35,40 @@ class ServiceError(AtelierClientError):
         return f"{self.message} ({self.status} {self.code}{', ' + self.request_id if self.request_id else ''})"
 
 
-class InvalidRequest(ServiceError): ...
+class InvalidRequest(ServiceError):
+    """400, 413 or 415: the message names the field and its range."""
 
 
-class Unauthorized(ServiceError): ...
+class Unauthorized(ServiceError):
+    """401: the key is unknown, revoked, expired, or for the other interface."""
 
 
-class Forbidden(ServiceError): ...
+class Forbidden(ServiceError):
+    """403: this account may not use this LoRA."""
 
 
-class NotFound(ServiceError): ...
+class NotFound(ServiceError):
+    """404: the account has nothing of that name."""
 
 
-class Conflict(ServiceError): ...
+class Conflict(ServiceError):
+    """409: the idempotency key was used with another body, the job has not ended, or the quota is used up."""
 
 
-class RateLimited(ServiceError): ...
+class RateLimited(ServiceError):
+    """429: the plan is used up, or the queue is full."""
 
 
-class UnexpectedAnswer(ServiceError): ...
+class UnexpectedAnswer(ServiceError):
+    """2xx or 3xx that is not the service's: the message has the address, and its first words."""
 
 
-class ServiceUnavailable(ServiceError): ...
+class ServiceUnavailable(ServiceError):
+    """5xx, or a 404 that is not the service's own: a proxy without the service."""
 
 
 class WaitTimeout(AtelierClientError, TimeoutError):
-    """The job had not ended after the timeout; it goes on in the service."""
+    """The job had not ended after `timeout`; it goes on in the service, and `wait()` may be called again."""
 
 
 class JobFailed(AtelierClientError):
@@ -98,14 +86,16 @@ class JobFailed(AtelierClientError):
         return self.job_id
 
 
-class JobCanceled(JobFailed): ...
+class JobCanceled(JobFailed):
+    """The job was canceled."""
 
 
-class JobExpired(JobFailed): ...
+class JobExpired(JobFailed):
+    """The job waited longer than the service allows."""
 
 
 RunFailed, RunCanceled, RunExpired = JobFailed, JobCanceled, JobExpired
-"""Their former names."""
+"""These are the former names of the three classes."""
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -29,20 +29,20 @@ from serve_app.client.errors import (
     job_failure,
     service_error,
 )
-from serve_app.client.records import ImageRecord, Model, Record
+from serve_app.client.records import ImageRecord, Record
 from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
 T = TypeVar("T")
 
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
-"""First and longest delay before a retry; each doubles the one before, and half of it is random."""
+"""The first and the longest delay before a retry: each doubles the one before, and half of it is random."""
 FIRST_CONTACT_S = 3.0
 """How long a client retries where it finds no server and has never had an answer: the address is probably wrong."""
 LONG_POLL_S = 20.0
 SHORTEST_POLL_S = 1.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
-"""First and longest delay between two polls of a job; polls are not counted against the plan."""
+"""The first and the longest delay between two polls of a job; polls do not count against the plan."""
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
@@ -110,12 +110,27 @@ class Service:
         return self._create(self.interface, "/v1/generate", fields, idempotency_key)
 
     def upscale(self, idempotency_key: str | None, image_id: str, scale_factor: int | None) -> Operation[Record]:
-        fields = _without_none({"image_id": image_id, "scale_factor": scale_factor})
+        fields = without_none({"image_id": image_id, "scale_factor": scale_factor})
         return self._create("a", "/v1/upscale", fields, idempotency_key)
 
-    def models(self) -> Operation[list[Model]]:
-        response = yield from self.send(Call("GET", self.base_url + "/v1/models", self.credential("b")))
-        return [Model.read(row) for row in response.json()["models"]]
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        interface: Interface | None = None,
+        upload: Upload | None = None,
+        timeout: float | None = None,
+    ) -> Operation[Any]:
+        """The JSON that a call is answered with."""
+        headers = {**self.credential(interface or self.interface), **(headers or {})}
+        call = Call(method, self.base_url + path, headers, body, upload=upload, timeout=timeout)
+        return (yield from self.send(call)).json()
+
+    def cancel(self, job_id: str) -> Operation[Record]:
+        return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read)
 
     def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
         _, record = yield from self._poll(job_id, interface or self.interface, 0)
@@ -130,19 +145,16 @@ class Service:
         A job of the other interface is read where both are: the key may be for one of them only.
         """
         is_own = interface == self.interface
-        path = ("/v1/generate/" if interface == "a" else "/v1/generations/") if is_own else "/v1/jobs/"
+        path = ("/v1/generate" if interface == "a" else "/v1/generations") if is_own else "/v1/jobs"
         headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
         most = None if left == math.inf else max(left, SHORTEST_POLL_S)
-        call = Call("GET", self.base_url + path + quote(job_id, safe=""), headers, most=most)
+        call = Call("GET", self.base_url + path_of(path, job_id), headers, most=most)
         response = yield from self.send(call)
         body = response.json()
-        return response, Record.read(body, interface) if is_own else Record.read_job(body)
+        return response, Record.read(body, interface if is_own else None)
 
-    def delete(self, job_id: str) -> Operation[None]:
-        return self.delete_at("/v1/jobs/" + quote(job_id, safe=""))
-
-    def delete_at(self, path: str) -> Operation[None]:
-        """A 404 after a call that may have deleted it, and whose answer was lost, says that it did."""
+    def delete(self, path: str) -> Operation[None]:
+        """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
         call = Call("DELETE", self.base_url + path, self.credential(self.interface))
         failures: list[ServiceError | Unreachable] = []
         try:
@@ -156,9 +168,9 @@ class Service:
     ) -> Operation[Record]:
         """Poll the job until it has ended, calling `on_record` after each poll.
 
-        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one, or one
-        with too many open requests, answers at once, and is polled as ever.
-        Raises `JobFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
+        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one,
+        or one with too many open requests, answers at once, and is polled as ever. Raises `JobFailed` when it ended
+        without images, `WaitTimeout` when it has not ended after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         delay, has_waited = POLL_S, False
@@ -248,6 +260,21 @@ def _same_image(record: Record, image: ImageRecord, index: int) -> ImageRecord |
     return next((each for each in record.images if each.image_id == image.image_id), None)
 
 
+def path_of(root: str, *parts: str) -> str:
+    """The path below `root`, each part quoted."""
+    return "/".join((root, *(quote(part, safe="") for part in parts)))
+
+
+def then(operation: Operation[Any], read: Callable[[Any], T]) -> Operation[T]:
+    """The operation whose result is what `read` makes of another's."""
+    return read((yield from operation))
+
+
+def advance(operation: Operation[Any], outcome: httpx.Response | httpx.TransportError | None) -> Call | Sleep:
+    """Give an operation what came of its last action, at first None; return its next. Raises `StopIteration`."""
+    return operation.throw(outcome) if isinstance(outcome, httpx.TransportError) else operation.send(outcome)
+
+
 def checked_key(idempotency_key: str | None) -> str:
     """The idempotency key, a new one for None.
 
@@ -258,11 +285,6 @@ def checked_key(idempotency_key: str | None) -> str:
     if not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
         raise ValueError("idempotency_key: must be 1 to 255 visible ASCII characters")
     return idempotency_key
-
-
-def longest_wait(timeout: httpx.Timeout) -> float:
-    """How long an answer may be held back by whom the client still listens to."""
-    return LONG_POLL_S if timeout.read is None else min(LONG_POLL_S, timeout.read / 2)
 
 
 def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachable]:
@@ -290,23 +312,34 @@ def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | Non
     return backoff if error.retry_after is None else max(error.retry_after, BACKOFF_S)
 
 
-_SHARED_OPTIONS = ("width", "height", "seed", "lora_weight")
-_FIELDS: dict[Interface, dict[str, str]] = {
-    "a": {name: name for name in ("prompt", "lora_id", "guidance_scale", "steps", "num_images", *_SHARED_OPTIONS)},
-    "b": {name: name for name in ("negative_prompt", *_SHARED_OPTIONS)}
-    | {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"},
-}
-"""The field name of each option of `generate`, by interface; a missing option is not supported there."""
+class GenerationOptions(TypedDict, total=False):
+    """Options of `generate`: those left out, and None, take the service's defaults."""
+
+    negative_prompt: str | None
+    """Belongs to interface B."""
+    lora_weight: float | None
+    guidance_scale: float | None
+    width: int | None
+    height: int | None
+    seed: int | None
+    steps: int | None
+    """Belongs to interface A, as `num_images` does."""
+    num_images: int | None
+
+
+_NAMES_IN_B = {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"}
+_UNSUPPORTED: dict[Interface, set[str]] = {"a": {"negative_prompt"}, "b": {"steps", "num_images"}}
 
 
 def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
-    names = _FIELDS[interface]
-    given = _without_none(options)
+    given = without_none(options)
+    known = {"prompt", "lora_id", *GenerationOptions.__annotations__} - _UNSUPPORTED[interface]
     for option in given:
-        if option not in names:
+        if option not in known:
             raise UnsupportedOption(f"{option}: interface {interface!r} has no such field")
-    return {names[option]: value for option, value in given.items()}
+    names = _NAMES_IN_B if interface == "b" else {}
+    return {names.get(option, option): value for option, value in given.items()}
 
 
-def _without_none(options: dict[str, Any]) -> dict[str, Any]:
+def without_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}

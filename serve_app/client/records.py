@@ -1,7 +1,4 @@
-"""Jobs, images and models as the service returns them, parsed from either interface into one form.
-
-The parts of a job and of an image that need no I/O, shared by the sync and the async client.
-"""
+"""Jobs, images and LoRAs as the service returns them, parsed from either interface into one form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,10 +29,10 @@ class Model:
 class Lora:
     """A LoRA that this account may use; `id` is what `generate(lora_id=…)` takes.
 
-    `summary` says what its check found and `found` holds it in fields, such as `algorithm`, `rank`, `suggested_trigger_words`
-    and, of an own one that was read alone, the training `metadata`. `sample_url` opens a picture drawn with it, None while
-    there is none. `shared_with` (account id → name) is for own ones, too. `warning` says, of one that was just added, why its
-    jobs would fail now. A service tells what it knows.
+    `summary` says what the check of its file found, and `found` holds that in fields, such as `algorithm`, `rank`,
+    `suggested_trigger_words` and, for one of your own that was read alone, the training `metadata`. `sample_url`
+    opens a picture drawn with it; it is None while there is none. `shared_with` (account id → name) is filled for
+    your own only. `warning` says why jobs with a LoRA that was just added would fail now.
     """
 
     id: str
@@ -113,51 +110,42 @@ class Record:
         return self.status in ("completed", "failed")
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], interface: Literal["a", "b"], *, unknown_words: str = "") -> "Record":
-        """`unknown_words` is the header of that name."""
+    def read(
+        cls, body: Mapping[str, Any], interface: Literal["a", "b"] | None = None, *, unknown_words: str = ""
+    ) -> "Record":
+        """Read a record of an interface, or without one a job of `/v1/jobs`, which names its own.
+
+        `unknown_words` is the header of that name.
+        """
+        status: str = body["status"]
+        status = _STATUS_OF_JOB.get(status, status)
+        ended = body.get("completed_at") or (body.get("finished_at") if status == "completed" else None)
         error = body.get("error") or {}
         return cls(
-            id=body["request_id"] if interface == "a" else body["run_id"],
-            interface=interface,
-            status=body["status"],
-            progress=100 if body["status"] == "completed" else body.get("progress", 0),
+            id=body[{"a": "request_id", "b": "run_id", None: "id"}[interface]],
+            interface=interface or body["interface"],
+            status=status,
+            progress=100 if status == "completed" else body.get("progress", 0),
             images=_images(body),
             error_code=error.get("code", ""),
             error_message=error.get("message", ""),
             estimated_completion_time=_time(body.get("estimated_completion_time")),
-            completed_at=_time(body.get("completed_at")),
+            completed_at=_time(ended),
             unknown_words=tuple(unquote(word) for word in unknown_words.split(", ") if word),
-        )
-
-    @classmethod
-    def read_job(cls, row: Mapping[str, Any]) -> "Record":
-        """Read a job of `/v1/jobs`, whose words for its state are finer than those of the interfaces."""
-        status: str = row["status"]
-        status = _STATUS_OF_JOB.get(status, status)
-        error = row.get("error", {})
-        return cls(
-            id=row["id"],
-            interface=row["interface"],
-            status=status,
-            progress=100 if status == "completed" else row["progress"],
-            images=_images(row),
-            error_code=error.get("code", ""),
-            error_message=error.get("message", ""),
-            estimated_completion_time=_time(row.get("estimated_completion_time")),
-            completed_at=_time(row.get("finished_at")) if status == "completed" else None,
-            request=row.get("request", {}),
+            request=body.get("request", {}),
         )
 
 
 _STATUS_OF_JOB = {"running": "processing", "canceled": "failed", "expired": "failed"}
+"""The words of `/v1/jobs` for a job's state are finer than those of the interfaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What the jobs that completed on one UTC day used with one key and one LoRA.
 
-    `lora_id` is `upscale` for upscaled images, `key_id` empty for jobs of the console. `megapixel_steps` are width × height ×
-    steps of the images in millions, `worker_seconds` the jobs' share of a GPU or CPU.
+    `lora_id` is `upscale` for upscaled images, and `key_id` is empty for jobs of the console. `megapixel_steps` are
+    width × height × steps of the images in millions, and `worker_seconds` the jobs' share of a GPU or CPU.
     """
 
     day: date
@@ -187,7 +175,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 OnProgress = Callable[[int], object]
-"""Called with the percentage, 0 to 100, whenever it has grown."""
+"""A callback that is given the percentage, 0 to 100, whenever it has grown."""
 
 
 class JobState:

@@ -1,7 +1,4 @@
-"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try.
-
-The bar of `client.loras.add` in terminals and notebooks. Needs rich.
-"""
+"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try, and its bar, by rich."""
 
 import hashlib
 import io
@@ -28,7 +25,7 @@ Timeout = float | timedelta | httpx.Timeout
 TIMEOUT = httpx.Timeout(30.0, connect=CONNECT_S)
 
 OnSent = Callable[[int, int], object]
-"""Called with the bytes sent and the bytes in all, as they are sent; from 0 again when a try is repeated."""
+"""A callback that is given the bytes sent and the bytes in all, from 0 again when a try is repeated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,17 @@
-"""Durations and times as Redis counts them, in whole milliseconds, and as people read and write them."""
+"""Durations and times as Redis counts them, in whole milliseconds, and as people read and write them.
+
+`Position` is a row's place in a listing by time.
+"""
 
 import re
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from typing import NamedTuple, Self
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 _UNITS = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY}
+_CURSOR = re.compile(r"(-?[0-9]+)-(.+)")
 _DURATION = re.compile(rf"([0-9]{{1,5}})([{''.join(_UNITS)}])")
 
 
@@ -21,6 +26,23 @@ def epoch_ms(moment: datetime) -> int:
 def from_epoch_ms(ms: str | int) -> datetime:
     """Return an aware time in UTC."""
     return datetime.fromtimestamp(int(ms) / 1000, UTC)
+
+
+class Position(NamedTuple):
+    """A row's place in a listing by time, newest first; the newest is the greatest."""
+
+    ms: int
+    id: str
+
+    @property
+    def cursor(self) -> str:
+        return f"{self.ms}-{self.id}"
+
+    @classmethod
+    def read(cls, cursor: str, pattern: str) -> Self | None:
+        """Return the place that a cursor names; None for a text that has not the form of `pattern`."""
+        parts = _CURSOR.fullmatch(cursor) if re.fullmatch(pattern, cursor) else None
+        return cls(int(parts[1]), parts[2]) if parts else None
 
 
 def parse_duration(text: str) -> timedelta:

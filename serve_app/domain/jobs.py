@@ -67,10 +67,10 @@ class Timings:
 class Job:
     """A snapshot of the record.
 
-    Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until `COMPLETED`. `finish_estimate` is
-    for a job that has not ended, and is counted from `read_at`. `request` is None when this version cannot read it: the
-    record is damaged, or a newer version wrote it. `seconds` are those of one worker that a completed job used; `key_id` is
-    the API key that asked, empty for the console.
+    Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until `COMPLETED`. `finish_estimate`
+    is for a job that has not ended, and is counted from `read_at`. `request` is None when its reader does not need it,
+    or cannot read it: the record is damaged, or a newer version wrote it. `seconds` are those of one worker that a
+    completed job used; `key_id` is the API key that asked, empty for the console.
     """
 
     id: str
@@ -109,8 +109,8 @@ class Lease:
 class Claim:
     """A job handed to a worker, with the lease under which it may write.
 
-    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale. `request_id` is that of
-    the HTTP request, for logs.
+    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale. `request_id` is
+    that of the HTTP request, for logs.
     """
 
     lease: Lease

@@ -1,10 +1,10 @@
 """Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any, Self
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
@@ -34,9 +34,19 @@ class GenerationRequest:
     steps: int = 30
     seeds: tuple[int, ...]
 
+    @classmethod
+    def asked(cls, *, seed: int, num_images: int = 1, **fields: Any) -> Self:
+        """Return the request that the fields of an interface ask for: image i takes `seed + i`."""
+        return cls(**fields, seeds=image_seeds(seed, num_images))
+
     @property
     def num_images(self) -> int:
         return len(self.seeds)
+
+    @property
+    def seed(self) -> int:
+        """Return the first image's seed."""
+        return self.seeds[0]
 
     @property
     def work(self) -> float:
@@ -80,10 +90,10 @@ def fingerprint(request: Request, *, seed_is_given: bool) -> str:
 
     A seed that the service drew is no part of it.
     """
-    asked = {"kind": type(request).__name__, **asdict(request)}
+    asked = repr(request)
     if isinstance(request, GenerationRequest) and not seed_is_given:
-        asked["seeds"] = request.num_images
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        asked = f"{request.num_images} {replace(request, seeds=())}"
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ STORED_RETRY_S = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """An accepted job; `replayed` when an earlier call with the same idempotency key made it.
+    """An accepted job, read without its request; `replayed` when an earlier call with the same idempotency key made it.
 
     `base_model` and `trigger_words` are of the LoRA that it uses.
     """
@@ -71,6 +71,6 @@ def _refuse(status: str, settings: Settings) -> None:
 
 
 def _written(snapshot: Sequence[Any]) -> Job:
-    job = read_snapshot(snapshot)
+    job = read_snapshot(snapshot, with_request=False)
     assert job is not None, "accept answers with the record it wrote"
     return job

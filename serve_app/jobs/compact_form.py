@@ -14,8 +14,11 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
+
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import StoredImage, Timings
+from serve_app.domain.requests import Request
 
 RESULT = "r"
 """The fields of the result begin with it; those of the request are numbers."""
@@ -46,12 +49,12 @@ class Result(NamedTuple):
     timings: Timings | None = None
 
 
-def pack_request(text: str, adapter_id: str) -> bytes:
-    """Deflate a request (JSON); the record names its adapter apart."""
-    return _deflate(text, adapter_id)
+def pack_request(request: Request, adapter_id: str) -> bytes:
+    """Deflate a request as JSON; `adapter_id` is what the record names as its adapter."""
+    return _deflate(to_json(request), adapter_id)
 
 
-def unpack_request(fields: Mapping[str, str]) -> str:
+def unpack_request(fields: Mapping[str, str]) -> bytes:
     """Return the request of a record (JSON). Raises `UnreadableRecord`."""
     try:
         return _inflate(_joined("", fields), fields.get("adapter", ""))
@@ -72,8 +75,8 @@ def pack_result(job_id: str, result: Result) -> bytes:
     cells, binary = _pack_images(job_id, result.images)
     timings = None if result.timings is None else [_ms(part) for part in asdict(result.timings).values()]
     seconds = None if result.seconds is None else _ms(result.seconds)
-    text = json.dumps([cells, seconds, timings], separators=(",", ":"))
-    return bytes((len(result.images), bool(binary))) + binary + _deflate(text, job_id)
+    packed = _deflate(to_json([cells, seconds, timings]), job_id)
+    return bytes((len(result.images), bool(binary))) + binary + packed
 
 
 def unpack_result(job_id: str, fields: Mapping[str, str]) -> Result:
@@ -109,20 +112,20 @@ def _joined(prefix: str, fields: Mapping[str, str]) -> bytes:
     return b"".join(parts)
 
 
-def _deflate(text: str, known: str) -> bytes:
-    """Deflate a text; parts of it that also occur in `known`, which its reader has too, take next to no space."""
-    content, dictionary = text.encode(), _DICTIONARY + known.encode()
+def _deflate(content: bytes, known: str) -> bytes:
+    """Deflate JSON; parts of it that also occur in `known`, which its reader has too, take next to no space."""
+    dictionary = _DICTIONARY + known.encode()
     window = min(15, (len(content) + len(dictionary)).bit_length())  # a larger one costs 0.4 MB of fresh memory a call
     deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -window, window - 6, zdict=dictionary)
     return deflate.compress(content) + deflate.flush()
 
 
-def _inflate(packed: bytes, known: str) -> str:
+def _inflate(packed: bytes, known: str) -> bytes:
     inflate = zlib.decompressobj(-15, zdict=_DICTIONARY + known.encode())
-    text = inflate.decompress(packed)
+    content = inflate.decompress(packed)
     if not inflate.eof or inflate.unused_data:
         raise ValueError("not one whole stream")
-    return text.decode()
+    return content
 
 
 def _pack_images(job_id: str, images: Sequence[StoredImage]) -> tuple[Any, bytes]:

@@ -1,7 +1,4 @@
-"""Deletes jobs and images: one script removes the keys and lists the objects still to be removed.
-
-Deletes jobs and images: the record first, then the objects, through any crash in between.
-"""
+"""Deletes jobs and images: one script removes the record and lists its objects, which go next, through any crash."""
 
 import json
 import logging
@@ -186,7 +183,8 @@ class JobDeletion:
 async def remove_listed_objects(deletions: Deletions, images: ImageStore, *, lease: timedelta) -> int:
     """Remove the objects of deleted jobs; return how many jobs and images went off the list.
 
-    A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after two.
+    A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after
+    two.
     """
     settled_before = datetime.now(UTC) - 2 * lease
     forgotten = 0

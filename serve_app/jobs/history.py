@@ -1,16 +1,11 @@
-"""Reads jobs, and their images, by id.
-
-`JobHistory` lists jobs, newest first: an account's, page by page, and those of all accounts.
-
-Dead letters are jobs that failed for good; `DeadLetters` lists, requeues and drops them.
-"""
+"""Reads jobs and their images by id, lists jobs newest first, and looks after dead letters (failed jobs)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from serve_app.domain.durations import epoch_ms
+from serve_app.domain.durations import Position, epoch_ms
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
@@ -65,32 +60,26 @@ class JobReader:
         return next((image for image in job.images if image.image_id == image_id), None)
 
 
-async def find_jobs(redis: Any, ids: Sequence[str]) -> list[Job]:
+async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
     """Return the jobs that exist, in the order of the ids; without estimates."""
-    if not ids:
-        return []
+    return read_jobs(await _records(redis, ids))
+
+
+async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the fields of the records that exist, by id."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in ids:
         pipeline.hgetall(redis_key("job", job_id))
-    rows: list[dict[str, str]] = await pipeline.execute()
-    return read_jobs({job_id: row for job_id, row in zip(ids, rows, strict=True) if row})
+    rows = await pipeline.execute() if ids else []
+    return {job_id: row for job_id, row in zip(ids, rows, strict=True) if row}
 
 
 LOOKED_AT_ONCE = 200
 """Records that one call of `list_jobs.lua` looks at: under 1 ms, so that no poll waits behind a search."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
-Jobs = list[Job]
-Positions = list["Position"]
 NO_KEY = "-"
 """Jobs that were asked for in the console have this in place of a key."""
-
-
-class Position(NamedTuple):
-    """A job's position in its account's list; the newest is the greatest."""
-
-    accepted_ms: int
-    job_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +99,7 @@ class JobPage(NamedTuple):
     A page that has a next one may still be short: the search stops after a bounded number of records.
     """
 
-    jobs: list[Job]
+    jobs: Sequence[Job]
     next: Position | None
 
 
@@ -132,7 +121,7 @@ class JobHistory:
         self._redis = redis
         self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
 
-    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Jobs:
+    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Sequence[Job]:
         """List the account's jobs accepted before a time, newest first."""
         latest = "+inf" if before is None else f"({epoch_ms(before)}"
         ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
@@ -151,7 +140,7 @@ class JobHistory:
 
         With `among`, only about so many jobs are looked at.
         """
-        only, found, place, looked = only or JobFilter(), Positions(), after, 0
+        only, found, place, looked = only or JobFilter(), list[Position](), after, 0
         while len(found) <= limit and (among is None or looked < among):
             looked += LOOKED_AT_ONCE
             rows, last = await self._list_jobs(
@@ -161,8 +150,8 @@ class JobHistory:
                 key_id=only.key_id,
                 since=None if only.since is None else epoch_ms(only.since),
                 until_ms=None if only.until is None else epoch_ms(only.until),
-                after_ms=None if place is None else place.accepted_ms,
-                after_id=None if place is None else place.job_id,
+                after_ms=None if place is None else place.ms,
+                after_id=None if place is None else place.id,
                 limit=limit + 1 - len(found),
                 most=LOOKED_AT_ONCE,
             )
@@ -170,10 +159,10 @@ class JobHistory:
             place = Position(int(last[1]), last[0]) if last else None
             if place is None:
                 break
-        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
         return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
 
-    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
+    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Sequence[Job]:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""
         found: list[Job] = []
         for start in range(0, LIST_LIMIT, LIST_STRIDE):
@@ -186,16 +175,13 @@ class JobHistory:
 
     async def newest_records(self, limit: int) -> NewestRecords:
         """Read the newest jobs of all accounts, and tell which records cannot be read."""
-        jobs, unreadable, newer = Jobs(), list[str](), 0
+        jobs, unreadable, newer = list[Job](), list[str](), 0
         for start in range(0, limit, LIST_STRIDE):
             ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
-            pipeline = self._redis.pipeline(transaction=False)
-            for job_id in ids:
-                pipeline.hgetall(redis_key("job", job_id))
-            for job_id, fields in zip(ids, await pipeline.execute(), strict=True):
+            for job_id, fields in (await _records(self._redis, ids)).items():
                 newer += record_version(fields.get("version")) > RECORD_VERSION
                 try:
-                    jobs += [read_job(job_id, fields)] if fields else []
+                    jobs.append(read_job(job_id, fields))
                 except UnreadableRecord:
                     unreadable.append(job_id)
         return NewestRecords(jobs, unreadable, newer)
@@ -208,7 +194,7 @@ FAILED_AT_ONCE, CALLS = 1_000, 4
 class DeadPage(NamedTuple):
     """Failed jobs of one page, after which position the next begins, and how many failed for each code."""
 
-    jobs: Jobs
+    jobs: Sequence[Job]
     next: Position | None
     counts: Mapping[str, int]
 
@@ -221,7 +207,7 @@ class DeadLetters:
         self._requeue = Script(redis, "jobs/requeue_dead", rewrite)
         self._list_dead = Script(redis, "jobs/list_dead", rewrite)
 
-    async def list(self, limit: int = 50) -> Jobs:
+    async def list(self, limit: int = 50) -> Sequence[Job]:
         """List failed jobs, the newest first."""
         return await find_jobs(self._redis, await self._redis.zrevrange(redis_key("dead"), 0, limit - 1))
 
@@ -245,8 +231,8 @@ class DeadLetters:
                 account=account,
                 code=code,
                 since=None if since is None else epoch_ms(since),
-                after_ms=None if place is None else place.accepted_ms,
-                after_id=None if place is None else place.job_id,
+                after_ms=None if place is None else place.ms,
+                after_id=None if place is None else place.id,
                 limit=limit + 1 - len(found),
                 most=FAILED_AT_ONCE,
             )
@@ -255,7 +241,7 @@ class DeadLetters:
             place = Position(int(last[1]), last[0]) if last else None
             if place is None or len(found) > limit:
                 break
-        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
         return DeadPage(jobs, found[limit - 1] if len(found) > limit else place, counts)
 
     async def requeue(self, job_id: str) -> bool:

@@ -54,7 +54,8 @@ class Poller:
     async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
         """Authenticate without counting, and read the account's job, in one script.
 
-        With `of`, only a job that was made on that interface is read. The poll is limited, and without a job, when a
+        With `of`, only a job that was made on that interface is read, without its request, which the interface does not
+        show. The poll is limited, and without a job, when a
         key that was valid in this second polls more than `polls_per_second` times. Raises `UnreadableRecord`,
         `StoreUnavailable`.
         """
@@ -68,7 +69,7 @@ class Poller:
         auth = query.read(caller)
         if auth.caller is not None:
             self._known[key] = auth
-        return Poll(auth, read_snapshot(snapshot))
+        return Poll(auth, read_snapshot(snapshot, with_request=of is None))
 
     def _count(self, key: tuple[str, str, Variant]) -> int:
         second = int(self._clock())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from serve_app.domain.accounts import Plan, new_rate_token, plan_cells
+from serve_app.domain.accounts import new_rate_token, plan_cells
 from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
@@ -32,10 +32,9 @@ from serve_app.domain.jobs import (
     Timings,
     kind_of,
 )
-from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.compact_form import Result, as_text, pack_result
+from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
 from serve_app.jobs.records import (
     JOB_BYTES,
     RECORD_VERSION,
@@ -44,7 +43,6 @@ from serve_app.jobs.records import (
     read_state,
     record_version,
     work_of,
-    write_request,
 )
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
@@ -66,9 +64,9 @@ MAX_RESIDENT = 1_000
 class Fairness:
     """How far grouping by adapter may deviate from fairness.
 
-    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
-    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
-    `owner_wait` after it was accepted.
+    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is
+    preferred while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter
+    for at most `owner_wait` after it was accepted.
     """
 
     max_skips: int = 4
@@ -162,7 +160,7 @@ class JobQueue:
             work=work_of(new.request),
             queue_share=new.queue_share,
             num_images=new.request.num_images,
-            request=write_request(new.request, new.adapter_id),
+            request=pack_request(new.request, new.adapter_id),
             rate_token=new.rate_token,
             idempotency_digest=None if key is None else _digest(key),
             body_digest=new.body_sha256,
@@ -170,55 +168,35 @@ class JobQueue:
             adapter=new.adapter_id,
             sample=new.is_sample,
             traceparent=new.traceparent,
-            **self._shared(
-                new.variant,
-                new.account_id,
-                key_id=new.key_id,
-                plan=new.plan,
-                request_id=new.request_id,
-                max_stored=new.max_stored,
-            ),
+            **self._shared(new),
         )
         return read_acceptance(answer, self._settings)
 
-    async def accept_all(
-        self,
-        requests: Mapping[str, GenerationRequest],
-        *,
-        account_id: str,
-        plan: Plan,
-        queue_share: float = 1.0,
-        request_id: str = "",
-        traceparents: Mapping[str, str] | None = None,
-        max_stored: int | None = None,
-    ) -> list[Job]:
-        """Make a job of each request, by its job id, all or none.
+    async def accept_all(self, new: Sequence[NewJob]) -> list[Job]:
+        """Make jobs of an account's requests for one interface, all or none.
 
-        Each counts as one request of the account in its plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
+        Each counts as one request in the plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
         """
-        traceparents = traceparents or {}
         rows = [
             {
-                "id": job_id,
-                "kind": kind_of(request),
-                "work": work_of(request),
-                "queue_share": queue_share,
-                "num_images": request.num_images,
-                "request": as_text(write_request(request, request.lora_id)),
+                "id": job.job_id,
+                "kind": kind_of(job.request),
+                "work": work_of(job.request),
+                "queue_share": job.queue_share,
+                "num_images": job.request.num_images,
+                "request": as_text(pack_request(job.request, job.adapter_id)),
                 "rate_token": new_rate_token(),
-                "adapter": request.lora_id,
-                "traceparent": traceparents.get(job_id, ""),
+                "adapter": job.adapter_id,
+                "traceparent": job.traceparent,
             }
-            for job_id, request in requests.items()
+            for job in new
         ]
         answer = await self._accept(
             "accept_all",
             jobs=json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape"),
-            interface=plan.variant,
-            plans=plan_cells(self._settings.plans_of(plan.variant)),
-            **self._shared(
-                plan.variant, account_id, key_id="", plan=plan.name, request_id=request_id, max_stored=max_stored
-            ),
+            interface=new[0].variant,
+            plans=plan_cells(self._settings.plans_of(new[0].variant)),
+            **self._shared(new[0]),
         )
         return read_acceptances(answer, self._settings, asked=len(rows))
 
@@ -226,22 +204,20 @@ class JobQueue:
         accept, replicas = self.scripts[script], self._settings.accept_replicas
         return await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
 
-    def _shared(
-        self, variant: Variant, account_id: str, *, key_id: str, plan: str, request_id: str, max_stored: int | None
-    ) -> Mapping[str, Argument]:
-        """Arguments of `acceptance.lua`."""
+    def _shared(self, new: NewJob) -> Mapping[str, Argument]:
+        """Return the arguments of `acceptance.lua`."""
         return {
-            "variant": variant,
-            "account": account_id,
+            "variant": new.variant,
+            "account": new.account_id,
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
-            "max_stored": max_stored,
+            "max_stored": new.max_stored,
             "job_bytes": JOB_BYTES,
             "index_ms": milliseconds(self._settings.longest_record_life),
             "version": RECORD_VERSION,
-            "key_id": key_id,
-            "plan": f"{variant}:{plan}" if plan else "",
-            "request_id": request_id,
+            "key_id": new.key_id,
+            "plan": f"{new.variant}:{new.plan}" if new.plan else "",
+            "request_id": new.request_id,
         }
 
     async def claim(
@@ -300,8 +276,8 @@ class JobQueue:
     ) -> CommitReply:
         """Commit an attempt's images.
 
-        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual time
-        and all estimates, and count as the account's usage. `timings` are for display.
+        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual
+        time and all estimates, and count as the account's usage. `timings` are for display.
         """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds: {seconds}")

@@ -1,13 +1,11 @@
 """Job records in Redis: text, request and result packed (`compact_form.py`), never pickle.
 
-Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it does
-not know, and raises `UnreadableRecord` for what it cannot read.
+Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it
+does not know, and raises `UnreadableRecord` for what it cannot read.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,14 +15,14 @@ from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.jobs.backlog import QueuePosition, estimate_finish, read_position, waits_for_worker
-from serve_app.jobs.compact_form import Result, pack_request, unpack_request, unpack_result
+from serve_app.jobs.compact_form import Result, unpack_request, unpack_result
 from serve_app.store.script import pairs
 
 log = logging.getLogger(__name__)
 
 RECORD_VERSION = 2
-"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a field more
-needs no new version. A record that an ended job leaves has none: nobody works on it."""
+"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a
+field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
@@ -34,11 +32,6 @@ UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
 def work_of(request: Request) -> int:
     """A request's work in thousandths of a unit, at least one."""
     return max(1, round(request.work * MILLI))
-
-
-def write_request(request: Request, adapter_id: str) -> bytes:
-    """Pack a request; `adapter_id` is what the record names as its adapter."""
-    return pack_request(json.dumps(asdict(request), separators=(",", ":"), ensure_ascii=False), adapter_id)
 
 
 def read_request(kind: JobKind, fields: Mapping[str, str]) -> Request:
@@ -63,7 +56,7 @@ def record_version(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def read_snapshot(answer: Sequence[Any]) -> Job | None:
+def read_snapshot(answer: Sequence[Any], *, with_request: bool = True) -> Job | None:
     """Read a job from a script's snapshot, with its estimate if it has not ended.
 
     Raises `UnreadableRecord`.
@@ -71,7 +64,7 @@ def read_snapshot(answer: Sequence[Any]) -> Job | None:
     if not answer:
         return None
     job_id, fields, position = answer
-    return read_job(job_id, pairs(fields), read_position(position))
+    return read_job(job_id, pairs(fields), read_position(position), with_request=with_request)
 
 
 def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
@@ -85,19 +78,21 @@ def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
     return jobs
 
 
-def read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None) -> Job:
+def read_job(
+    job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None, *, with_request: bool = True
+) -> Job:
     """Read a job, without its request if that is unreadable.
 
     Raises `UnreadableRecord` when its state, times or result cannot be read.
     """
     try:
-        return _read_job(job_id, fields, position)
+        return _read_job(job_id, fields, position, with_request)
     except (UnreadableRecord, *UNREADABLE) as error:
         log.warning("job %s: its record (version %s) cannot be read: %s", job_id, fields.get("version", "-"), error)
         raise UnreadableRecord from error
 
 
-def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None) -> Job:
+def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None, with_request: bool) -> Job:
     state, kind, created = read_state(fields["state"]), kind_in(job_id, fields), int(fields["created"])
     is_completed = state is JobState.COMPLETED
     result = unpack_result(job_id, fields) if is_completed else Result()
@@ -106,7 +101,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         kind=kind,
         variant=Variant(fields["variant"]),
         account_id=fields["account"],
-        request=_request_if_readable(job_id, kind, fields),
+        request=_request_if_readable(job_id, kind, fields) if with_request else None,
         state=state,
         progress=100 if is_completed else int(fields.get("progress", 0)),
         attempt=int(fields.get("attempt", 0)),

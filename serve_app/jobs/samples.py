@@ -1,6 +1,4 @@
-"""Registered LoRAs that wait for a sample picture, and the jobs that drew one.
-
-Draws sample pictures of registered LoRAs, as jobs of their account while nothing else waits.
+"""Draws sample pictures of registered LoRAs, as jobs of their account while nothing else waits.
 
 Such a job counts neither against the account's plan nor as its usage, and its image goes like that of every other job.
 """
@@ -25,6 +23,8 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 from serve_app.store.storage import Space
+
+_log = logging.getLogger(__name__)
 
 EVERY = timedelta(seconds=10)
 """Two samples are at least this far apart, so that a thousand new LoRAs are no load."""
@@ -62,8 +62,6 @@ class LoraSamples:
         found = await self._redis.hmget(redis_key("loras_samples"), lora_ids)
         return {lora_id: job_id for lora_id, job_id in zip(lora_ids, found, strict=True) if job_id}
 
-
-_log = logging.getLogger(__name__)
 
 PROMPT = "purple mountains under a black sky with a yellow moon"
 STEPS, SEED = 20, 1

@@ -119,18 +119,14 @@ class Submission:
         `generate` raises.
         """
         named = {new_job_id(JobKind.GENERATION): request for request in requests}
-        first_id = next(iter(named))
-        await self._check_prompt(caller, named[first_id], first_id)
+        await self._check_prompt(caller, requests[0], next(iter(named)))
         memory = await self.space.check()
         spans = {job_id: self._span(caller, job_id) for job_id in named}
         jobs = await self.queue.accept_all(
-            named,
-            account_id=caller.account_id,
-            plan=caller.plan,
-            queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
-            request_id=call.request_id,
-            traceparents={job_id: span.traceparent for job_id, span in spans.items()},
-            max_stored=self._most_stored(caller.plan, memory),
+            [
+                self._new_job(caller, request, call, spans[job_id], memory, job_id=job_id, adapter_id=request.lora_id)
+                for job_id, request in named.items()
+            ]
         )
         for job in jobs:
             spans[job.id].end()
@@ -167,27 +163,39 @@ class Submission:
     ) -> Acceptance:
         memory = await self.space.check()
         span = self._span(caller, job_id)
-        acceptance = await self.queue.accept(
-            NewJob(
-                job_id=job_id,
-                variant=caller.variant,
-                account_id=caller.account_id,
-                request=request,
-                idempotency_key=call.idempotency_key,
-                body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
-                queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
-                rate_token=caller.rate_token,
-                adapter_id=adapter_id,
-                key_id=caller.key_id,
-                plan=caller.plan.name,
-                request_id=call.request_id,
-                traceparent=span.traceparent,
-                max_stored=self._most_stored(caller.plan, memory),
-            )
-        )
+        new = self._new_job(caller, request, call, span, memory, job_id=job_id, adapter_id=adapter_id)
+        acceptance = await self.queue.accept(new)
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
         return acceptance
+
+    def _new_job(
+        self,
+        caller: Caller,
+        request: Request,
+        call: Call,
+        span: tracing.Span,
+        memory: RedisMemory | None,
+        *,
+        job_id: str,
+        adapter_id: str,
+    ) -> NewJob:
+        return NewJob(
+            job_id=job_id,
+            variant=caller.variant,
+            account_id=caller.account_id,
+            request=request,
+            idempotency_key=call.idempotency_key,
+            body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
+            queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
+            rate_token=caller.rate_token,
+            adapter_id=adapter_id,
+            key_id=caller.key_id,
+            plan=caller.plan.name,
+            request_id=call.request_id,
+            traceparent=span.traceparent,
+            max_stored=self._most_stored(caller.plan, memory),
+        )
 
     def _most_stored(self, plan: Plan, memory: RedisMemory | None) -> int | None:
         """Return how many bytes an account's stored jobs may take on the plan's interface.

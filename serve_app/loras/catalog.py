@@ -10,10 +10,10 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.durations import epoch_ms, from_epoch_ms
+from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
@@ -97,15 +97,8 @@ class SharedAdapter(NamedTuple):
     shared_with: Mapping[str, str]
 
 
-class Position(NamedTuple):
-    """An adapter's position in a list by creation; the newest is the greatest."""
-
-    created_ms: int
-    lora_id: str
-
-    @classmethod
-    def of(cls, adapter: Adapter) -> Self:
-        return cls(epoch_ms(adapter.created_at), adapter.id)
+def position_of(adapter: Adapter) -> Position:
+    return Position(epoch_ms(adapter.created_at), adapter.id)
 
 
 class _Listed(NamedTuple):

@@ -1,6 +1,7 @@
 """The service that the API tests call: the real application and stores, accounts, keys, a worker."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ PLANS = [
 BODY_A: dict[str, Any] = {"prompt": "a lighthouse", "lora_id": LORA}
 BODY_B: dict[str, Any] = {"positive_prompt": "a lighthouse", "model_id": LORA}
 ALL = frozenset(Variant)
+BODIES: dict[Variant, dict[str, Any]] = {Variant.A: BODY_A, Variant.B: BODY_B}
+PROMPT_FIELD = {Variant.A: "prompt", Variant.B: "positive_prompt"}
+LORA_FIELD = {Variant.A: "lora_id", Variant.B: "model_id"}
+ID_FIELD = {Variant.A: "request_id", Variant.B: "run_id"}
+POLL_PATH = {Variant.A: "/v1/generate/", Variant.B: "/v1/generations/"}
+ACCEPTED = {Variant.A: 202, Variant.B: 200}
+UNKNOWN_NAME = "a" * 26
+UNKNOWN_JOB = "gen_" + UNKNOWN_NAME
 
 _names = count(1)
 
@@ -88,11 +97,30 @@ class TestService:
 
     async def submit(self, member: Member, variant: Variant = Variant.A, **fields: Any) -> str:
         """Ask for images and return the new job's id."""
-        body = BODY_A if variant is Variant.A else BODY_B
-        answer = await self.client.post("/v1/generate", json=body | fields, headers=member.headers(variant))
-        assert answer.status_code in (200, 202), answer.text
-        acknowledged = answer.json()
-        return acknowledged["request_id" if variant is Variant.A else "run_id"]
+        answer = await self.generate(member, variant, **fields)
+        assert answer.status_code == ACCEPTED[variant], answer.text
+        return answer.json()[ID_FIELD[variant]]
+
+    async def generate(self, member: Member, variant: Variant = Variant.A, **fields: Any) -> httpx.Response:
+        """Ask for images, by the shortest body and other `fields`."""
+        body = BODIES[variant] | fields
+        return await self.client.post("/v1/generate", json=body, headers=member.headers(variant))
+
+    async def poll(self, member: Member, variant: Variant, job_id: str) -> httpx.Response:
+        return await self.client.get(POLL_PATH[variant] + job_id, headers=member.headers(variant))
+
+    async def call(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Call the application itself, by a POST unless `scope` says otherwise, without a server or client between."""
+        transport = self.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+        assert isinstance(transport, httpx.ASGITransport)
+        usual = {
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "query_string": b"",
+            "server": ("service.test", 80),
+        }
+        await transport.app(usual | scope, receive, send)
 
     async def lease(self, job_id: str) -> Lease:
         """Claim until the job is ours; others met on the way stay claimed for the tests that wait for them."""
@@ -164,6 +192,37 @@ def service_settings(folder: Path, plans: Sequence[dict[str, Any]], **extra: Any
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plans.yaml").write_text(yaml.safe_dump([*PLANS, *plans]))
     return Settings(data_dir=folder, plans=folder / "plans.yaml", catalog=write_catalog(folder / "catalog"), **extra)
+
+
+CURL_FILE = b"weights"
+"""A file that a curl line uploads has this content."""
+
+
+async def send_curl(client: httpx.AsyncClient, words: Sequence[str]) -> httpx.Response:
+    """Send what curl would: `-d` makes it a POST of a form, unless options say otherwise."""
+    assert words[:2] == ["curl", "-s"]
+    method, body, headers, url = "", None, dict[str, str](), ""
+    form: dict[str, Any] = {}
+    rest = iter(words[2:])
+    for word in rest:
+        match word:
+            case "-X":
+                method = next(rest)
+            case "-H":
+                name, value = next(rest).split(": ")
+                headers[name.lower()] = value
+            case "-d":
+                body = next(rest)
+                json.loads(body)
+                headers = {"content-type": "application/x-www-form-urlencoded", **headers}
+            case "-F":
+                field, _, value = next(rest).partition("=")
+                form[field] = (None, CURL_FILE if value.startswith("@") else value)
+            case _:
+                assert not url
+                url = word
+    method = method or ("GET" if body is None else "POST")
+    return await client.request(method, url, headers=headers, content=body, files=form or None)
 
 
 def png_of(size: tuple[int, int]) -> bytes:

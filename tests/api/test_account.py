@@ -48,7 +48,7 @@ def keys_naming(service: TestService, *texts: str) -> list[str]:
         values: Any = reading._values  # pyright: ignore[reportPrivateUsage]
         found = {name: f"{name} {value}" for name, value in values.items()}
         for name in reading.names("job"):  # the request is packed
-            found[f"job:{name}"] = unpack_request(reading.row(f"job:{name}"))
+            found[f"job:{name}"] = unpack_request(reading.row(f"job:{name}")).decode()
     return [name for name, value in found.items() if any(text in value for text in texts)]
 
 
@@ -58,7 +58,7 @@ def files(service: TestService, member: Member) -> list[str]:
 
 
 def folder_of(service: TestService, member: Member) -> str:
-    """Below the storage: a pseudonym of the account."""
+    """Return the account's folder below the storage, which is named by a pseudonym."""
     return service.resources.images.account_folder(member.account.id)
 
 

@@ -4,16 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
 from serve_app.api import open_requests
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
-from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
+from tests.api.app import BODIES, BODY_A, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
-BODIES = {A: BODY_A, B: BODY_B}
 OPERATIONS = [(A, "/v1/generate"), (A, "/v1/upscale"), (B, "/v1/generate")]
 
 
@@ -103,8 +101,7 @@ async def test_what_is_no_number_is_refused_with_the_field_and_its_range(
     service: TestService, regular: Member, field: tuple[Variant, str], range_text: str, token: str
 ) -> None:
     variant, name = field
-    body = {**(BODY_A if variant is Variant.A else BODY_B), name: "@"}
-    content = json.dumps(body).replace('"@"', token)
+    content = json.dumps({**BODIES[variant], name: "@"}).replace('"@"', token)
     answer = await service.client.post("/v1/generate", content=content, headers=regular.headers(variant))
     assert answer.status_code == 400
     assert error_of(answer)["code"] == "invalid_parameter"
@@ -144,13 +141,10 @@ MEDIA_TYPES = [
     None,
     "",
     "application/json",
-    "Application/JSON",
     "application/json; charset=utf-8",
-    "application/json;charset=UTF-8",
     'application/json; profile="https://example.com/x"; q=1',
     "application/json ; x=y",
     "application/problem+json",
-    "application/vnd.api+json; version=1",
     "application/ld+JSON",
 ]
 
@@ -169,12 +163,9 @@ async def test_json_is_read_under_any_of_its_names_or_none(
     "media_type",
     [
         "text/plain",
-        "text/json",
         "application/x-www-form-urlencoded",
         "multipart/form-data; boundary=x",
-        "application/xml",
         "application/jsonl",
-        "application/x-json",
         "application/json+xml",
         "json",
         "application/",
@@ -253,20 +244,21 @@ async def test_an_odd_content_length_is_no_crash(service: TestService, regular: 
     assert answer.status_code < 500
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer atl_nonsense"}, {"X-API-Key": "nonsense"}])
-async def test_no_byte_is_read_for_an_unknown_caller(service: TestService, headers: dict[str, str]) -> None:
-    read = 0
-
-    async def watched() -> AsyncIterator[bytes]:
-        nonlocal read
-        read += 1
-        yield b"{}"
-
-    assert await _raw_post(service, headers, watched()) == 401
-    assert read == 0
+UNREAD = {
+    "nobody": ({}, 401),
+    "an unknown bearer key": ({"Authorization": "Bearer atl_nonsense"}, 401),
+    "an unknown API key": ({"X-API-Key": "nonsense"}, 401),
+    "a caller over the limit": ({"X-API-Key": "{over_limit}"}, 429),
+    "another type": ({"Authorization": "{known}", "Content-Type": "text/plain"}, 415),
+    "an encoding": ({"Authorization": "{known}", "Content-Encoding": "gzip"}, 415),
+    "too large a length": ({"Authorization": "{known}", "Content-Length": str(MAX_BODY_BYTES + 1)}, 413),
+}
 
 
-async def test_no_byte_is_read_for_a_caller_over_the_limit(service: TestService) -> None:
+@pytest.mark.parametrize(("headers", "status"), UNREAD.values(), ids=UNREAD.keys())
+async def test_no_byte_is_read_of_what_its_headers_refuse(
+    service: TestService, regular: Member, headers: dict[str, str], status: int
+) -> None:
     over_limit = await service.member(plan_b="single")
     await service.client.get("/v1/models", headers=over_limit.b)
     read = 0
@@ -276,7 +268,9 @@ async def test_no_byte_is_read_for_a_caller_over_the_limit(service: TestService)
         read += 1
         yield b"{}"
 
-    assert await _raw_post(service, over_limit.b, watched()) == 429
+    known = regular.a["Authorization"]
+    filled = {name: text.format(known=known, over_limit=over_limit.key) for name, text in headers.items()}
+    assert await _raw_post(service, filled, watched()) == status
     assert read == 0
 
 
@@ -292,51 +286,10 @@ async def test_a_body_that_never_arrives_is_given_up(
     assert await _raw_post(service, regular.a, stalled()) == 408
 
 
-@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
-async def test_no_byte_is_read_of_a_body_of_another_type(
-    service: TestService, regular: Member, headers: dict[str, str]
-) -> None:
-    read = 0
-
-    async def watched() -> AsyncIterator[bytes]:
-        nonlocal read
-        read += 1
-        yield b"{}"
-
-    assert await _raw_post(service, regular.a | headers, watched()) == 415
-    assert read == 0
-
-
-async def test_no_byte_is_read_of_a_body_declared_too_large(service: TestService, regular: Member) -> None:
-    read = 0
-
-    async def watched() -> AsyncIterator[bytes]:
-        nonlocal read
-        read += 1
-        yield b"{}"
-
-    headers = regular.a | {"Content-Length": str(MAX_BODY_BYTES + 1)}
-    assert await _raw_post(service, headers, watched()) == 413
-    assert read == 0
-
-
 async def _raw_post(service: TestService, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:
     """Post to the application itself: httpx would read the whole body before it sends any."""
     status = 0
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/v1/generate",
-        "raw_path": b"/v1/generate",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-        "client": ("test", 1),
-        "server": ("service.test", 80),
-    }
+    rows = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def receive() -> dict[str, object]:
         return {"type": "http.request", "body": await anext(body), "more_body": True}
@@ -346,7 +299,5 @@ async def _raw_post(service: TestService, headers: dict[str, str], body: AsyncIt
         if message["type"] == "http.response.start":
             status = int(str(message["status"]))
 
-    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
-    assert isinstance(transport, httpx.ASGITransport)
-    await transport.app(scope, receive, send)  # pyright: ignore[reportArgumentType]
+    await service.call({"path": "/v1/generate", "headers": rows}, receive, send)
     return status

@@ -1,4 +1,4 @@
-"""Whose word about a caller's address is believed: nobody's whom the setting does not name."""
+"""Only proxies that the setting names are believed when they say where a caller is."""
 
 import json
 import socket
@@ -39,14 +39,14 @@ def test_headers_of_an_untrusted_address_are_ignored(forwarded: tuple[str, ...],
 
 
 def test_a_server_that_believes_everybody_lets_nobody_choose() -> None:
-    """uvicorn takes the first address then, which is the caller's own text."""
+    """uvicorn takes the first address in that case, which is the caller's own text."""
     assert address("198.51.100.1", "198.51.100.1, 203.0.113.7") == UNKNOWN
     assert address("198.51.100.1", "198.51.100.1, 203.0.113.7", trusted="127.0.0.1") == UNKNOWN
 
 
 @pytest.mark.parametrize("forwarded", ["198.51.100.1", "203.0.113.9, 198.51.100.1", "x, 198.51.100.1, 10.0.0.9"])
 def test_a_trusted_proxy_names_the_caller(forwarded: str) -> None:
-    """The last address that is not a trusted proxy's: what stands before it is the caller's own text."""
+    """It is the last address that is not a trusted proxy's: what stands before it is the caller's own text."""
     assert address(LOAD_BALANCER, forwarded, trusted="10.0.0.0/8") == "198.51.100.1"
     assert address(LOAD_BALANCER, *forwarded.split(", "), trusted="10.0.0.0/8") == "198.51.100.1"
 
@@ -102,7 +102,7 @@ FORGED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("forwarded", FORGED)
 def test_behind_a_server_that_believes_this_machine_nobody_chooses_an_address(forwarded: str) -> None:
-    """uvicorn believes 127.0.0.1 by itself: what it says then is not taken either."""
+    """uvicorn believes 127.0.0.1 by default, and the service does not take what it says in that case."""
     with served(()) as port:
         assert asked(port, forwarded) in (UNKNOWN, "127.0.0.1")
         assert asked(port, None) == "127.0.0.1"
@@ -123,7 +123,7 @@ async def nothing(*_: Any) -> Any:
 
 
 async def behind_haproxy(*rows: tuple[str, str], client: str = "10.0.0.5") -> Scope:
-    """The request as the application sees it, behind a server that has believed the headers, or not."""
+    """Return the request as the application sees it behind the proxy."""
     seen: list[Scope] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:

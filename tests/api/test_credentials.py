@@ -4,10 +4,10 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, error_of
+from tests.api.app import ALL, BODY_A, BODY_B, UNKNOWN_JOB, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
-UNKNOWN = "gen_" + "a" * 26
+UNKNOWN = UNKNOWN_JOB
 A_PATHS = [("GET", f"/v1/generate/{UNKNOWN}"), ("POST", "/v1/upscale"), ("GET", f"/v1/upscale/{UNKNOWN}")]
 B_PATHS = [("GET", f"/v1/generations/{UNKNOWN}"), ("GET", "/v1/models")]
 EITHER_PATHS = [
@@ -37,58 +37,37 @@ async def test_without_a_credential_every_path_is_closed(service: TestService, w
     unauthorized(await call(service, way, {}, BODY_A))
 
 
-@pytest.mark.parametrize("way", A_PATHS, ids=" ".join)
-async def test_a_path_of_a_asks_for_a_bearer_key(service: TestService, regular: Member, way: tuple[str, str]) -> None:
-    answer = await call(service, way, regular.b)
-    unauthorized(answer)
-    assert answer.headers["www-authenticate"].startswith("Bearer ")
+OTHERS = {
+    A: [{"X-API-Key": text} for text in ("nonsense", "{key}", "")],
+    B: [{"Authorization": text} for text in ("Bearer nonsense", "Bearer {key}", "Basic eDp5", "")],
+}
 
 
-@pytest.mark.parametrize("way", B_PATHS, ids=" ".join)
-async def test_a_path_of_b_asks_for_an_api_key(service: TestService, regular: Member, way: tuple[str, str]) -> None:
-    answer = await call(service, way, regular.a)
-    unauthorized(answer)
-    assert answer.headers["www-authenticate"].startswith("ApiKey ")
-
-
-@pytest.mark.parametrize("way", A_PATHS, ids=" ".join)
-async def test_a_path_of_a_ignores_the_other_header(
-    service: TestService, regular: Member, way: tuple[str, str]
+@pytest.mark.parametrize(("variant", "way"), [*((A, way) for way in A_PATHS), *((B, way) for way in B_PATHS)], ids=str)
+async def test_a_path_of_one_interface_asks_for_its_own_header_and_ignores_the_other(
+    service: TestService, regular: Member, variant: Variant, way: tuple[str, str]
 ) -> None:
-    for other in ("nonsense", regular.key, ""):
-        answer = await call(service, way, regular.a | {"X-API-Key": other}, {"image_id": "img_x"})
-        assert answer.status_code == 404, answer.text
+    answer = await call(service, way, regular.headers(B if variant is A else A))
+    unauthorized(answer)
+    assert answer.headers["www-authenticate"].startswith("Bearer " if variant is A else "ApiKey ")
+    for other in OTHERS[variant]:
+        beside = {name: text.format(key=regular.key) for name, text in other.items()}
+        answer = await call(service, way, regular.headers(variant) | beside, {"image_id": "img_x"})
+        assert answer.status_code == (200 if way[1] == "/v1/models" else 404), answer.text
 
 
-@pytest.mark.parametrize("way", B_PATHS, ids=" ".join)
-async def test_a_path_of_b_ignores_the_other_header(
-    service: TestService, regular: Member, way: tuple[str, str]
+@pytest.mark.parametrize("text", ["bearer {}", "BEARER {}", "bEaReR {}", "Bearer {} ", "Bearer  {} ", "Bearer    {} "])
+@pytest.mark.parametrize("name", ["Authorization", "authorization", "AuthorizatioN"])
+async def test_neither_case_nor_spaces_around_the_key_matter(
+    service: TestService, regular: Member, name: str, text: str
 ) -> None:
-    for other in ("Bearer nonsense", f"Bearer {regular.key}", "Basic eDp5", ""):
-        answer = await call(service, way, regular.b | {"Authorization": other})
-        assert answer.status_code in (200, 404), answer.text
+    assert (await call(service, SHARED, {name: text.format(regular.key)}, BODY_A)).status_code == 202
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
-async def test_the_bearer_scheme_is_compared_without_case(service: TestService, regular: Member, scheme: str) -> None:
-    answer = await call(service, SHARED, {"Authorization": f"{scheme} {regular.key}"}, BODY_A)
-    assert answer.status_code == 202
-
-
-@pytest.mark.parametrize("spaces", [" ", "  ", "    "])
-async def test_spaces_around_the_key_do_not_matter(service: TestService, regular: Member, spaces: str) -> None:
-    answer = await call(service, SHARED, {"Authorization": f"Bearer{spaces}{regular.key} "}, BODY_A)
-    assert answer.status_code == 202
-
-
-async def test_generate_speaks_a_to_a_bearer_key(service: TestService, regular: Member) -> None:
-    answer = await call(service, SHARED, regular.a, BODY_A)
-    assert (answer.status_code, answer.json()["status"]) == (202, "processing")
-
-
-async def test_generate_speaks_b_to_an_api_key(service: TestService, regular: Member) -> None:
-    answer = await call(service, SHARED, regular.b, BODY_B)
-    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+async def test_generate_speaks_the_interface_of_the_key_s_header(service: TestService, regular: Member) -> None:
+    for variant, said in ((A, (202, "processing")), (B, (200, "queued"))):
+        answer = await service.generate(regular, variant)
+        assert (answer.status_code, answer.json()["status"]) == said
 
 
 @pytest.mark.parametrize(
@@ -120,21 +99,14 @@ BROKEN_BEARERS = [
     "",
     "Bearer",
     "Bearer ",
-    "Bearer    ",
     "Bearer\tkey",
     "Basic eDp5",
-    "Token {key}",
     "{key}",
     "Bearer: {key}",
     "Bearer {key}, Bearer {key}",
     "Bearer {key} {key}",
-    'Bearer "{key}"',
     "Bearer <{key}>",
-    "Bearer x{key}",
     "Bearer {key}x",
-    "Bearer null",
-    "Bearer undefined",
-    "Bearer ../../etc/passwd",
     "Bearer " + "x" * 8192,
     "Bearer " + "0" * 42,
     "Bearer atl_" + "0" * 38,
@@ -157,7 +129,6 @@ async def test_a_broken_bearer_header_is_unauthorized(
         "nonsense",
         "Bearer {key}",
         "{key}x",
-        "x{key}",
         "{key},{key}",
         "{key} {key}",
         "x" * 8192,
@@ -182,31 +153,15 @@ async def test_key_bytes_beyond_ascii_are_unauthorized_not_a_crash(
     unauthorized(await call(service, way, [(b"x-api-key", bytes_)]))
 
 
-@pytest.mark.parametrize("way", [SHARED, *A_PATHS, EITHER_PATHS[0]], ids=" ".join)
-async def test_two_authorization_lines_are_unauthorized(
-    service: TestService, regular: Member, way: tuple[str, str]
-) -> None:
-    line = ("Authorization", f"Bearer {regular.key}")
-    unauthorized(await call(service, way, [line, line], BODY_A))
-    unauthorized(await call(service, way, [line, ("Authorization", "Basic eDp5")], BODY_A))
-
-
-async def test_two_authorization_lines_beside_an_api_key_are_unauthorized(
-    service: TestService, regular: Member
-) -> None:
-    lines = [("Authorization", "Basic eDp5"), ("Authorization", "Basic eDp6"), ("X-API-Key", regular.key)]
-    unauthorized(await call(service, SHARED, lines, BODY_B))
-
-
-@pytest.mark.parametrize("way", [SHARED, *B_PATHS, EITHER_PATHS[0]], ids=" ".join)
-async def test_two_api_key_lines_are_unauthorized(service: TestService, regular: Member, way: tuple[str, str]) -> None:
-    unauthorized(await call(service, way, [("X-API-Key", regular.key)] * 2, BODY_B))
-
-
-@pytest.mark.parametrize("name", ["authorization", "AUTHORIZATION", "AuthorizatioN"])
-async def test_header_names_have_no_case(service: TestService, regular: Member, name: str) -> None:
-    answer = await call(service, SHARED, {name: f"Bearer {regular.key}"}, BODY_A)
-    assert answer.status_code == 202
+@pytest.mark.parametrize("way", [SHARED, *A_PATHS, *B_PATHS, EITHER_PATHS[0]], ids=" ".join)
+async def test_a_header_sent_twice_is_unauthorized(service: TestService, regular: Member, way: tuple[str, str]) -> None:
+    bearer, basic, api_key = f"Bearer {regular.key}", ("Authorization", "Basic eDp5"), ("X-API-Key", regular.key)
+    if way not in B_PATHS:
+        unauthorized(await call(service, way, [("Authorization", bearer)] * 2, BODY_A))
+        unauthorized(await call(service, way, [("Authorization", bearer), basic], BODY_A))
+        unauthorized(await call(service, way, [basic, basic, api_key], BODY_B))
+    if way not in A_PATHS:
+        unauthorized(await call(service, way, [api_key] * 2, BODY_B))
 
 
 INTERFACES = [frozenset({A}), frozenset({B}), ALL]
@@ -246,7 +201,7 @@ async def test_a_disabled_account_s_keys_are_closed_until_it_is_enabled(service:
 
 
 async def test_every_kind_of_bad_key_gets_the_same_answer(service: TestService, member: Member) -> None:
-    """A key for the other interface too, once it is revoked or its account disabled."""
+    """A key for the other interface is one of them, once it is revoked or its account disabled."""
     revoked, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
     await service.resources.api_keys.revoke(revoked.id)
     revoked_b, only_b = await service.resources.api_keys.create(member.account.id, interfaces=frozenset({B}))

@@ -176,7 +176,7 @@ async def test_with_its_last_image_the_job_goes(service: TestService, server: re
 
 
 async def test_a_script_that_is_sent_twice_answers_the_same(service: TestService, member: Member) -> None:
-    """As when the reply to the first is lost on its way."""
+    """A script is sent again when the reply to the first is lost on its way."""
     deletions = Deletions(connect(service.resources.redis_url), service.resources.images)
     for name in ("_delete_image", "_delete_job"):
         setattr(deletions, name, _sent_twice(getattr(deletions, name)))

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from serve_app.api.multipart import BLOCK_BYTES
@@ -18,8 +17,6 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
     service: TestService, member: Member
 ) -> None:
     """Ray Serve cancels the handler when the client disconnects, here in the turn that read the body."""
-    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
-    assert isinstance(transport, httpx.ASGITransport)
     sent: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
 
@@ -30,16 +27,8 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/generate",
-        "scheme": "http",
-        "query_string": b"",
-        "headers": [(b"authorization", member.a["Authorization"].encode())],
-        "server": ("service.test", 80),
-    }
-    calling = asyncio.ensure_future(transport.app(scope, receive, send))  # pyright: ignore[reportArgumentType]
+    scope = {"path": "/v1/generate", "headers": [(b"authorization", member.a["Authorization"].encode())]}
+    calling = asyncio.ensure_future(service.call(scope, receive, send))
     await asyncio.wait([calling])
     assert calling.cancelled()
     assert sent == []
@@ -54,20 +43,8 @@ async def test_an_upload_whose_caller_left_leaves_no_folder_however_often_it_is_
 
     Here that comes in the turn of the loop that shows the folder, or some turns later.
     """
-    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
-    assert isinstance(transport, httpx.ASGITransport)
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/loras",
-        "scheme": "http",
-        "query_string": b"",
-        "headers": [
-            (b"authorization", member.a["Authorization"].encode()),
-            (b"content-type", b"multipart/form-data; boundary=b"),
-        ],
-        "server": ("service.test", 80),
-    }
+    key, form = member.a["Authorization"].encode(), b"multipart/form-data; boundary=b"
+    scope = {"path": "/v1/loras", "headers": [(b"authorization", key), (b"content-type", form)]}
     for turns in range(0, 40, 2):
         blocks = iter((FILE_PART + bytes(BLOCK_BYTES), bytes(BLOCK_BYTES)))
 
@@ -79,7 +56,7 @@ async def test_an_upload_whose_caller_left_leaves_no_folder_however_often_it_is_
         async def send(message: dict[str, Any]) -> None:
             raise AssertionError(message)
 
-        uploading = asyncio.ensure_future(transport.app(scope, receive, send))  # pyright: ignore[reportArgumentType]
+        uploading = asyncio.ensure_future(service.call(scope, receive, send))
         async with asyncio.timeout(10):
             while not uploads(service):  # noqa: ASYNC110 - it is looked at in each turn of the loop
                 await asyncio.sleep(0)

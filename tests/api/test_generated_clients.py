@@ -80,14 +80,8 @@ def test_a_generated_python_client_does_a_round_trip(
 ) -> None:
     (tmp_path / "config.yaml").write_text("post_hooks: []\n")
     path = os.pathsep.join((str(python_generator), str(tmp_path)))
-    generate = (
-        "generate",
-        "--path",
-        str(documents / f"{name}.json"),
-        "--output-path",
-        str(tmp_path / f"client_{name}"),
-    )
-    command = (sys.executable, "-m", "openapi_python_client", *generate, "--meta", "none", "--fail-on-warning")
+    paths = ("--path", str(documents / f"{name}.json"), "--output-path", str(tmp_path / f"client_{name}"))
+    command = (sys.executable, "-m", "openapi_python_client", "generate", *paths, "--meta", "none", "--fail-on-warning")
     _run(*command, "--config", str(tmp_path / "config.yaml"), PYTHONPATH=path)
     printed = _run(sys.executable, str(PROGRAMS / f"{name}.py"), *served[name], PYTHONPATH=path)
     assert json.loads(printed) == EXPECTED[name]

@@ -17,25 +17,28 @@ from serve_app.jobs.history import JobHistory, JobReader
 from serve_app.jobs.polling import Poller
 from serve_app.jobs.queue import JobQueue
 from serve_app.store.redis_client import connect
-from tests.api.app import BODY_A, BODY_B, Member, TestService, client_of, error_of
+from tests.api.app import (
+    BODIES,
+    BODY_A,
+    LORA_FIELD,
+    PROMPT_FIELD,
+    UNKNOWN_JOB,
+    Member,
+    TestService,
+    client_of,
+    error_of,
+)
+from tests.attack.raw import RATE_HEADERS
 
 A, B = Variant.A, Variant.B
-UNKNOWN = "gen_" + "a" * 26
-ALWAYS = (
-    "x-ratelimit-limit",
-    "x-ratelimit-remaining",
-    "x-ratelimit-reset",
-    "ratelimit-policy",
-    "ratelimit",
-    "x-request-id",
-)
+UNKNOWN = UNKNOWN_JOB
 
 
 def assert_headers(answer: httpx.Response, policy: str | None = None) -> None:
     """Each common header is there once, in its format."""
-    for name in ALWAYS:
+    for name in RATE_HEADERS:
         assert len(answer.headers.get_list(name)) == 1, name
-    limit, remaining, reset = (int(answer.headers[name]) for name in ALWAYS[:3])
+    limit, remaining, reset = (int(answer.headers[name]) for name in RATE_HEADERS[:3])
     assert 0 <= remaining <= limit
     assert time.time() - 1 <= reset <= time.time() + 3602
     assert re.fullmatch(rf'"([ab]-[a-z0-9.]+)";q={limit};w=\d+', answer.headers["ratelimit-policy"])
@@ -208,30 +211,18 @@ async def test_another_method_gets_405_and_the_ones_that_work(
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1",
         "/v1/",
         "/generate",
-        "/generations/x",
-        "/models",
-        "/upscale",
-        "/v2/generate",
         "/V1/generate",
         "/v1/Generate",
         "/v1/generate/",
         "/v1/generate/x/y",
-        "/v1/upscale/",
         "/v1/generations",
-        "/v1/generations/",
-        "/v1/models/",
         "/v1/models/model_x",
         "/v1//generate",
         "//v1/generate",
-        "/v1/jobs/",
         "/v1/jobs/x/",
-        "/v1/jobs/x/events",
-        "/docs/",
         "/openapi.json",
-        "/redoc",
         "/.env",
         "/%00",
         "/%ff",
@@ -259,7 +250,7 @@ async def broken(service: TestService, member: Member) -> AsyncIterator[httpx.As
 async def test_an_exception_is_a_500_in_the_envelope_with_every_header(
     broken: httpx.AsyncClient, member: Member, variant: Variant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = BODY_A | {"prompt": "canary"} if variant is A else BODY_B | {"positive_prompt": "canary"}
+    body = BODIES[variant] | {PROMPT_FIELD[variant]: "canary"}
     answer = await broken.post("/v1/generate", json=body, headers=member.headers(variant))
     assert answer.status_code == 500
     error = error_of(answer)
@@ -268,19 +259,15 @@ async def test_an_exception_is_a_500_in_the_envelope_with_every_header(
     assert "NoneType" not in answer.text
     assert "Traceback" not in answer.text
     assert_headers(answer, "a-hourly" if variant is A else None)
-    assert answer.headers["x-ratelimit-limit"] == "1000000000", "the caller's own window, not a other's"
+    assert answer.headers["x-ratelimit-limit"] == "1000000000", "the caller's own window, not another's"
     logged = caplog.text
     assert answer.headers["x-request-id"] in logged
     assert "NoneType" in logged, "the operator's log has the trace"
     assert "canary" not in logged
     assert member.key not in logged
-
-
-async def test_a_500_of_a_document_and_of_a_list_are_alike(broken: httpx.AsyncClient, member: Member) -> None:
     for path in ("/openapi/a.json", "/docs/b", "/v1/models"):
         answer = await broken.get(path, headers=member.b)
-        assert answer.status_code == 500
-        assert error_of(answer)["code"] == "internal_error"
+        assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
         assert_headers(answer)
 
 
@@ -307,8 +294,7 @@ async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient
 async def test_without_redis_the_answer_is_503_with_retry_after(
     without_redis: httpx.AsyncClient, member: Member, variant: Variant
 ) -> None:
-    body = BODY_A if variant is A else BODY_B
-    answer = await without_redis.post("/v1/generate", json=body, headers=member.headers(variant))
+    answer = await without_redis.post("/v1/generate", json=BODIES[variant], headers=member.headers(variant))
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "unavailable"
     assert int(answer.headers["retry-after"]) >= 1
@@ -339,14 +325,14 @@ async def test_without_redis_credentials_and_routes_are_still_checked(without_re
 async def test_words_that_the_base_model_has_never_read_are_named(service: TestService, variant: Variant) -> None:
     member = await service.member()
     lora = Adapter(
-        id="model_" + "uw" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
-        base_model="pocket", owner=member.account.id, accounts=frozenset(), trigger_words=("Inkwash drawing",),
+        id="model_" + "uw" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink",
+        sha256="0" * 64, base_model="pocket", owner=member.account.id, accounts=frozenset(),
+        trigger_words=("Inkwash drawing",),
     )  # fmt: skip
     await service.resources.adapter_registry.register(lora)
-    body, prompt = (BODY_A, "prompt") if variant is A else (BODY_B, "positive_prompt")
 
     async def said(text: str, **fields: str) -> str | None:
-        sent = {**body, prompt: text, **fields}
+        sent = {**BODIES[variant], PROMPT_FIELD[variant]: text, **fields}
         headers = {**member.headers(variant), "Idempotency-Key": f"{text[:9].encode().hex()}-{len(fields)}"}
         answers = [await service.client.post("/v1/generate", json=sent, headers=headers) for _ in range(2)]
         found = {answer.headers.get("x-unknown-words") for answer in answers}
@@ -356,9 +342,7 @@ async def test_words_that_the_base_model_has_never_read_are_named(service: TestS
     assert await said("a red moon") is None
     assert await said("a red Drache, Schloß; drache") == "drache, schlo%C3%9F"
     assert await said("inkwash moon") == "inkwash"
-    assert await said("inkwash moon", **{"lora_id" if variant is A else "model_id": lora.id}) is None, (
-        "its trigger word"
-    )
+    assert await said("inkwash moon", **{LORA_FIELD[variant]: lora.id}) is None, "its trigger word"
     many = await said(" ".join("öü" * length for length in range(1, 41)))
     assert many is not None
     assert (len(many) <= LONGEST, many.startswith("%C3%B6%C3%BC, %C3%B6%C3%BC%C3%B6%C3%BC")) == (True, True)

@@ -8,11 +8,9 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import GenerationRequest, Variant
-from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
+from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, PROMPT_FIELD, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
-BODIES: dict[Variant, dict[str, Any]] = {A: BODY_A, B: BODY_B}
-ID = {A: "request_id", B: "run_id"}
 
 
 async def post(
@@ -27,10 +25,10 @@ async def post(
 async def test_a_retry_gets_the_first_job_and_says_so(service: TestService, member: Member, variant: Variant) -> None:
     first = await post(service, member, variant, "k1")
     again = await post(service, member, variant, "k1")
-    assert first.status_code == again.status_code == (202 if variant is A else 200)
+    assert first.status_code == again.status_code == ACCEPTED[variant]
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"
-    assert again.json()[ID[variant]] == first.json()[ID[variant]]
+    assert again.json()[ID_FIELD[variant]] == first.json()[ID_FIELD[variant]]
     assert again.headers["location"] == first.headers["location"]
     assert set(again.json()) == set(first.json())
     assert len(await service.resources.job_history.list(member.account.id)) == 1
@@ -41,7 +39,7 @@ async def test_a_retry_after_the_end_is_acknowledged_like_the_first(
     service: TestService, member: Member, variant: Variant
 ) -> None:
     first = await post(service, member, variant, "k1")
-    await service.complete(first.json()[ID[variant]])
+    await service.complete(first.json()[ID_FIELD[variant]])
     again = await post(service, member, variant, "k1")
     assert again.status_code == first.status_code
     assert set(again.json()) == set(first.json())
@@ -70,7 +68,7 @@ async def test_the_same_body_spelled_otherwise_is_the_same_body(
     spelled = json.dumps(turned, indent=3).replace("512", "512.0").replace(": 7", ": 70e-1")
     again = await post(service, member, variant, "k1", spelled)
     assert again.headers.get("idempotency-replayed") == "true", again.text
-    assert again.json()[ID[variant]] == first.json()[ID[variant]]
+    assert again.json()[ID_FIELD[variant]] == first.json()[ID_FIELD[variant]]
 
 
 WRITTEN_OUT: dict[Variant, dict[str, Any]] = {
@@ -86,12 +84,12 @@ async def test_what_asks_for_the_same_is_the_same_request(
 ) -> None:
     """Defaults that are written out and white space around a prompt ask for nothing else."""
     body = BODIES[variant] | seed
-    prompt = "prompt" if variant is A else "positive_prompt"
+    prompt = PROMPT_FIELD[variant]
     first = await post(service, member, variant, "k1", body)
     spaced = body | WRITTEN_OUT[variant] | {prompt: f"\n {body[prompt]} "}
     again = await post(service, member, variant, "k1", spaced)
     assert again.headers.get("idempotency-replayed") == "true", again.text
-    assert again.json()[ID[variant]] == first.json()[ID[variant]]
+    assert again.json()[ID_FIELD[variant]] == first.json()[ID_FIELD[variant]]
 
 
 async def test_no_seed_is_another_request_than_the_seed_that_was_drawn(service: TestService, member: Member) -> None:
@@ -132,8 +130,8 @@ async def test_a_storm_of_the_same_request_makes_one_job(
     service: TestService, member: Member, variant: Variant
 ) -> None:
     answers = await asyncio.gather(*(post(service, member, variant, "storm") for _ in range(20)))
-    assert {answer.status_code for answer in answers} == {202 if variant is A else 200}
-    assert len({answer.json()[ID[variant]] for answer in answers}) == 1
+    assert {answer.status_code for answer in answers} == {ACCEPTED[variant]}
+    assert len({answer.json()[ID_FIELD[variant]] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 

@@ -153,7 +153,7 @@ async def test_jobs_are_listed_newest_first_page_by_page(service: TestService, m
 
 @pytest.mark.slow
 async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, member: Member) -> None:
-    """Sixty at once: some of them share their time of acceptance, whatever the page's size."""
+    """Of sixty at once, some share their time of acceptance, which no page's size may separate."""
 
     async def submit() -> str:
         while True:  # so many at once may be too much for a busy machine: ask again
@@ -169,7 +169,7 @@ async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, memb
 
 
 async def test_a_page_with_a_job_that_is_gone_is_followed_by_the_rest(service: TestService, member: Member) -> None:
-    """Its retention was over, or its record is one that this version cannot read."""
+    """A job is gone when its retention is over; a record that this version cannot read is left out too."""
     made = [await service.submit(member) for _ in range(5)]
     expired, damaged = made[4], made[3]
     with redis.Redis.from_url(service.resources.redis_url) as client:

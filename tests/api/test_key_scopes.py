@@ -12,13 +12,11 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
-from tests.api.app import ALL, BODY_A, BODY_B, LORA, Member, TestService, error_of
+from tests.api.app import ALL, BODIES, BODY_A, LORA, LORA_FIELD, UNKNOWN_JOB, Member, TestService, error_of
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
 A, B = Variant.A, Variant.B
-UNKNOWN = "gen_" + "a" * 26
-BODIES: dict[Variant, dict[str, Any]] = {A: BODY_A, B: BODY_B}
-LORA_FIELD = {A: "lora_id", B: "model_id"}
+UNKNOWN = UNKNOWN_JOB
 POLL_PATHS = [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/"), (A, "/v1/jobs/"), (B, "/v1/jobs/")]
 READS = [
     *((variant, "GET", path + UNKNOWN) for variant, path in POLL_PATHS),
@@ -145,7 +143,7 @@ async def test_a_job_that_exists_and_one_that_does_not_are_refused_alike(
 async def test_a_key_for_one_lora_generates_with_no_other(
     service: TestService, member: Member, variant: Variant
 ) -> None:
-    """What it may not use is refused alike, whether it exists or not."""
+    """A LoRA that the key may not use is refused alike, whether it exists or not."""
     limited = await key(service, member, adapters=frozenset({LORA}))
     way = (variant, "POST", "/v1/generate")
     assert (await use(service, limited, way, BODIES[variant])).status_code in (200, 202)

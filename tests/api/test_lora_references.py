@@ -46,7 +46,7 @@ async def test_a_reference_is_json_by_every_name_that_it_has_elsewhere(
 
 
 async def test_what_the_service_fetches_goes_the_way_of_an_upload(service: TestService, member: Member) -> None:
-    """To the quota's question, here: checks that start a process are in `test_loras.py`."""
+    """It is followed up to the question of the quota: checks that start a process are in `test_loras.py`."""
     fsspec.filesystem("memory").pipe({"/loras/ink": WEIGHTS, "/secret": WEIGHTS})
     own = await registered(service, member, sha256=SHA256)
     again = await add(service, member.a, source="memory://loras/ink")

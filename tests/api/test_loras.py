@@ -312,9 +312,10 @@ async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: Test
 
 
 FOUND = {
-    "summary": "pocket, rank 8", "family": "pocket", "rank": 8, "layers": 78, "targets": ["attention"], "components": ["unet"], "writer": "sd-scripts",
+    "summary": "pocket, rank 8", "family": "pocket", "rank": 8, "layers": 78, "targets": ["attention"],
+    "components": ["unet"], "writer": "sd-scripts",
 }  # fmt: skip
-"""As earlier versions recorded it."""
+"""Earlier versions recorded these facts of a file, and no others."""
 OF_TRAINING = {
     "algorithm": "DoRA",
     "suggested_trigger_words": ["ink drawing"],

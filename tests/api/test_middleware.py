@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,40 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
+from serve_app.api.middleware import RequestContextMiddleware
 from serve_app.api.openapi import json_app
 from serve_app.domain.errors import TooManyKeys
 from tests.composition import Resources
-
-Wrap = Callable[[ASGIApp], ASGIApp]
-
-
-@pytest.fixture
-def wrap(resources: Resources) -> Wrap:
-    """Wraps an application in the middleware, over the real stores."""
-
-    def wrapped(app: ASGIApp) -> ASGIApp:
-        measures = RequestMeasures(resources.measures)
-        return RequestContextMiddleware(app, resources.settings.plan_table, measures, resources.auth)
-
-    return wrapped
-
-
-def scope(**extra: Any) -> Scope:
-    return {
-        "type": "http",
-        "method": "GET",
-        "path": "/",
-        "scheme": "http",
-        "query_string": b"",
-        "headers": [],
-        "server": ("x", 1),
-        **extra,
-    }
-
-
-async def nothing() -> Message:
-    return {"type": "http.disconnect"}
 
 
 class Recorder:
@@ -57,12 +27,31 @@ class Recorder:
 
     @property
     def error(self) -> tuple[int, str]:
-        """The status and the code of an error answer."""
+        """The status and the code of an error answer, which tells nothing of its cause."""
         start, body = self.messages
+        assert b"secret" not in body["body"]
         return start["status"], json.loads(body["body"])["error"]["code"]
 
 
-async def test_controls_of_the_server_do_not_pass(wrap: Wrap) -> None:
+Answer = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def answer(resources: Resources) -> Answer:
+    """Answers a request by an application in the middleware, over the real stores."""
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def call(app: ASGIApp, recorder: Recorder, **extra: Any) -> None:
+        wrapped = RequestContextMiddleware(app, resources.settings.plan_table, resources.measures, resources.auth)
+        usual = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "query_string": b"", "headers": []}
+        await wrapped({**usual, "server": ("x", 1), **extra}, nothing, recorder)
+
+    return call
+
+
+async def test_controls_of_the_server_do_not_pass(answer: Answer) -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,11 +63,11 @@ async def test_controls_of_the_server_do_not_pass(wrap: Wrap) -> None:
         (b"X-Request-Disconnect-Disabled", b"?1"),
         (b"accept", b"*/*"),
     ]
-    await wrap(app)(scope(headers=headers), nothing, Recorder())
+    await answer(app, Recorder(), headers=headers)
     assert seen == [(b"accept", b"*/*")]
 
 
-async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted(wrap: Wrap) -> None:
+async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted(answer: Answer) -> None:
     """Starlette's `request.url` raises for them, which pages and error handlers of whole sites ask for."""
     seen: list[str] = []
 
@@ -87,34 +76,28 @@ async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted(wrap: Wrap) 
         await PlainTextResponse("ok")(scope, receive, send)
 
     for query in (b"x=\xff&y=%20+%", b"x=a%2Fb&y=~"):
-        await wrap(app)(scope(query_string=query), nothing, Recorder())
+        await answer(app, Recorder(), query_string=query)
     assert seen == ["x=%FF&y=%20+%", "x=a%2Fb&y=~"]
 
 
-async def test_an_exception_before_the_answer_is_an_internal_error(wrap: Wrap) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raise ValueError("a secret")
+async def test_an_exception_before_the_answer_is_an_internal_error(answer: Answer) -> None:
+    """So is a domain error that no caller may see."""
+    own = json_app()
 
-    recorder = Recorder()
-    await wrap(app)(scope(), nothing, recorder)
-    assert recorder.error == (500, "internal_error")
-    assert b"secret" not in recorder.messages[1]["body"]
-
-
-async def test_a_domain_error_that_no_caller_may_see_is_an_internal_error(wrap: Wrap) -> None:
-    app = json_app()
-
-    @app.get("/")
+    @own.get("/")
     async def fail() -> None:
         raise TooManyKeys("a secret")
 
-    recorder = Recorder()
-    await wrap(app)(scope(), nothing, recorder)
-    assert recorder.error == (500, "internal_error")
-    assert b"secret" not in recorder.messages[1]["body"]
+    async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError("a secret")
+
+    for app in (own, bare):
+        recorder = Recorder()
+        await answer(app, recorder)
+        assert recorder.error == (500, "internal_error")
 
 
-async def test_an_exception_after_the_answer_began_reaches_the_server(wrap: Wrap) -> None:
+async def test_an_exception_after_the_answer_began_reaches_the_server(answer: Answer) -> None:
     """The server ends such an answer by closing the connection."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,39 +107,41 @@ async def test_an_exception_after_the_answer_began_reaches_the_server(wrap: Wrap
 
     recorder = Recorder()
     with pytest.raises(ValueError, match="cut"):
-        await wrap(app)(scope(), nothing, recorder)
+        await answer(app, recorder)
     assert [message["type"] for message in recorder.messages] == ["http.response.start", "http.response.body"]
 
 
-async def test_an_exception_after_a_whole_answer_is_logged_only(wrap: Wrap, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_after_a_whole_answer_is_logged_only(
+    answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("own page", status_code=500)(scope, receive, send)
         raise ValueError("already answered")
 
     recorder = Recorder()
-    await wrap(app)(scope(), nothing, recorder)
+    await answer(app, recorder)
     assert recorder.messages[0]["status"] == 500
     assert recorder.messages[1]["body"] == b"own page"
     assert len(recorder.messages) == 2
     assert "already answered" in caplog.text
 
 
-async def test_a_caller_that_leaves_is_no_error(wrap: Wrap, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_caller_that_leaves_is_no_error(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientDisconnect
 
     recorder = Recorder()
-    await wrap(app)(scope(), nothing, recorder)
+    await answer(app, recorder)
     assert recorder.messages == []
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_an_answer_s_own_cache_rule_stays(wrap: Wrap) -> None:
+async def test_an_answer_s_own_cache_rule_stays(answer: Answer) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("ok", headers={"Cache-Control": "public, max-age=5"})(scope, receive, send)
 
     recorder = Recorder()
-    await wrap(app)(scope(), nothing, recorder)
+    await answer(app, recorder)
     headers = dict(recorder.messages[0]["headers"])
     assert headers[b"cache-control"] == b"public, max-age=5"
 

@@ -33,7 +33,7 @@ async def test_the_service_says_it_is_ready(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_it_says_what_keeps_new_jobs_out_and_polls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk of the images is short and then read-only, and Redis is at its limit, each one really."""
+    """The disk of the images is really full and then really read-only, and Redis is really at its limit."""
     monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
     with mounted_disk(tmp_path / "disk", megabytes=8) as disk:
         reserve = ByteSize(5 << 20)
@@ -102,7 +102,7 @@ async def test_metrics_are_prometheus_text_with_the_queue_s_depth(service: TestS
 
 @dataclass(frozen=True)
 class Case:
-    """Who asks, of which service, and whether he sees what is the operator's."""
+    """Who asks which service, and whether they see what is for the operator."""
 
     address: str = "203.0.113.7"
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -178,7 +178,7 @@ async def test_pages_are_found_without_their_last_slash(service: TestService, pa
 
 
 async def test_an_operator_reads_queue_and_usage_of_each_account(service: TestService, member: Member) -> None:
-    """As labels of Prometheus they would be without bound."""
+    """They are no labels of Prometheus, which would be without bound."""
     await service.complete(await service.submit(member, num_images=2, steps=20))
     for _ in range(2):
         await service.submit(member)

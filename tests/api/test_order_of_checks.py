@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
+from tests.api.app import BODIES, BODY_A, BODY_B, LORA_FIELD, Member, TestService, error_of
 from tests.support import PRIVATE_ADAPTER
 
 A, B = Variant.A, Variant.B
 LARGE = b" " * 70_000
 BAD_KEY = {A: {"Authorization": "Bearer nonsense"}, B: {"X-API-Key": "nonsense"}}
-BODIES: dict[Variant, dict[str, Any]] = {A: BODY_A, B: BODY_B}
 OUT_OF_RANGE: dict[Variant, dict[str, Any]] = {A: BODY_A | {"guidance_scale": 99}, B: BODY_B | {"guidance": 99}}
-LORA_FIELD = {A: "lora_id", B: "model_id"}
 PLAIN = {"Content-Type": "text/plain"}
 
 

@@ -20,12 +20,12 @@ from tests.api.app import BODY_A, Member, TestService, client_of, error_of, open
 CONNECTIONS = 2
 WAIT = timedelta(milliseconds=100)
 PAUSE_MS = 1_500
-"""Less than a call waits for its answer: those that have a connection get theirs."""
+"""The pause is shorter than a call waits for its answer, so that calls that have a connection get theirs."""
 
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
-    """A service of few connections, for which a call waits shortly; no poll may wait."""
+    """A service with few connections, for which a call waits only briefly; no poll may wait."""
     folder = tmp_path_factory.mktemp("overload")
     async with open_service(folder, redis_connections=CONNECTIONS, redis_wait=WAIT, waiting_polls=0) as opened:
         yield opened
@@ -36,10 +36,10 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tes
 async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
     service: TestService, member: Member, variant: Variant
 ) -> None:
-    path = f"/v1/{'generate' if variant is Variant.A else 'generations'}/{await service.submit(member, variant)}"
+    job_id = await service.submit(member, variant)
 
     async def poll() -> httpx.Response:
-        return await service.client.get(path, headers=member.headers(variant))
+        return await service.poll(member, variant, job_id)
 
     with redis.Redis.from_url(service.resources.redis_url) as admin:
         cast(Any, admin).client_pause(PAUSE_MS)  # both connections are in use meanwhile

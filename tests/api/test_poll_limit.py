@@ -17,7 +17,7 @@ now = [1000.0]
 
 @pytest.fixture
 async def client(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
-    """Of an application that takes three polls a second, by a clock that the test moves."""
+    """A client of an application that takes three polls a second, by a clock that the test moves."""
     redis = connect(service.resources.redis_url)
     settings = service.resources.settings.model_copy(update={"polls_per_second": 3})
     poller = Poller(redis, settings, clock=lambda: now[0])

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.api.app import LORA, Member, TestService
+from tests.api.app import LORA, Member, TestService, send_curl
 from tests.support import ROOT
 
 
@@ -26,7 +26,7 @@ class Shown:
 
     @property
     def words(self) -> set[str]:
-        """Every field name."""
+        """Return every field name that the answer shows."""
         return set(re.findall(r'"(\w+)":', self.answer))
 
 
@@ -59,23 +59,8 @@ def _with(ids: dict[str, str], line: str) -> str:
 
 
 async def _send(client: httpx.AsyncClient, member: Member, line: str) -> httpx.Response:
-    """As a shell and curl would: `-d` makes it a POST of a form, unless a header says otherwise."""
     shell = {"$BASE": "", "$KEY_A": member.key, "$KEY_B": member.key, "$JSON": "Content-Type: application/json"}
-    _, _, path, *options = shlex.split(line)
-    words = [_with_variables(word, shell) for word in (path, *options)]
-    headers, body = {}, None
-    for option, value in zip(words[1::2], words[2::2], strict=True):
-        if option == "-H":
-            name, _, text = value.partition(": ")
-            headers[name.lower()] = text
-        else:
-            assert option == "-d"
-            body = value
-    if body is None:
-        return await client.get(words[0], headers=headers)
-    return await client.post(
-        words[0], headers={"content-type": "application/x-www-form-urlencoded", **headers}, content=body
-    )
+    return await send_curl(client, [_with_variables(word, shell) for word in shlex.split(line)])
 
 
 def _with_variables(word: str, shell: dict[str, str]) -> str:

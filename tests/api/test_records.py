@@ -7,13 +7,12 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
-from tests.api.app import BODY_A, BODY_B, Member, TestService, png_of
+from tests.api.app import POLL_PATH, Member, TestService, png_of
 
 A, B = Variant.A, Variant.B
 NAME = "[a-z2-7]{26}"
@@ -21,7 +20,7 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 async def poll(service: TestService, member: Member, variant: Variant, job_id: str, path: str = "") -> dict[str, Any]:
-    path = path or ("/v1/generate/" if variant is A else "/v1/generations/")
+    path = path or POLL_PATH[variant]
     answer = await service.client.get(path + job_id, headers=member.headers(variant))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
@@ -38,74 +37,40 @@ def not_past(text: str, asked: datetime) -> None:
     assert moment(text) >= asked
 
 
-async def test_a_acknowledges_with_202(service: TestService, member: Member) -> None:
-    asked = datetime.now(UTC)
-    answer = await service.client.post("/v1/generate", json=BODY_A, headers=member.a)
-    assert answer.status_code == 202
+async def test_both_acknowledge_by_their_own_fields_and_headers(service: TestService, member: Member) -> None:
+    asked, image_id = datetime.now(UTC), await service.completed_image(member)
+    upscale = await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
+    for answer, prefix in ((await service.generate(member, A), "gen"), (upscale, "up")):
+        body = answer.json()
+        assert (answer.status_code, set(body)) == (202, {"request_id", "status", "estimated_completion_time"})
+        assert re.fullmatch(f"{prefix}_{NAME}", body["request_id"])
+        assert body["status"] == "processing"
+        not_past(body["estimated_completion_time"], asked)
+        assert answer.headers["location"] == f"/v1/generate/{body['request_id']}"
+        assert (answer.headers["retry-after"], answer.headers["cache-control"]) == ("5", "no-store")
+        assert "idempotency-replayed" not in answer.headers
+    answer = await service.generate(member, B)
     body = answer.json()
-    assert set(body) == {"request_id", "status", "estimated_completion_time"}
-    assert re.fullmatch(f"gen_{NAME}", body["request_id"])
-    assert body["status"] == "processing"
-    not_past(body["estimated_completion_time"], asked)
-    assert answer.headers["location"] == f"/v1/generate/{body['request_id']}"
-    assert answer.headers["retry-after"] == "5"
-    assert answer.headers["cache-control"] == "no-store"
-    assert "idempotency-replayed" not in answer.headers
-
-
-async def test_a_acknowledges_an_upscale_with_202(service: TestService, member: Member) -> None:
-    image_id = await service.completed_image(member)
-    answer = await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
-    assert answer.status_code == 202
-    body = answer.json()
-    assert set(body) == {"request_id", "status", "estimated_completion_time"}
-    assert re.fullmatch(f"up_{NAME}", body["request_id"])
-    assert body["status"] == "processing"
-    assert answer.headers["location"] == f"/v1/generate/{body['request_id']}"
-    assert answer.headers["retry-after"] == "5"
-
-
-async def test_b_acknowledges_with_200(service: TestService, member: Member) -> None:
-    answer = await service.client.post("/v1/generate", json=BODY_B, headers=member.b)
-    assert answer.status_code == 200
-    body = answer.json()
-    assert set(body) == {"run_id", "status", "estimated_time"}
+    assert (answer.status_code, set(body)) == (200, {"run_id", "status", "estimated_time"})
     assert re.fullmatch(f"gen_{NAME}", body["run_id"])
-    assert body["status"] == "queued"
-    assert type(body["estimated_time"]) is int
+    assert (body["status"], type(body["estimated_time"])) == ("queued", int)
     assert body["estimated_time"] >= 1
     assert answer.headers["location"] == f"/v1/generations/{body['run_id']}"
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_a_waiting_request_is_processing(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member)
+@pytest.mark.parametrize("progress", [0, 43], ids=["waiting", "running"])
+async def test_an_unfinished_job_shows_its_progress(service: TestService, member: Member, progress: int) -> None:
+    request, run = await service.submit(member), await service.submit(member, B)
+    if progress:
+        await service.run(request, progress)
+        await service.run(run, progress)
     asked = datetime.now(UTC)
-    body = await poll(service, member, A, job_id)
-    assert set(body) == {"request_id", "status", "progress", "estimated_completion_time"}
-    assert (body["request_id"], body["status"], body["progress"]) == (job_id, "processing", 0)
-    not_past(body["estimated_completion_time"], asked)
-
-
-async def test_a_waiting_run_is_queued(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member, B)
-    assert await poll(service, member, B, job_id) == {"run_id": job_id, "status": "queued", "progress": 0}
-
-
-async def test_a_running_request_shows_its_progress(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member)
-    await service.run(job_id, 43)
-    asked = datetime.now(UTC)
-    body = await poll(service, member, A, job_id)
-    assert set(body) == {"request_id", "status", "progress", "estimated_completion_time"}
-    assert (body["status"], body["progress"]) == ("processing", 43)
-    not_past(body["estimated_completion_time"], asked)
-
-
-async def test_a_running_run_shows_its_progress(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member, B)
-    await service.run(job_id, 43)
-    assert await poll(service, member, B, job_id) == {"run_id": job_id, "status": "processing", "progress": 43}
+    body = await poll(service, member, A, request)
+    not_past(body.pop("estimated_completion_time"), asked)
+    assert body == {"request_id": request, "status": "processing", "progress": progress}
+    status = "processing" if progress else "queued"
+    assert await poll(service, member, B, run) == {"run_id": run, "status": status, "progress": progress}
 
 
 async def test_a_run_that_lost_its_worker_is_not_queued_again(service: TestService, member: Member) -> None:
@@ -154,7 +119,7 @@ async def test_a_completed_run_shows_its_image(service: TestService, member: Mem
 
 
 async def opens_as_png(service: TestService, url: str, size: tuple[int, int]) -> None:
-    """Without a key."""
+    """Open the image without a key."""
     answer = await service.client.get(url)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "image/png"
@@ -186,30 +151,26 @@ async def test_a_generation_can_be_polled_under_the_alias(service: TestService, 
     assert (await poll(service, member, A, job_id, "/v1/upscale/"))["request_id"] == job_id
 
 
-@pytest.mark.parametrize("code", FailureCode)
-async def test_a_failed_job_names_its_reason(service: TestService, member: Member, code: FailureCode) -> None:
-    for variant, keys in ((A, {"request_id", "status", "error"}), (B, {"run_id", "status", "progress", "error"})):
+ENDED_FIELDS = {A: {"request_id", "status", "error"}, B: {"run_id", "status", "progress", "error"}}
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_job_that_ended_without_images_names_its_reason(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    for code in FailureCode:
         job_id = await service.submit(member, variant)
         lease = await service.run(job_id, 43)
         await service.resources.queue.fail(lease, Failure(code=code, message="It did not work."), retry=False)
         body = await poll(service, member, variant, job_id)
-        assert set(body) == keys
-        assert body["status"] == "failed"
+        assert (set(body), body["status"]) == (ENDED_FIELDS[variant], "failed")
         assert body["error"] == {"code": code, "message": "It did not work."}
         assert body.get("progress", 43) == 43
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_a_canceled_job_shows_as_failed(service: TestService, member: Member, variant: Variant) -> None:
-    job_id = await service.submit(member, variant)
-    await service.resources.queue.cancel(job_id, account_id=member.account.id)
-    body = await poll(service, member, variant, job_id)
-    assert body["status"] == "failed"
-    assert set(body["error"]) == {"code", "message"}
-    assert body["error"]["code"] == "canceled"
-    assert set(body) == (
-        {"request_id", "status", "error"} if variant is A else {"run_id", "status", "progress", "error"}
-    )
+    canceled = await service.submit(member, variant)
+    await service.resources.queue.cancel(canceled, account_id=member.account.id)
+    body = await poll(service, member, variant, canceled)
+    assert (set(body), body["status"]) == (ENDED_FIELDS[variant], "failed")
+    assert (set(body["error"]), body["error"]["code"]) == ({"code", "message"}, "canceled")
 
 
 @pytest.mark.parametrize("variant", Variant)
@@ -231,10 +192,9 @@ async def test_a_poll_says_when_to_ask_again_until_the_job_has_ended(
     service: TestService, member: Member, variant: Variant
 ) -> None:
     job_id = await service.submit(member, variant)
-    path = ("/v1/generate/" if variant is A else "/v1/generations/") + job_id
-    assert (await service.client.get(path, headers=member.headers(variant))).headers["retry-after"] == "5"
+    assert (await service.poll(member, variant, job_id)).headers["retry-after"] == "5"
     await service.complete(job_id)
-    assert "retry-after" not in (await service.client.get(path, headers=member.headers(variant))).headers
+    assert "retry-after" not in (await service.poll(member, variant, job_id)).headers
 
 
 async def test_an_estimate_is_recomputed_and_never_in_the_past(service: TestService, member: Member) -> None:
@@ -276,13 +236,6 @@ async def test_every_listed_model_can_be_used_on_both_interfaces(service: TestSe
     for model in (await service.client.get("/v1/models", headers=member.b)).json()["models"]:
         await service.submit(member, A, lora_id=model["id"])
         await service.submit(member, B, model_id=model["id"])
-
-
-def test_the_stand_in_images_are_real() -> None:
-    """The images that these tests store are ones that a decoder opens."""
-    from io import BytesIO
-
-    assert Image.open(BytesIO(png_of((512, 768)))).size == (512, 768)
 
 
 async def test_a_job_whose_request_only_a_newer_version_can_read_is_shown_without_it(

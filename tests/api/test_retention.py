@@ -42,17 +42,16 @@ async def test_an_image_address_ends_and_the_next_poll_signs_another(short_reten
 
 @pytest.mark.slow
 async def test_after_retention_a_record_is_not_found(short_retention: TestService) -> None:
-    """On both interfaces at once, so that they wait together."""
+    """Both interfaces are tested at once, so that they wait together."""
     await asyncio.gather(*(_is_not_found_after_retention(short_retention, variant) for variant in Variant))
 
 
 async def _is_not_found_after_retention(short_retention: TestService, variant: Variant) -> None:
     member = await short_retention.member()
     job = await short_retention.complete(await short_retention.submit(member, variant))
-    path = ("/v1/generate/" if variant is Variant.A else "/v1/generations/") + job.id
 
     async def gone() -> bool:
-        answer = await short_retention.client.get(path, headers=member.headers(variant))
+        answer = await short_retention.poll(member, variant, job.id)
         return answer.status_code == 404 and error_of(answer)["code"] == "not_found"
 
     assert not await gone()

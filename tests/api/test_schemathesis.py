@@ -17,7 +17,7 @@ from tests.support import volatile_redis
 
 QUICK = ("--phases", "examples,coverage", "--max-examples", "5")
 SWEEP = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "200")
-"""The whole of it, behind `soak`."""
+"""The long sweep, which runs only with the mark `soak`."""
 DOCUMENTS = {"a": Variant.A, "b": Variant.B, "jobs": Variant.A, "loras": Variant.A}
 TWO_CREDENTIALS = ("--exclude-checks", "positive_data_acceptance")
 """A document of two credentials, of which schemathesis may send both: refused, and rightly so."""

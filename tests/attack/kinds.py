@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import Iterator
 
-from tests.attack.requests import Kind, Requests
+from tests.attack.requests import Kind, Requests, odd, one
 from tests.attack.upload_kinds import lora_kinds, page_kinds
 
 BODY = b'{"prompt":"a red circle","lora_id":"model_x"}'
@@ -36,7 +36,7 @@ ENDPOINTS = (
 
 
 def kinds(host: str, secret: str) -> list[Kind]:
-    """All of them. `host` is the service's own; `secret` a key for both interfaces."""
+    """Return all kinds. `host` is the service's own; `secret` a key for both interfaces."""
     return [*_Kinds(host, secret).all(), *lora_kinds(host, secret), *page_kinds(host, secret)]
 
 
@@ -72,28 +72,26 @@ class _Kinds(Requests):
             "TRACE",
         )
         for method in strange:
-            yield Kind(f"method {method[:20]}", (self.request(f"{method} /healthz HTTP/1.1"),), statuses=(405,))
+            yield one(f"method {method[:20]}", self.request(f"{method} /healthz HTTP/1.1"), 405)
         for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
             for path in ("/v1/generate", "/v1/models", "/nowhere"):
-                yield Kind(f"{method} {path}", (self.request(f"{method} {path} HTTP/1.1"),), statuses=(404, 405))
-        yield Kind("method with a body", (self.request("FOO / HTTP/1.1", "Content-Length: 3", body=b"abc"),))
-        yield Kind("CONNECT to another", (self.request("CONNECT 127.0.0.1:22 HTTP/1.1"),), is_http=False)
+                yield one(f"{method} {path}", self.request(f"{method} {path} HTTP/1.1"), 404, 405)
+        yield one("method with a body", self.request("FOO / HTTP/1.1", "Content-Length: 3", body=b"abc"))
+        yield odd("CONNECT to another", self.request("CONNECT 127.0.0.1:22 HTTP/1.1"))
         same = b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\nConnection: close\r\n\r\n"
-        yield Kind("CONNECT with its own Host", (same,), statuses=(405,))
+        yield one("CONNECT with its own Host", same, 405)
         for path in ENDPOINTS:
-            yield Kind(f"HEAD {path}", (self.request(f"HEAD {path} HTTP/1.1"),))
-            yield Kind(
-                f"TRACE {path}", (self.request(f"TRACE {path} HTTP/1.1", self.key.strip()),), statuses=(404, 405)
-            )
+            yield one(f"HEAD {path}", self.request(f"HEAD {path} HTTP/1.1"))
+            yield one(f"TRACE {path}", self.request(f"TRACE {path} HTTP/1.1", self.key.strip()), 404, 405)
 
     def _versions(self) -> Iterator[Kind]:
         for version in ("HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/9.9", "HTTP/0.9"):
-            yield Kind(f"version {version}", (self.request(f"GET /healthz {version}"),), is_http=False)
+            yield odd(f"version {version}", self.request(f"GET /healthz {version}"))
         for version in ("HTTP/1", "HTTP/1.10", "HTTPS/1.1", "http/1.1", "ICY/1.1", "HTTP/1.1 x", ""):
-            yield Kind(f"version {version!r}", (self.request(f"GET /healthz {version}"),), is_http=False)
-        yield Kind("HTTP/0.9", (b"GET /healthz\r\n",), is_http=False)
-        yield Kind("HTTP/1.0 with Host", (self.request("GET /healthz HTTP/1.0"),), statuses=(200,))
-        yield Kind("HTTP/1.0 without Host", (b"GET /openapi/a.json HTTP/1.0\r\n\r\n",), statuses=(200,))
+            yield odd(f"version {version!r}", self.request(f"GET /healthz {version}"))
+        yield odd("HTTP/0.9", b"GET /healthz\r\n")
+        yield one("HTTP/1.0 with Host", self.request("GET /healthz HTTP/1.0"), 200)
+        yield one("HTTP/1.0 without Host", b"GET /openapi/a.json HTTP/1.0\r\n\r\n", 200)
 
     def _targets(self) -> Iterator[Kind]:
         paths = {
@@ -125,14 +123,12 @@ class _Kinds(Requests):
             "a format": "/v1/jobs/%%s%%n{0}",
         }
         for name, path in paths.items():
-            yield Kind(f"target with {name}", (self.request(f"GET {path} HTTP/1.1", self.key.strip()),))
-        yield Kind("target *", (self.request("OPTIONS * HTTP/1.1"),), statuses=(404,))
-        yield Kind(
-            "target in absolute form",
-            (self.request(f"GET http://{self.host[6:-2].decode()}/healthz HTTP/1.1"),),
-            statuses=(200,),
+            yield one(f"target with {name}", self.request(f"GET {path} HTTP/1.1", self.key.strip()))
+        yield one("target *", self.request("OPTIONS * HTTP/1.1"), 404)
+        yield one(
+            "target in absolute form", self.request(f"GET http://{self.host[6:-2].decode()}/healthz HTTP/1.1"), 200
         )
-        yield Kind("target of another host", (self.request("GET http://evil.example/healthz HTTP/1.1"),), is_http=False)
+        yield odd("target of another host", self.request("GET http://evil.example/healthz HTTP/1.1"))
         for name, target in {
             "raw bytes": "/v1/\xff\xfe",
             "a fragment": "/healthz#x",
@@ -140,15 +136,15 @@ class _Kinds(Requests):
             "a tab": "/a\tb",
             "a space": "/a b",
         }.items():
-            yield Kind(f"target with {name}", (self.request(f"GET {target} HTTP/1.1"),), is_http=False)
+            yield odd(f"target with {name}", self.request(f"GET {target} HTTP/1.1"))
         for target in ("healthz", "", "?a=b", "ftp://a/b", "127.0.0.1:22"):
-            yield Kind(f"target {target!r}", (self.request(f"GET {target} HTTP/1.1"),), is_http=False)
+            yield odd(f"target {target!r}", self.request(f"GET {target} HTTP/1.1"))
 
     def _hosts(self) -> Iterator[Kind]:
         line = b"GET /openapi/a.json HTTP/1.1\r\n"
         end = b"Connection: close\r\n\r\n"
-        yield Kind("no Host", (line + end,), statuses=(400,))
-        yield Kind("another Host", (line + b"Host: evil.example\r\n" + end,), statuses=(200,))
+        yield one("no Host", line + end, 400)
+        yield one("another Host", line + b"Host: evil.example\r\n" + end, 200)
         for name, host in {
             "empty": b"",
             "with a slash": b"a/b",
@@ -161,40 +157,24 @@ class _Kinds(Requests):
             "long": b"a" * 300,
             "half an IPv6 address": b"[::1",
         }.items():
-            yield Kind(f"Host {name}", (line + b"Host: " + host + b"\r\n" + end,), is_http=False)
-        yield Kind("two Hosts", (line + self.host + b"Host: evil.example\r\n" + end,), is_http=False)
+            yield odd(f"Host {name}", line + b"Host: " + host + b"\r\n" + end)
+        yield odd("two Hosts", line + self.host + b"Host: evil.example\r\n" + end)
 
     def _lengths(self) -> Iterator[Kind]:
         for length in ("+7", "-1", "0x7", "7 7", "9" * 23, "", "7.0", "seven", "1e2", "7;8"):
-            yield Kind(
-                f"Content-Length {length[:24]!r}",
-                (self.post(f"Content-Length: {length}", body=b'{"a":1}'),),
-                is_http=False,
-            )
-        yield Kind(
-            "two lengths", (self.post("Content-Length: 7", "Content-Length: 0", body=b'{"a":1}'),), is_http=False
-        )
-        yield Kind(
-            "the length twice",
-            (self.post("Content-Length: 7", "Content-Length: 7", body=b'{"a":1}'),),
-            statuses=(401,),
-        )
-        yield Kind("the length as a list", (self.post("Content-Length: 7, 7", body=b'{"a":1}'),), statuses=(401,))
-        yield Kind(
-            "a body after GET",
-            (self.request("GET /healthz HTTP/1.1", "Content-Length: 7", body=b'{"a":1}'),),
-            statuses=(200,),
-        )
+            yield odd(f"Content-Length {length[:24]!r}", self.post(f"Content-Length: {length}", body=b'{"a":1}'))
+        yield odd("two lengths", self.post("Content-Length: 7", "Content-Length: 0", body=b'{"a":1}'))
+        yield one("the length twice", self.post("Content-Length: 7", "Content-Length: 7", body=b'{"a":1}'), 401)
+        yield one("the length as a list", self.post("Content-Length: 7, 7", body=b'{"a":1}'), 401)
+        yield one("a body after GET", self.request("GET /healthz HTTP/1.1", "Content-Length: 7", body=b'{"a":1}'), 200)
         follower = self.request("GET /healthz HTTP/1.1")
         hidden = self.request("GET /healthz HTTP/1.1", f"Content-Length: {len(follower)}", body=follower)
-        yield Kind("a request hidden in a body", (hidden,), statuses=(200,))
-        yield Kind(
-            "a length and chunks",
-            (self.post("Content-Length: 6", "Transfer-Encoding: chunked", body=b"0\r\n\r\nG"),),
-            statuses=(401,),
+        yield one("a request hidden in a body", hidden, 200)
+        yield one(
+            "a length and chunks", self.post("Content-Length: 6", "Transfer-Encoding: chunked", body=b"0\r\n\r\nG"), 401
         )
         three = self.request("GET /healthz HTTP/1.1", closes=False) * 2 + follower
-        yield Kind("three at once", (three,), statuses=(200,))
+        yield one("three at once", three, 200)
 
     def _encodings(self) -> Iterator[Kind]:
         for encoding in (
@@ -208,27 +188,11 @@ class _Kinds(Requests):
             "chunked chunked",
             "chunked;a=b",
         ):
-            yield Kind(
-                f"Transfer-Encoding {encoding!r}",
-                (self.post(f"Transfer-Encoding: {encoding}", body=b"0\r\n\r\n"),),
-                is_http=False,
-            )
-        yield Kind(
-            "Transfer-Encoding after a tab",
-            (self.post("Transfer-Encoding:\tchunked", body=b"0\r\n\r\n"),),
-            statuses=(401,),
-        )
-        yield Kind(
-            "Transfer-Encoding before a space",
-            (self.post("Transfer-Encoding : chunked", body=b"0\r\n\r\n"),),
-            is_http=False,
-        )
-        yield Kind(
-            "Transfer-Encoding twice",
-            (self.post("Transfer-Encoding: chunked", "Transfer-Encoding: identity"),),
-            is_http=False,
-        )
-        yield Kind("Transfer-Encoding folded", (self.post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n"),))
+            yield odd(f"Transfer-Encoding {encoding!r}", self.post(f"Transfer-Encoding: {encoding}", body=b"0\r\n\r\n"))
+        yield one("Transfer-Encoding after a tab", self.post("Transfer-Encoding:\tchunked", body=b"0\r\n\r\n"), 401)
+        yield odd("Transfer-Encoding before a space", self.post("Transfer-Encoding : chunked", body=b"0\r\n\r\n"))
+        yield odd("Transfer-Encoding twice", self.post("Transfer-Encoding: chunked", "Transfer-Encoding: identity"))
+        yield one("Transfer-Encoding folded", self.post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n"))
         chunks = {
             "an extension": b'7;a=b\r\n{"a":1}\r\n0\r\n\r\n',
             "a newline in an extension": b'7;a\nb\r\n{"a":1}\r\n0\r\n\r\n',
@@ -242,7 +206,7 @@ class _Kinds(Requests):
         }
         for name, body in chunks.items():
             head = self.post(self.key.strip(), "Transfer-Encoding: chunked")
-            yield Kind(f"chunk with {name}", (head + body,), is_http=False)
+            yield odd(f"chunk with {name}", head + body)
             yield Kind(f"chunk with {name}, later", (head, body), is_http=False)
 
     def _header_lines(self) -> Iterator[Kind]:
@@ -259,7 +223,7 @@ class _Kinds(Requests):
             "a leading space": b" X-A: b",
         }
         for name, line in lines.items():
-            yield Kind(f"header with {name}", (self.request("GET /healthz HTTP/1.1", line),), is_http=False)
+            yield odd(f"header with {name}", self.request("GET /healthz HTTP/1.1", line))
         for name, line in {
             "a folded value": b"X-A: b\r\n c",
             "a bare newline": b"X-A: b\nX-B: c",
@@ -269,7 +233,7 @@ class _Kinds(Requests):
             "a tab": b"X-A:\tb\tc",
             "markup": b"X-A: <script>alert(1)</script>",
         }.items():
-            yield Kind(f"header with {name}", (self.request("GET /healthz HTTP/1.1", line),))
+            yield one(f"header with {name}", self.request("GET /healthz HTTP/1.1", line))
         for name in (
             "authorization",
             "x-api-key",
@@ -287,110 +251,74 @@ class _Kinds(Requests):
             "content-encoding",
         ):
             row = name.encode() + b": \xff\xfe\xe4"
-            yield Kind(f"{name} not UTF-8", (self.json(BODY, row),), statuses=(202, 400, 401, 403, 415))
-            yield Kind(f"{name} sent 50 times", (self.request("GET /v1/models HTTP/1.1", *[f"{name}: a"] * 50),))
+            yield one(f"{name} not UTF-8", self.json(BODY, row), 202, 400, 401, 403, 415)
+            yield one(f"{name} sent 50 times", self.request("GET /v1/models HTTP/1.1", *[f"{name}: a"] * 50))
 
     def _headers_of_serve(self) -> Iterator[Kind]:
         for name in FIVE_HEADERS_OF_SERVE:
             for value in (b"\xff\xfe", b"0.000001", b"-1", b"?1", b"a" * 7_000, b"\x1b]0;x\x07"):
                 request = self.request("GET /healthz HTTP/1.1", name.encode() + b": " + value)
-                yield Kind(f"{name}: {value[:8]!r}", (request,), statuses=(200,))
+                yield one(f"{name}: {value[:8]!r}", request, 200)
         for name in ("Serve_Multiplexed-Model_Id", "X-Serve-Router-Target", "X-Session-Id", "x-serve-anything"):
-            yield Kind(
-                f"{name} not UTF-8",
-                (self.request("GET /healthz HTTP/1.1", name.encode() + b": \xff"),),
-                statuses=(200,),
-            )
+            yield one(f"{name} not UTF-8", self.request("GET /healthz HTTP/1.1", name.encode() + b": \xff"), 200)
         for value in ("short", "a" * 200, "with space", "semi;colon", "a\tb", '"><img src=x>'):
-            yield Kind(
-                f"X-Request-Id {value[:12]!r}",
-                (self.request("GET /healthz HTTP/1.1", f"X-Request-Id: {value}"),),
-                statuses=(200,),
+            yield one(
+                f"X-Request-Id {value[:12]!r}", self.request("GET /healthz HTTP/1.1", f"X-Request-Id: {value}"), 200
             )
         twice = ["X-Request-Id: aaaaaaaaaaaa", "X-Request-Id: bbbbbbbbbbbb"]
-        yield Kind("X-Request-Id twice", (self.request("GET /healthz HTTP/1.1", *twice),), statuses=(200,))
-        yield Kind(
-            "a timeout for a request that runs",
-            (self.json(b"{}", "x-request-timeout-seconds: 0.000001"),),
-            statuses=(400,),
-        )
+        yield one("X-Request-Id twice", self.request("GET /healthz HTTP/1.1", *twice), 200)
+        yield one("a timeout for a request that runs", self.json(b"{}", "x-request-timeout-seconds: 0.000001"), 400)
 
     def _other_protocols(self) -> Iterator[Kind]:
         socket = ("Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
         for protocol in ("websocket", "h2c", "TLS/1.0", "\xff"):
             for path in ("/v1/jobs", "/healthz", "/nowhere"):
-                yield Kind(
+                yield one(
                     f"upgrade to {protocol!r} at {path}",
-                    (self.request(f"GET {path} HTTP/1.1", f"Upgrade: {protocol}", *socket),),
+                    self.request(f"GET {path} HTTP/1.1", f"Upgrade: {protocol}", *socket),
                 )
-        yield Kind("HTTP/2 at once", (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",), is_http=False)
-        yield Kind("TLS", (bytes.fromhex("16030100c8010000c40303") + b"\0" * 190,), is_http=False)
-        yield Kind(
+        yield odd("HTTP/2 at once", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        yield odd("TLS", bytes.fromhex("16030100c8010000c40303") + b"\0" * 190)
+        yield one(
             "gRPC",
-            (
-                self.post(
-                    "TE: trailers",
-                    "Content-Type: application/grpc",
-                    "Content-Length: 5",
-                    body=b"\0" * 5,
-                    path="/ray.rpc.syncer.RaySyncer/StartSync",
-                ),
+            self.post(
+                "TE: trailers",
+                "Content-Type: application/grpc",
+                "Content-Length: 5",
+                body=b"\0" * 5,
+                path="/ray.rpc.syncer.RaySyncer/StartSync",
             ),
-            statuses=(404,),
+            404,
         )
-        yield Kind("SOCKS", (b"\x05\x01\x00",), is_http=False, waits=True)
-        yield Kind(
-            "PROXY", (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n" + self.request("GET /healthz HTTP/1.1"),), is_http=False
-        )
-        yield Kind("SMTP", (b"EHLO evil.example\r\n",), is_http=False, waits=True)
-        yield Kind("Redis", (b"*1\r\n$4\r\nPING\r\n",), is_http=False, waits=True)
-        yield Kind("noise", (bytes(range(256)) * 8,), is_http=False)
+        yield odd("SOCKS", b"\x05\x01\x00", waits=True)
+        yield odd("PROXY", b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n" + self.request("GET /healthz HTTP/1.1"))
+        yield odd("SMTP", b"EHLO evil.example\r\n", waits=True)
+        yield odd("Redis", b"*1\r\n$4\r\nPING\r\n", waits=True)
+        yield odd("noise", bytes(range(256)) * 8)
         for value in ("100-continue", "200-ok", "\xff", "100-continue, 100-continue"):
-            yield Kind(
-                f"Expect {value!r}", (self.post(f"Expect: {value}", "Content-Length: 2", body=b"{}"),), statuses=(401,)
-            )
+            yield one(f"Expect {value!r}", self.post(f"Expect: {value}", "Content-Length: 2", body=b"{}"), 401)
 
     def _sizes(self) -> Iterator[Kind]:
-        yield Kind(
-            "a header of 20 KB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 20_000),), statuses=(400,)
-        )
-        yield Kind(
-            "a header of 60 KB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 60_000),), statuses=(400,)
-        )
-        yield Kind(
-            "a header of 1 MB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 1_000_000),), is_http=False
-        )
-        yield Kind(
-            "200 headers",
-            (self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(200))),),
-            statuses=(400,),
-        )
-        yield Kind(
-            "2,000 headers",
-            (self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(2_000))),),
-            is_http=False,
-        )
-        yield Kind("a long name", (self.request("GET /healthz HTTP/1.1", "X" * 10_000 + ": a"),), is_http=False)
-        yield Kind("cookies of 10 KB", (self.request("GET /console/sign-in HTTP/1.1", "Cookie: " + "a=b; " * 2_000),))
-        yield Kind("a target of 60 KB", (self.request(f"GET /{'a' * 60_000} HTTP/1.1"),), statuses=(404,))
+        yield one("a header of 20 KB", self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 20_000), 400)
+        yield one("a header of 60 KB", self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 60_000), 400)
+        yield odd("a header of 1 MB", self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 1_000_000))
+        yield one("200 headers", self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(200))), 400)
+        yield odd("2,000 headers", self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(2_000))))
+        yield odd("a long name", self.request("GET /healthz HTTP/1.1", "X" * 10_000 + ": a"))
+        yield one("cookies of 10 KB", self.request("GET /console/sign-in HTTP/1.1", "Cookie: " + "a=b; " * 2_000))
+        yield one("a target of 60 KB", self.request(f"GET /{'a' * 60_000} HTTP/1.1"), 404)
         for path in ("generate", "upscale", "jobs", "loras"):
             line = f"GET /v1/{path}/{'a' * 60_000} HTTP/1.1"
-            yield Kind(f"an id of 60 KB in {path}", (self.request(line, self.key.strip()),), statuses=(404,))
-        yield Kind("a body of 70 KB", (self.json(b" " * 70_000),), statuses=(413,))
-        yield Kind(
+            yield one(f"an id of 60 KB in {path}", self.request(line, self.key.strip()), 404)
+        yield one("a body of 70 KB", self.json(b" " * 70_000), 413)
+        yield one(
             "a body of 70 KB in chunks",
-            (
-                self.post(
-                    self.key.strip(),
-                    "Transfer-Encoding: chunked",
-                    body=b"11170\r\n" + b" " * 0x11170 + b"\r\n0\r\n\r\n",
-                ),
+            self.post(
+                self.key.strip(), "Transfer-Encoding: chunked", body=b"11170\r\n" + b" " * 0x11170 + b"\r\n0\r\n\r\n"
             ),
-            statuses=(413,),
+            413,
         )
-        yield Kind(
-            "a body of 70 KB from nobody", (self.post("Content-Length: 70000", body=b" " * 70_000),), statuses=(401,)
-        )
+        yield one("a body of 70 KB from nobody", self.post("Content-Length: 70000", body=b" " * 70_000), 401)
 
     def _credentials(self) -> Iterator[Kind]:
         basic = base64.b64encode(b"a:b").decode()
@@ -409,15 +337,11 @@ class _Kinds(Requests):
             "a cookie": ("Cookie: atelier_session=" + "a" * 64,),
         }
         for name, lines in rows.items():
-            yield Kind(
-                f"credentials: {name}",
-                (self.post(*lines, f"Content-Length: {len(BODY)}", body=BODY),),
-                statuses=(400, 401, 403),
+            yield one(
+                f"credentials: {name}", self.post(*lines, f"Content-Length: {len(BODY)}", body=BODY), 400, 401, 403
             )
         for path in ENDPOINTS:
-            yield Kind(
-                f"GET {path} from nobody", (self.request(f"GET {path} HTTP/1.1"),), statuses=(200, 401, 404, 405)
-            )
+            yield one(f"GET {path} from nobody", self.request(f"GET {path} HTTP/1.1"), 200, 401, 404, 405)
 
     def _bodies(self) -> Iterator[Kind]:
         bodies = {
@@ -446,7 +370,7 @@ class _Kinds(Requests):
             "many fields": json.dumps({f"a{i}": i for i in range(4_000)}).encode(),
         }
         for name, body in bodies.items():
-            yield Kind(f"body: {name}", (self.json(body),), statuses=(400, 403))
+            yield one(f"body: {name}", self.json(body), 400, 403)
         for media in (
             "text/xml",
             "multipart/form-data; boundary=x",
@@ -454,29 +378,21 @@ class _Kinds(Requests):
             "\xff",
             "a" * 3_000,
         ):
-            yield Kind(f"media type {media[:20]!r}", (self.json(BODY, f"Content-Type: {media}"),), statuses=(400, 415))
+            yield one(f"media type {media[:20]!r}", self.json(BODY, f"Content-Type: {media}"), 400, 415)
         for encoding in ("gzip", "br", "\xff"):
-            yield Kind(
-                f"content encoding {encoding!r}",
-                (self.json(BODY, f"Content-Encoding: {encoding}"),),
-                statuses=(400, 415),
-            )
+            yield one(f"content encoding {encoding!r}", self.json(BODY, f"Content-Encoding: {encoding}"), 400, 415)
         for key in ("a" * 300, "a b", "\xff", ""):
-            yield Kind(
-                f"idempotency key {key[:8]!r}", (self.json(BODY, f"Idempotency-Key: {key}"),), statuses=(400, 403)
-            )
+            yield one(f"idempotency key {key[:8]!r}", self.json(BODY, f"Idempotency-Key: {key}"), 400, 403)
         for field, value in (("image_id", "x"), ("image_id", 7), ("scale_factor", 3)):
-            yield Kind(
-                f"upscale {field} {value}",
-                (self.json(json.dumps({field: value}).encode(), path="/v1/upscale"),),
-                statuses=(400, 404),
+            yield one(
+                f"upscale {field} {value}", self.json(json.dumps({field: value}).encode(), path="/v1/upscale"), 400, 404
             )
 
     def _unfinished(self) -> Iterator[Kind]:
-        """The first three are closed without an answer: they never were a request."""
-        yield Kind("silence", (b"",), is_http=False, waits=True)
-        yield Kind("half a line", (b"GET /heal",), is_http=False, waits=True)
-        yield Kind("half the headers", (b"GET /healthz HTTP/1.1\r\nHo",), is_http=False, waits=True)
+        """The first three connections are closed without an answer: what they sent never was a request."""
+        yield odd("silence", b"", waits=True)
+        yield odd("half a line", b"GET /heal", waits=True)
+        yield odd("half the headers", b"GET /healthz HTTP/1.1\r\nHo", waits=True)
         for name, path, row, status in (
             ("the API", "/v1/generate", self.key.strip(), 408),
             ("the API from nobody", "/v1/generate", "X-A: b", 401),
@@ -484,6 +400,6 @@ class _Kinds(Requests):
             ("nothing", "/nowhere", "X-A: b", 404),
         ):
             half = self.post(row, "Content-Length: 100", body=b"a", path=path)
-            yield Kind(f"half a body for {name}", (half,), waits=True, statuses=(status,))
+            yield one(f"half a body for {name}", half, status, waits=True)
             chunk = self.post(row, "Transfer-Encoding: chunked", body=b"5\r\nab", path=path)
-            yield Kind(f"half a chunk for {name}", (chunk,), waits=True, statuses=(status,))
+            yield one(f"half a chunk for {name}", chunk, status, waits=True)

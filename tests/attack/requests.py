@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class Kind:
     """It brings a file, which a process reads before the answer: with others that takes minutes."""
     is_page: bool = False
     """A person is answered, in HTML, and not a program."""
+
+
+def one(name: str, text: bytes, *statuses: int, **marks: Any) -> Kind:
+    """Return a kind that is sent in one part."""
+    return Kind(name, (text,), statuses=statuses, **marks)
+
+
+def odd(name: str, text: bytes, *, waits: bool = False) -> Kind:
+    """Return a kind in one part that HAProxy's parser may refuse."""
+    return Kind(name, (text,), is_http=False, waits=waits)
 
 
 class Requests:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 BY_API, BY_CONSOLE = 10, 6
 GONE_WITHIN_S = 10
 SENT = (0, 1 << 10, 3 << 20, 24 << 20)
-"""Bytes of a file of 100 MB after which the client is gone: some are in memory, some on the disk, some being written."""
+"""The client is gone after so many bytes of a file of 100 MB: some are in memory, on the disk or being written."""
 BEGUN = 64 << 10
 """Bytes of the file that are sent with the head: the proxy passes on what fills its buffer."""
 FIELDS = {"name": "Ink", "base_model": "pocket"}
@@ -78,7 +78,7 @@ def test_broken_off_uploads_are_gone_within_ten_seconds(service: Service, upload
 
 
 def test_an_upload_whose_client_leaves_while_it_is_checked_is_gone_with_its_check(service: Service) -> None:
-    """Its file is no LoRA, as a process of its own finds out."""
+    """The file is no LoRA, which the check finds out in a process of its own."""
     content, end = b"\0" * 10_000, f"\r\n--{BOUNDARY}--\r\n".encode()
     rows = (f"Authorization: Bearer {service.ready['keys']['both']}",)
     body = begin(service.port, "/v1/loras", FIELDS, *rows, length=0).partition(b"\r\n\r\n")[2] + content + end

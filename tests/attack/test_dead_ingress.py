@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 
 REQUESTS = {"GET /healthz": 200, "POST /v1/generate": 401}
 SERVED_S = 3.0
-"""For so long an ingress has to answer as usual."""
+"""An ingress that has answered as usual for this long serves again."""
 
 
 def test_a_killed_ingress_is_a_503_at_worst(service: Service) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 
 AT_ONCE = 32
 RATE_LIMITED = 429
-"""The plan of the key that the kinds share has an end."""
+"""Any kind may get this status: the plan of the key that they share has an end."""
 
 
 def faults(port: int, kinds: Iterable[Kind]) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_replica_s_own_port_answers_nobody(service: Service) -> None:
 
 
 SERVERS = {"a replica": "ServeReplica:atelier:ingress", "Serve's own proxy": "ProxyActor"}
-"""What takes requests beside HAProxy, by its process."""
+"""These processes take requests beside HAProxy; each has its title."""
 CREDENTIALS = ("Authorization: Bearer {key}", "X-API-Key: {key}")
 OBEYED = (
     *(
@@ -145,7 +145,7 @@ def http(port: int, parts: tuple[bytes, ...]) -> list[Answer]:
 
 
 def test_what_the_headers_tell_is_answered_before_the_body(service: Service) -> None:
-    """Also where the caller waits for `100 Continue`, which it does not hear then."""
+    """A caller that waits for `100 Continue` gets the answer in its place."""
     key = f"Authorization: Bearer {service.ready['keys']['both']}"
     command = [ATELIER, "accounts", "create", "over", "--plan-b", "free", "--json", "--data-dir", str(service.data_dir)]
     over = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["key"]
@@ -175,7 +175,8 @@ def test_what_the_headers_tell_is_answered_before_the_body(service: Service) -> 
 
 def test_a_body_that_is_wanted_is_asked_for(service: Service) -> None:
     key = service.ready["keys"]["both"]
-    head = f"POST /v1/generate HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+    rows = ("POST /v1/generate HTTP/1.1", "Host: a", f"X-API-Key: {key}", "Content-Length: 5", "Expect: 100-continue")
+    head = "\r\n".join(rows) + "\r\n\r\n"
     assert first_line(service.port, head.encode()) == b"HTTP/1.1 100 Continue"
 
 

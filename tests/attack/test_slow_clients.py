@@ -15,7 +15,7 @@ from tests.deployments.service import Service
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 HEADERS_LIMIT_S = 10.0
-"""`timeout http-request` in deployments/proxy/defaults.cfg."""
+"""`timeout http-request` in `deployments/proxy/defaults.cfg` says the same."""
 POLL = "/v1/generate/gen_" + "a" * 26
 
 
@@ -115,9 +115,10 @@ class Callers:
 
 
 def test_slow_clients_are_shown_out_while_others_are_served(service: Service) -> None:
-    """Also one whose headers trickle in: a byte now and then is no reason to wait longer."""
+    """So is a client whose headers trickle in: a byte now and then is no reason to wait longer."""
     half = sign_in(service.port)
-    posted = f"POST /v1/generate HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {service.ready['keys']['both']}\r\nContent-Length: 9"
+    key = f"Authorization: Bearer {service.ready['keys']['both']}"
+    posted = f"POST /v1/generate HTTP/1.1\r\nHost: a\r\n{key}\r\nContent-Length: 9"
     with (
         Callers(service.port, service.ready["keys"]["both"]) as others,
         Trickle(service.port) as trickle,

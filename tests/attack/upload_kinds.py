@@ -7,7 +7,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 
-from tests.attack.requests import Kind, Requests
+from tests.attack.requests import Kind, Requests, odd, one
 
 BOUNDARY = "x7"
 FORM_TYPE = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
@@ -75,13 +75,13 @@ def lora_kinds(host: str, secret: str) -> Iterator[Kind]:
 
 
 def page_kinds(host: str, secret: str) -> Iterator[Kind]:
-    """To pages for people: without a session, and with one that nobody has."""
+    """Requests to pages for people, without a session and with one that nobody has."""
     requests = Requests(host, secret)
     for path in (*CONSOLE_PAGES, *OPERATORS_PAGES):
         cookie = "Cookie: atelier_session=" + "a" * 43 + "; atelier_operator=\xff"
         for name, rows in {"nobody": (), "a made-up session": (cookie,), "a key": (requests.key.strip(),)}.items():
             text = requests.request(f"GET {path} HTTP/1.1", *rows)
-            yield Kind(f"page {path[:60]} with {name}", (text,), statuses=(200, 303, 307, 400, 404, 405), is_page=True)
+            yield one(f"page {path[:60]} with {name}", text, 200, 303, 307, 400, 404, 405, is_page=True)
     own = f"Origin: http://{host}"
     for path in FORMS:
         for name, rows in {
@@ -93,16 +93,16 @@ def page_kinds(host: str, secret: str) -> Iterator[Kind]:
             body = b"name=a&form_token=b&next=//evil.example"
             head = (*rows, "Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(body)}")
             text = requests.post(*head, body=body, path=path)
-            yield Kind(f"form {path} with {name}", (text,), statuses=(303, 403, 404, 415), is_page=True)
+            yield one(f"form {path} with {name}", text, 303, 403, 404, 415, is_page=True)
 
 
 def _routes(requests: Requests) -> Iterator[Kind]:
     for method in ("GET", "PATCH", "DELETE", "POST", "PUT"):
         for path in ("/v1/loras", LORA, f"{LORA}/grants", f"{LORA}/grants/acct_{'a' * 26}", "/v1/usage"):
             nobody = requests.request(f"{method} {path} HTTP/1.1", "Content-Length: 0")
-            yield Kind(f"{method} {path} from nobody", (nobody,), statuses=(401, 404, 405))
+            yield one(f"{method} {path} from nobody", nobody, 401, 404, 405)
             text = requests.request(f"{method} {path} HTTP/1.1", requests.key.strip(), JSON, "Content-Length: 0")
-            yield Kind(f"{method} {path} without a body", (text,), statuses=(200, *REFUSED, 405))
+            yield one(f"{method} {path} without a body", text, 200, *REFUSED, 405)
     targets = {
         "dots": "/v1/loras/%2e%2e%2f%2e%2e%2fsecrets.json",
         "a NUL": "/v1/loras/%00",
@@ -118,7 +118,7 @@ def _routes(requests: Requests) -> Iterator[Kind]:
         "a huge span of usage": "/v1/usage?from=0001-01-01&to=9999-12-31",
     }
     for name, path in targets.items():
-        yield Kind(f"LoRAs with {name}", (requests.request(f"GET {path} HTTP/1.1", requests.key.strip()),))
+        yield one(f"LoRAs with {name}", requests.request(f"GET {path} HTTP/1.1", requests.key.strip()))
     documents = {
         "nothing": b"{}",
         "null": b'{"name":null}',
@@ -131,12 +131,8 @@ def _routes(requests: Requests) -> Iterator[Kind]:
     }
     for name, body in documents.items():
         head = (requests.key.strip(), JSON, f"Content-Length: {len(body)}")
-        yield Kind(
-            f"change of a LoRA to {name}",
-            (requests.request(f"PATCH {LORA} HTTP/1.1", *head, body=body),),
-            statuses=REFUSED,
-        )
-        yield Kind(f"share with {name}", (requests.json(body, JSON, path=f"{LORA}/grants"),), statuses=REFUSED)
+        yield one(f"change of a LoRA to {name}", requests.request(f"PATCH {LORA} HTTP/1.1", *head, body=body), *REFUSED)
+        yield one(f"share with {name}", requests.json(body, JSON, path=f"{LORA}/grants"), *REFUSED)
 
 
 def _references(requests: Requests) -> Iterator[Kind]:
@@ -162,7 +158,7 @@ def _references(requests: Requests) -> Iterator[Kind]:
     )
     for source in sources:
         body = json.dumps({**said, "source": source}).encode()
-        yield Kind(f"source {source[:40]!r}", (requests.json(body, JSON, path="/v1/loras"),), statuses=(400, 403))
+        yield one(f"source {source[:40]!r}", requests.json(body, JSON, path="/v1/loras"), 400, 403)
     for name, digest in {
         "unknown": "9f" * 32,
         "short": "9f",
@@ -170,9 +166,9 @@ def _references(requests: Requests) -> Iterator[Kind]:
         "of a path": "../" * 21,
     }.items():
         body = json.dumps({**said, "sha256": digest}).encode()
-        yield Kind(f"digest {name}", (requests.json(body, JSON, path="/v1/loras"),), statuses=REFUSED)
+        yield one(f"digest {name}", requests.json(body, JSON, path="/v1/loras"), *REFUSED)
     both = json.dumps({**said, "sha256": "9f" * 32, "source": "http://127.0.0.1/"}).encode()
-    yield Kind("a digest and a source", (requests.json(both, JSON, path="/v1/loras"),), statuses=(400, 403))
+    yield one("a digest and a source", requests.json(both, JSON, path="/v1/loras"), 400, 403)
 
 
 def _forms(requests: Requests) -> Iterator[Kind]:
@@ -204,17 +200,17 @@ def _forms(requests: Requests) -> Iterator[Kind]:
         "text before it": b"abc\r\n" + whole,
     }
     for name, body in bodies.items():
-        yield Kind(f"upload: {name}", (_upload(requests, body),), statuses=REFUSED, is_checked=True)
+        yield one(f"upload: {name}", _upload(requests, body), *REFUSED, is_checked=True)
     for boundary in ("", '""', "a" * 300, "a b", '"a', "\xff", "-" * 70):
         row = f"Content-Type: multipart/form-data; boundary={boundary}"
         text = requests.post(requests.key.strip(), row, f"Content-Length: {len(whole)}", body=whole, path="/v1/loras")
-        yield Kind(f"upload: boundary {boundary[:10]!r}", (text,), statuses=REFUSED)
+        yield one(f"upload: boundary {boundary[:10]!r}", text, *REFUSED)
     huge = requests.post(requests.key.strip(), FORM_TYPE, f"Content-Length: {10**15}", path="/v1/loras")
-    yield Kind("upload: a petabyte, announced", (huge,), waits=True, statuses=(408, 413))
+    yield one("upload: a petabyte, announced", huge, 408, 413, waits=True)
     from_nobody = requests.post(FORM_TYPE, f"Content-Length: {len(whole)}", body=whole, path="/v1/loras")
-    yield Kind("upload: from nobody", (from_nobody,), statuses=(401,))
+    yield one("upload: from nobody", from_nobody, 401)
     unfinished = requests.post(requests.key.strip(), FORM_TYPE, "Content-Length: 10000", path="/v1/loras") + whole[:40]
-    yield Kind("upload: half", (unfinished,), is_http=False, waits=True)
+    yield odd("upload: half", unfinished, waits=True)
 
 
 def _files(requests: Requests) -> Iterator[Kind]:
@@ -239,7 +235,7 @@ def _files(requests: Requests) -> Iterator[Kind]:
     }
     for name, file in files.items():
         body = _form({"name": b"a", "base_model": b"pocket"}, file)
-        yield Kind(f"LoRA file: {name}", (_upload(requests, body),), statuses=(400, 403), is_checked=True)
+        yield one(f"LoRA file: {name}", _upload(requests, body), 400, 403, is_checked=True)
 
 
 def _waits(requests: Requests) -> Iterator[Kind]:
@@ -256,7 +252,7 @@ def _waits(requests: Requests) -> Iterator[Kind]:
             "If-None-Match: " + '"a",' * 1_500,
         ):
             text = requests.request(f"GET {path} HTTP/1.1", requests.key.strip(), row)
-            yield Kind(f"{path[:14]} with {row[:24]!r}", (text,), statuses=(401, 404))
+            yield one(f"{path[:14]} with {row[:24]!r}", text, 401, 404)
 
 
 def _upload(requests: Requests, body: bytes) -> bytes:

@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, upload_bar
-from serve_app.client import calls as protocol
+from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, calls, upload_bar
 from serve_app.domain.catalog import Adapter
 from serve_app.loras.catalog_file import add_digests
 from tests.live import Live
@@ -41,6 +40,20 @@ def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
     shown = capsys.readouterr().err
     assert "Checking ink [bold]" in shown
     assert shown.endswith("\x1b[1A\x1b[2K"), "the bar's line is erased"
+
+
+def test_the_bar_ends_with_an_upload_that_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Client("http://service.test", "atl_key", transport=Interrupted()) as client:
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            client.loras.add(OUTLINE, base="pocket", progress=True)
+        assert capsys.readouterr().err.endswith("\x1b[1A\x1b[2K"), interrupted
 
 
 @pytest.mark.slow
@@ -76,7 +89,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
 
 @pytest.mark.slow
 def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LORA_PAGE", 3)
+    monkeypatch.setattr(calls, "PAGE", 3)
     with Client(live.base_url, key) as client:
         listed = client.loras.list(base_model="pocket")
         assert len({lora.id for lora in listed}) == len(listed) == 8
@@ -90,7 +103,7 @@ def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPa
 def test_large_weights_that_the_account_has_are_not_sent_again(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "ASK_FROM_BYTES", 0)
+    monkeypatch.setattr(calls, "ASK_FROM_BYTES", 0)
     peft, sent = tmp_path / "peft", list[tuple[int, int]]()
     peft.mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -99,8 +112,9 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
     with Client(live.base_url, key) as client:
         for number, (path, is_folder) in enumerate(((OUTLINE, False), (peft, True))):
             record = Adapter(
-                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC), file=str(path), sha256="",
-                base_model="pocket", owner=account.id, accounts=frozenset(), is_folder=is_folder,
+                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC),
+                file=str(path), sha256="", base_model="pocket", owner=account.id, accounts=frozenset(),
+                is_folder=is_folder,
             )  # fmt: skip
             (record,) = add_digests([record], {}, {}).adapters
             assert live.run(live.resources.adapter_registry.register(record))
@@ -125,6 +139,6 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
 def test_a_peft_folder_is_two_files(tmp_path: Path) -> None:
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         with pytest.raises(FileNotFoundError, match=name):
-            protocol.lora_files(tmp_path)
+            calls.lora_files(tmp_path)
         (tmp_path / name).write_text(json.dumps({}))
-    assert set(protocol.lora_files(tmp_path)) == {"file", "adapter_config"}
+    assert set(calls.lora_files(tmp_path)) == {"file", "adapter_config"}

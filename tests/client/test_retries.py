@@ -12,7 +12,16 @@ import pytest
 
 from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable, WaitTimeout
 from serve_app.client.errors import service_error
-from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, FIRST_CONTACT_S, Call, Operation, Service, Sleep
+from serve_app.client.protocol import (
+    BACKOFF_CAP_S,
+    BACKOFF_S,
+    FIRST_CONTACT_S,
+    Call,
+    Operation,
+    Service,
+    Sleep,
+    advance,
+)
 from serve_app.client.records import Record
 from serve_app.client.sync_client import Job
 from tests.live import Live
@@ -79,7 +88,7 @@ def test_delays_grow_and_end_with_the_retry_budget() -> None:
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_retry_after_is_honoured(form: str) -> None:
+def test_retry_after_is_honored(form: str) -> None:
     retry_after = "3" if form == "seconds" else format_datetime(datetime.now(UTC) + timedelta(seconds=3))
     delays, _ = _outcome_of(lambda: httpx.Response(429, headers={"Retry-After": retry_after}), retry_budget=5)
     assert delays
@@ -114,22 +123,13 @@ def test_errors_of_a_proxy_without_the_service_are_retried(status: int, text: st
     assert error.status == status
 
 
-@pytest.mark.slow
-def test_a_service_that_is_not_routed_yet_is_retried(live: Live) -> None:
-    _, key = live.member()
-    transport = UnroutedProxy(lambda request: True, unrouted=2)
-    with Client(live.base_url, key, transport=transport) as client:
-        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
-    assert job.images
-    assert not transport.unrouted
-
-
-def test_an_image_behind_such_a_proxy_is_retried_too(live: Live) -> None:
-    _, key = live.member()
-    transport = UnroutedProxy(lambda request: request.url.path.startswith("/files/"), unrouted=1)
+@pytest.mark.parametrize(("path", "unrouted"), [pytest.param("/", 2, marks=pytest.mark.slow), ("/files/", 1)])
+def test_a_service_that_is_not_routed_yet_is_retried(live: Live, key: str, path: str, unrouted: int) -> None:
+    transport = UnroutedProxy(lambda request: request.url.path.startswith(path), unrouted=unrouted)
     with Client(live.base_url, key, transport=transport) as client:
         job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
         assert job.images[0].pil().size == (512, 512)
+    assert not transport.unrouted
 
 
 def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
@@ -171,13 +171,12 @@ def test_a_wait_ends_in_time_though_nobody_answers() -> None:
     delays: list[float] = []
 
     def refuse_every_poll() -> None:
-        action = next(operation)
+        outcome = None
         while sum(delays) <= 5:
+            action = advance(operation, outcome)
+            outcome = None if isinstance(action, Sleep) else httpx.ConnectError("refused")
             if isinstance(action, Sleep):
                 delays.append(action.seconds)
-                action = operation.send(None)
-            else:
-                action = operation.throw(httpx.ConnectError("refused"))
 
     with pytest.raises(WaitTimeout) as ended:
         refuse_every_poll()
@@ -186,7 +185,7 @@ def test_a_wait_ends_in_time_though_nobody_answers() -> None:
 
 
 def test_a_wait_ends_in_time_though_the_service_is_silent() -> None:
-    """It accepts the connection, and says nothing."""
+    """The service accepts the connection and says nothing."""
     record = Record.read({"request_id": "gen_x", "status": "queued"}, "a")
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -213,7 +212,7 @@ def test_a_wait_ends_in_time_though_the_service_is_silent() -> None:
 def test_a_missing_job_was_deleted_only_if_an_earlier_call_may_have_done_it(
     before: list[int | None], is_done: bool
 ) -> None:
-    operation = SERVICE.delete("gen_x")
+    operation = SERVICE.delete("/v1/jobs/gen_x")
     _call(next(operation))
     for status in before:
         action = operation.throw(httpx.ReadError("lost")) if status is None else operation.send(httpx.Response(status))
@@ -270,19 +269,17 @@ def _outcome_of(answer: Callable[[], httpx.Response], *, retry_budget: float) ->
     service = Service(base_url="http://service.test", key="atl_key", interface="a", retry_budget=retry_budget)
     operation: Operation[Any] = service.record("gen_x")
     delays: list[float] = []
+    outcome = None
     try:
-        action = next(operation)
         while sum(delays) <= retry_budget:
+            action, outcome = advance(operation, outcome), None
             if isinstance(action, Sleep):
                 delays.append(action.seconds)
-                action = operation.send(None)
                 continue
             try:
-                response = answer()
+                outcome = answer()
             except httpx.TransportError as error:
-                action = operation.throw(error)
-            else:
-                action = operation.send(response)
+                outcome = error
     except Exception as error:  # noqa: BLE001 the error is the result
         return delays, error
     raise AssertionError("the call was retried for longer than its retry budget")

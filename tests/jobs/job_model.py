@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from operator import eq
 from typing import Any, TypeVar
 
 from serve_app.domain.durations import milliseconds
@@ -197,11 +198,11 @@ class JobModel:
                 self._end(job, "failed", code=FailureCode.LORA_UNAVAILABLE, ours=True)
 
     async def heartbeat(self) -> None:
-        lease, job, holds = self._some_lease()
-        if lease is None or job is None:
+        if not self.leases:
             return
+        lease, job, holds = self._some_lease()
         progress = self.rnd.choice((-5, 0, 10, 50, 99, 100, 1000))
-        reply = await self._maybe_twice(lambda: self.queue.heartbeat(lease, progress=progress), _same)
+        reply = await self._maybe_twice(lambda: self.queue.heartbeat(lease, progress=progress))
         allowed = HeartbeatReply.FORBIDDEN if self._is_forbidden(job) else HeartbeatReply.OK
         wanted = HeartbeatReply.FENCED if not holds else HeartbeatReply.CANCEL if job.cancel else allowed
         assert reply is wanted, f"heartbeat of {lease}: {reply}, expected {wanted}"
@@ -210,9 +211,9 @@ class JobModel:
             job.progress = max(job.progress, min(99, progress))
 
     async def finish(self) -> None:
-        lease, job, holds = self._some_lease()
-        if lease is None or job is None:
+        if not self.leases:
             return
+        lease, job, holds = self._some_lease()
         images = [_image(lease, index) for index in range(job.images)]
         seconds = self.rnd.uniform(0.5, 8)
         reply = await self._maybe_twice(
@@ -239,9 +240,9 @@ class JobModel:
             assert other is None, f"{job.id}: another account reads its image"
 
     async def fail(self, *, retry: bool) -> None:
-        lease, job, holds = self._some_lease()
-        if lease is None or job is None:
+        if not self.leases:
             return
+        lease, job, holds = self._some_lease()
         reply = await self._maybe_twice(
             lambda: self.queue.fail(lease, FAILURE, retry=retry), _same_or((CommitReply.OK, CommitReply.DUPLICATE))
         )
@@ -259,10 +260,10 @@ class JobModel:
         assert reply is wanted, f"fail of {lease}: {reply}, expected {wanted}"
 
     async def release(self) -> None:
-        lease, job, holds = self._some_lease()
-        if lease is None or job is None:
+        if not self.leases:
             return
-        reply = await self._maybe_twice(lambda: self.queue.release(lease), _same)
+        lease, job, holds = self._some_lease()
+        reply = await self._maybe_twice(lambda: self.queue.release(lease))
         if not holds:
             wanted = _reply_for_ended(job, lease, queued=CommitReply.REQUEUED)
         elif job.cancel:
@@ -279,7 +280,7 @@ class JobModel:
         job = self.rnd.choice(self._preferred(list(self.jobs.values()), lambda job: job.state in ("queued", "running")))
         assert await self.queue.cancel(job.id, account_id="eve") is None, f"another account cancelled {job.id}"
         account = None if by_operator else job.account
-        reply = await self._maybe_twice(lambda: self.queue.cancel(job.id, account_id=account), _same)
+        reply = await self._maybe_twice(lambda: self.queue.cancel(job.id, account_id=account))
         if job.state == "queued":
             self._end(job, "canceled", code="canceled")
         elif job.state == "running":
@@ -302,9 +303,7 @@ class JobModel:
     async def decide(self, *, account: str, group: str, allow: bool) -> None:
         """The operator allows or denies an account a LoRA."""
         decision = "allow" if allow else "deny"
-        await self._maybe_twice(
-            lambda: self.queue.grant(lora=_lora_of(group), account=account, decision=decision), _same
-        )
+        await self._maybe_twice(lambda: self.queue.grant(lora=_lora_of(group), account=account, decision=decision))
         (self.denied.discard if allow else self.denied.add)((account, _lora_of(group)))
 
     async def requeue_dead(self) -> None:
@@ -374,7 +373,7 @@ class JobModel:
         )
 
     async def _maybe_twice(
-        self, call: Callable[[], Awaitable[_Answer]], agrees: Callable[[_Answer, _Answer], bool]
+        self, call: Callable[[], Awaitable[_Answer]], agrees: Callable[[_Answer, _Answer], bool] = eq
     ) -> _Answer:
         """What a client does whose first reply was lost: the same call again. Both answers must agree."""
         self.moves += 1
@@ -429,10 +428,8 @@ class JobModel:
         self.queue.sync.zadd(counted, {job.rate_token: self.queue.now + 3_600_000})
         self.queue.sync.pexpire(counted, 3_600_000)
 
-    def _some_lease(self) -> tuple[Lease | None, Expected | None, bool]:
-        """A lease that some worker believes it holds, the job, and whether it does."""
-        if not self.leases:
-            return None, None, False
+    def _some_lease(self) -> tuple[Lease, Expected, bool]:
+        """Return a lease that some worker believes it holds, the job, and whether it does."""
         lease = self.rnd.choice(self._preferred(self.leases, self._is_held))
         return lease, self.jobs[lease.job_id], self._is_held(lease)
 
@@ -514,10 +511,7 @@ async def random_move(model: JobModel) -> None:
         (6, model.reap),
         (5, lambda: model.cancel(by_operator=rnd.random() < 0.3)),
         (2, model.requeue_dead),
-        (
-            4,
-            lambda: model.decide(account=rnd.choice(ACCOUNTS), group=rnd.choice(GROUPS), allow=rnd.random() < 0.6),
-        ),
+        (4, lambda: model.decide(account=rnd.choice(ACCOUNTS), group=rnd.choice(GROUPS), allow=rnd.random() < 0.6)),
     ]
     if rnd.random() < 0.1:
         model.advance(rnd.choice((1, 400, 3_000, 3_000, 35_000, 35_000, 400_000, 2_000_000)))
@@ -589,10 +583,6 @@ def _reply_for_ended(job: Expected, lease: Lease, **replies: CommitReply) -> Com
     if job.attempt != lease.attempt or job.state == "running":
         return CommitReply.FENCED
     return {"canceled": CommitReply.CANCELED, **replies}.get(job.state, CommitReply.FENCED)
-
-
-def _same(first: object, second: object) -> bool:
-    return first == second
 
 
 def _same_job(first: Any, second: Any) -> bool:

@@ -1,16 +1,28 @@
 """Scenarios of fairness, grouping, quarantine and estimates on the real scripts.
 
-Each sets its own clock. Each is a plain function over a `LogicalQueue`, so that the mutation run can repeat it with a
-defect planted.
+Each is a public function of a new `LogicalQueue`, whose clock it sets, or of a way to open such queues, so that the
+mutation run can repeat it with a defect planted.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import wraps
+from inspect import iscoroutinefunction, signature
 from typing import Protocol
 
 from serve_app.domain.errors import FailureCode, Forbidden
-from serve_app.domain.jobs import WORKER_LIFE, CommitReply, HeartbeatReply, Job, JobKind, Lease, NewJob, StoredImage
+from serve_app.domain.jobs import (
+    WORKER_LIFE,
+    Claim,
+    CommitReply,
+    HeartbeatReply,
+    Job,
+    JobKind,
+    Lease,
+    NewJob,
+    StoredImage,
+)
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.queue import Fairness
@@ -33,24 +45,21 @@ class OpenQueue(Protocol):
 Scenario = Callable[[OpenQueue], Awaitable[None]]
 
 
-async def accounts_are_served_by_their_shares(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def accounts_are_served_by_their_shares(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 12, queue_share=2.0)
     await _accept(queue, "bob", 12)
     served = await _serve(queue, 9)
     assert served.count("ann") == 6, served
 
 
-async def a_small_account_does_not_wait_behind_a_burst(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_small_account_does_not_wait_behind_a_burst(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 12)
     await _accept(queue, "bob", 3)
     served = await _serve(queue, 6)
     assert served.count("bob") == 3, served
 
 
-async def the_time_a_job_took_corrects_its_accounts_vtime(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def the_time_a_job_took_corrects_its_accounts_vtime(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3, queue_share=2.0)
     await _accept(queue, "bob", 8)
     lease = (await _claim(queue, "w1"))[0]
@@ -60,8 +69,7 @@ async def the_time_a_job_took_corrects_its_accounts_vtime(open_queue: OpenQueue)
     assert await _serve(queue, 1) == ["bob"]
 
 
-async def a_correction_reaches_an_account_with_nothing_waiting(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_correction_reaches_an_account_with_nothing_waiting(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     await _accept(queue, "bob", 8)
     lease = (await _claim(queue, "w1"))[0]
@@ -70,8 +78,7 @@ async def a_correction_reaches_an_account_with_nothing_waiting(open_queue: OpenQ
     assert _vtime(queue, "ann") == 4 * COST
 
 
-async def an_account_cannot_escape_its_debt_by_going_idle(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def an_account_cannot_escape_its_debt_by_going_idle(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, images=4)
     await _accept(queue, "bob", 8)
     assert await _serve(queue, 2) == ["ann", "bob"]
@@ -79,8 +86,7 @@ async def an_account_cannot_escape_its_debt_by_going_idle(open_queue: OpenQueue)
     assert await _serve(queue, 3) == ["bob", "bob", "bob"]
 
 
-async def an_account_cannot_save_up_service(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def an_account_cannot_save_up_service(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 12)
     await _serve(queue, 6)
     await _accept(queue, "bob", 6)
@@ -88,8 +94,7 @@ async def an_account_cannot_save_up_service(open_queue: OpenQueue) -> None:
     assert served.count("bob") in (3, 4), served
 
 
-async def all_are_even_when_the_queue_is_empty(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def all_are_even_when_the_queue_is_empty(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, images=4)
     await _serve(queue, 1)
     await _accept(queue, "ann", 3)
@@ -98,8 +103,7 @@ async def all_are_even_when_the_queue_is_empty(open_queue: OpenQueue) -> None:
     assert served.count("ann") == 2, served
 
 
-async def an_attempt_that_came_to_nothing_costs_its_account_nothing(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def an_attempt_that_came_to_nothing_costs_its_account_nothing(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3)
     await _accept(queue, "bob", 3)
     lease = (await _claim(queue, "w1"))[0]
@@ -115,8 +119,7 @@ async def an_attempt_that_came_to_nothing_costs_its_account_nothing(open_queue: 
     assert _vtime(queue, "ann") == 0
 
 
-async def a_returned_job_keeps_its_place(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_returned_job_keeps_its_place(queue: LogicalQueue) -> None:
     first = (await _accept(queue, "ann", 3))[0]
     lease = (await _claim(queue, "w1"))[0]
     await queue.release(lease)
@@ -126,30 +129,26 @@ async def a_returned_job_keeps_its_place(open_queue: OpenQueue) -> None:
     assert (await _claim(queue, "w1"))[0].job_id == first.id
 
 
-async def a_held_adapter_is_preferred(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_held_adapter_is_preferred(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     await _accept(queue, "ann", 1, group="gb")
     assert await _groups(queue, "w1", resident=("gb", "gx")) == ["gb"]
 
 
-async def of_several_held_adapters_the_oldest_job_comes_first(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def of_several_held_adapters_the_oldest_job_comes_first(queue: LogicalQueue) -> None:
     for group in ("ga", "gb", "gc", "gd", "ge", "gf"):
         await _accept(queue, "ann", 1, group=group)
     assert await _groups(queue, "w1", resident=("gf", "ge", "gd", "gc", "gb"), limit=3) == ["gb", "gc", "gd"]
 
 
-async def of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first(queue: LogicalQueue) -> None:
     groups = [f"g{n:02}" for n in range(16)]
     for group in ("gx", *groups):
         await _accept(queue, "ann", 1, group=group)
     assert await _groups(queue, "w1", resident=groups[::-1], limit=3) == groups[:3]
 
 
-async def a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them(queue: LogicalQueue) -> None:
     resident = [f"g{n}" for n in range(300)]
     for group in ("gx", "g270", "gy", "g3"):
         await _accept(queue, "ann", 1, group=group)
@@ -184,8 +183,7 @@ async def nobody_is_served_further_ahead_than_the_lead(open_queue: OpenQueue) ->
     assert served == ["ga", "ga", "ga", "gb"], served
 
 
-async def a_group_is_left_to_the_worker_that_holds_it(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_group_is_left_to_the_worker_that_holds_it(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     assert await _groups(queue, "w1", limit=4) == ["ga"]
     await _accept(queue, "bob", 1, group="ga")
@@ -193,8 +191,7 @@ async def a_group_is_left_to_the_worker_that_holds_it(open_queue: OpenQueue) -> 
     assert await _groups(queue, "w1", resident=("ga",), limit=3) == ["ga"]
 
 
-async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     assert await _groups(queue, "w0", limit=4) == ["ga"]
     for number in range(1, 11):
@@ -205,8 +202,7 @@ async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(op
     assert await _groups(queue, "w0", resident=("ga",), limit=3) == ["ga"]
 
 
-async def other_work_is_taken_while_a_group_is_left_to_its_owner(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def other_work_is_taken_while_a_group_is_left_to_its_owner(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     await _claim(queue, "w1", limit=4)
     await _accept(queue, "ann", 1, group="ga")
@@ -226,15 +222,13 @@ async def an_account_far_ahead_gets_nothing_while_a_group_is_left_to_its_owner(o
         assert await _groups(queue, "w2") == expected
 
 
-async def a_saturated_owner_loses_its_claim(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_saturated_owner_loses_its_claim(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 2, group="ga")
     assert await _groups(queue, "w1", limit=1) == ["ga"]
     assert await _groups(queue, "w2", limit=1) == ["ga"]
 
 
-async def a_job_that_waited_for_the_owner_goes_to_anyone(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_job_that_waited_for_the_owner_goes_to_anyone(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     await _claim(queue, "w1", limit=4)
     await _accept(queue, "ann", 1, group="ga")
@@ -244,8 +238,7 @@ async def a_job_that_waited_for_the_owner_goes_to_anyone(open_queue: OpenQueue) 
     assert await _groups(queue, "w2") == ["ga"]
 
 
-async def a_worker_not_seen_for_long_owns_nothing(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_worker_not_seen_for_long_owns_nothing(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     await _claim(queue, "w1", limit=4)
     queue.advance(int(WORKER_LIFE.total_seconds() * 1000))
@@ -253,8 +246,7 @@ async def a_worker_not_seen_for_long_owns_nothing(open_queue: OpenQueue) -> None
     assert await _groups(queue, "w2") == ["ga"]
 
 
-async def a_heartbeat_keeps_its_worker_alive(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_heartbeat_keeps_its_worker_alive(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, group="ga")
     lease = (await _claim(queue, "w1", limit=4))[0]
     for _ in range(4):
@@ -265,16 +257,14 @@ async def a_heartbeat_keeps_its_worker_alive(open_queue: OpenQueue) -> None:
     assert await _groups(queue, "w2") == []
 
 
-async def a_worker_gets_the_whole_of_a_job_that_begins_within_its_capacity(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_worker_gets_the_whole_of_a_job_that_begins_within_its_capacity(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1, images=4)
     await _accept(queue, "ann", 1)
     assert len(await _claim(queue, "w1", limit=2)) == 1
     assert len(await _claim(queue, "w1", limit=2)) == 1
 
 
-async def retries_wait_longer_each_time(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def retries_wait_longer_each_time(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 12)
     for shortest in (500, 1000):
         leases = await _claim(queue, "w1", limit=12)
@@ -291,8 +281,7 @@ async def retries_wait_longer_each_time(open_queue: OpenQueue) -> None:
         queue.advance(2 * shortest + 1)
 
 
-async def a_released_job_may_pause_and_keeps_its_attempts(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_released_job_may_pause_and_keeps_its_attempts(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     for _ in range(queue.settings.max_attempts + 1):
         (lease,) = await _claim(queue, "w1")
@@ -303,8 +292,7 @@ async def a_released_job_may_pause_and_keeps_its_attempts(open_queue: OpenQueue)
     assert [lease.job_id for lease in await _claim(queue, "w1")] == [job.id]
 
 
-async def a_job_is_tried_as_often_as_allowed(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_job_is_tried_as_often_as_allowed(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     replies: list[CommitReply] = []
     for _ in range(queue.settings.max_attempts):
@@ -314,8 +302,7 @@ async def a_job_is_tried_as_often_as_allowed(open_queue: OpenQueue) -> None:
     assert replies == [CommitReply.REQUEUED, CommitReply.REQUEUED, CommitReply.OK]
 
 
-async def a_job_that_kills_its_workers_ends(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_job_that_kills_its_workers_ends(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     for _ in range(queue.settings.max_attempts):
         assert len(await _claim(queue, "w1")) == 1
@@ -334,8 +321,7 @@ async def _lose_two_workers(queue: LogicalQueue, number: int) -> Sequence[str]:
     return [job.id for job in jobs]
 
 
-async def jobs_that_lost_two_workers_run_alone(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def jobs_that_lost_two_workers_run_alone(queue: LogicalQueue) -> None:
     quarantined = await _lose_two_workers(queue, 3)
     await _accept(queue, "bob", 4)
     for job_id in quarantined:
@@ -346,16 +332,14 @@ async def jobs_that_lost_two_workers_run_alone(open_queue: OpenQueue) -> None:
     assert len(await _claim(queue, "w1", limit=4)) == 4
 
 
-async def others_go_on_while_a_quarantined_job_runs(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def others_go_on_while_a_quarantined_job_runs(queue: LogicalQueue) -> None:
     await _lose_two_workers(queue, 2)
     await _claim(queue, "w1", limit=4)
     await _accept(queue, "bob", 2)
     assert len(await _claim(queue, "w2", limit=4)) == 2
 
 
-async def a_busy_worker_empties_before_it_takes_a_quarantined_job(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_busy_worker_empties_before_it_takes_a_quarantined_job(queue: LogicalQueue) -> None:
     await _lose_two_workers(queue, 1)
     await _accept(queue, "bob", 2)
     queue.sync.sadd(redis_key("claimed", "generation", "w1"), "something")
@@ -364,8 +348,7 @@ async def a_busy_worker_empties_before_it_takes_a_quarantined_job(open_queue: Op
     assert len(await _claim(queue, "w1", limit=4)) == 1
 
 
-async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(queue: LogicalQueue) -> None:
     first, second = await _lose_two_workers(queue, 2)
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [first]
     queue.sync.delete(redis_key("quarantine_worker", "generation"))  # as when its life has run out
@@ -375,8 +358,7 @@ async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(open_queue: O
     assert [lease.job_id for lease in await _claim(queue, "w2", limit=4)] == [second]
 
 
-async def a_heartbeat_keeps_its_worker_in_quarantine(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_heartbeat_keeps_its_worker_in_quarantine(queue: LogicalQueue) -> None:
     await _lose_two_workers(queue, 1)
     (lease,) = await _claim(queue, "w1", limit=4)
     queue.sync.pexpire(redis_key("quarantine_worker", "generation"), 5_000)
@@ -384,8 +366,7 @@ async def a_heartbeat_keeps_its_worker_in_quarantine(open_queue: OpenQueue) -> N
     assert queue.sync.pttl(redis_key("quarantine_worker", "generation")) > 5_000
 
 
-async def estimates_follow_what_was_measured(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def estimates_follow_what_was_measured(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     assert _seconds_left(queue, job) == round(COST, 3)
     await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
@@ -396,8 +377,7 @@ async def estimates_follow_what_was_measured(open_queue: OpenQueue) -> None:
     assert _seconds_left(queue, job) == 12.0  # 0.8 of the old and 0.2 of the new
 
 
-async def the_busy_speed_stays_near_the_fastest(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def the_busy_speed_stays_near_the_fastest(queue: LogicalQueue) -> None:
     speeds: list[float] = []
     for number, seconds in enumerate((10.0, 20.0, 5.0), start=1):
         await _accept(queue, "ann", 1)
@@ -408,8 +388,7 @@ async def the_busy_speed_stays_near_the_fastest(open_queue: OpenQueue) -> None:
     assert speeds[1] > speeds[0], "a slower worker is learnt, if slowly"
 
 
-async def estimates_count_the_work_ahead_and_the_workers(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def estimates_count_the_work_ahead_and_the_workers(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
     jobs = await _accept(queue, "ann", 3)
@@ -425,8 +404,7 @@ async def estimates_count_the_work_ahead_and_the_workers(open_queue: OpenQueue) 
     assert _seconds_left(queue, running) == 4.0
 
 
-async def an_estimate_is_never_in_the_past(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def an_estimate_is_never_in_the_past(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     lease = (await _claim(queue, "w1"))[0]
     queue.advance(3_600_000)
@@ -436,8 +414,7 @@ async def an_estimate_is_never_in_the_past(open_queue: OpenQueue) -> None:
     assert _seconds_left(queue, late) == 1.0
 
 
-async def the_backlog_is_in_seconds_of_one_worker(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def the_backlog_is_in_seconds_of_one_worker(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 2)
     await _accept(queue, "bob", 1, images=2)
     first = await queue.stats.backlog(JobKind.GENERATION)
@@ -450,15 +427,13 @@ async def the_backlog_is_in_seconds_of_one_worker(open_queue: OpenQueue) -> None
     assert later.accepted == first.accepted > 0, "what is done was accepted all the same"
 
 
-async def a_vanished_record_does_not_block_the_queue(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_vanished_record_does_not_block_the_queue(queue: LogicalQueue) -> None:
     first, second = await _accept(queue, "ann", 2)
     queue.sync.delete(redis_key("job", first.id))
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [second.id]
 
 
-async def a_vanished_record_leaves_every_place(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_vanished_record_leaves_every_place(queue: LogicalQueue) -> None:
     jobs = await _accept(queue, "ann", 3)
     delayed, leased = await _claim(queue, "w1", limit=2)
     await queue.fail(delayed, FAILURE, retry=True)
@@ -472,32 +447,28 @@ async def a_vanished_record_leaves_every_place(open_queue: OpenQueue) -> None:
         assert queue.sync.zcard(redis_key(place, "generation")) == 0, place
 
 
-async def a_vanished_record_leaves_the_quarantine(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_vanished_record_leaves_the_quarantine(queue: LogicalQueue) -> None:
     (job_id,) = await _lose_two_workers(queue, 1)
     queue.sync.delete(redis_key("job", job_id))
     assert await _claim(queue, "w1", limit=4) == []
     assert queue.sync.zcard(redis_key("quarantine", "generation")) == 0
 
 
-async def a_vanished_queue_does_not_block_the_others(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_vanished_queue_does_not_block_the_others(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     (other,) = await _accept(queue, "bob", 1)
     queue.sync.delete(redis_key("queue", "generation", "ann"))
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [other.id]
 
 
-async def a_damaged_record_fails_alone(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_damaged_record_fails_alone(queue: LogicalQueue) -> None:
     first, second = await _accept(queue, "ann", 2)
     queue.sync.hset(redis_key("job", first.id), "0", "{}")
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [second.id]
     assert [dead.id for dead in await queue.dead_letters.list()] == [first.id]
 
 
-async def a_newer_record_waits_for_a_newer_worker(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_newer_record_waits_for_a_newer_worker(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     assert int(queue.sync.hget(redis_key("job", job.id), "version")) == RECORD_VERSION
     queue.sync.hset(redis_key("job", job.id), mapping={"0": "{}", "version": RECORD_VERSION + 1})
@@ -508,8 +479,7 @@ async def a_newer_record_waits_for_a_newer_worker(open_queue: OpenQueue) -> None
     assert (await queue.stats.backlog(JobKind.GENERATION)).delayed == 1
 
 
-async def a_worker_that_asks_again_later_gets_new_jobs(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_worker_that_asks_again_later_gets_new_jobs(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 2)
     again = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
     assert again == await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
@@ -517,8 +487,7 @@ async def a_worker_that_asks_again_later_gets_new_jobs(open_queue: OpenQueue) ->
     assert again[0].lease != other[0].lease
 
 
-async def a_nonce_is_one_workers_own(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_nonce_is_one_workers_own(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3)
     first = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
     other = await queue.claim("w2", kind=JobKind.GENERATION, nonce="n1")
@@ -527,15 +496,13 @@ async def a_nonce_is_one_workers_own(open_queue: OpenQueue) -> None:
     assert await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1") == first
 
 
-async def an_idempotency_key_is_one_accounts_own(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def an_idempotency_key_is_one_accounts_own(queue: LogicalQueue) -> None:
     jobs = [await _accept(queue, account, 1, idempotency_key="same") for account in ("ann", "bob")]
     assert jobs[0][0].id != jobs[1][0].id
 
 
-async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None:
+async def an_adapter_is_asked_about_at_the_accept(queue: LogicalQueue) -> None:
     """The last grant or denial counts, else to whom the LoRA is offered."""
-    queue = open_queue()
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
     async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
@@ -569,12 +536,11 @@ async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None
     assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 6, "what was refused is in the queue"
 
 
-async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
+async def an_adapter_is_asked_about_until_the_end(queue: LogicalQueue) -> None:
     """A job that may no longer use its adapter fails at its next claim, heartbeat or commit.
 
     No other job fails.
     """
-    queue = open_queue()
     names = ("waits", "withdrawn", "removed", "runs", "ends", "open")
     for name in names:
         _offer(queue, name, to="bob", is_open=name == "open")
@@ -595,15 +561,11 @@ async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None
     for job_id in (of_ann["open"], *of_others):
         await _finish(queue, leases[job_id], seconds=1.0)
     for name in ("waits", "withdrawn", "removed", "ends"):
-        ended = await queue.reader.find(of_ann[name])
-        assert ended is not None
-        assert ended.failure is not None
-        assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+        assert await _failure(queue, of_ann[name]) is FailureCode.LORA_UNAVAILABLE
     assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 0
 
 
-async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def one_claim_ends_a_bounded_number_of_jobs(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
     await _accept(queue, "ann", 40, adapter_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
@@ -612,8 +574,7 @@ async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None
         assert (await queue.stats.backlog(JobKind.GENERATION)).ready == left
 
 
-async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
     (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     for _ in range(2):
@@ -622,18 +583,14 @@ async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
         await queue.reap()
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     assert await _claim(queue, "w2") == []
-    ended = await queue.reader.find(job.id)
-    assert ended is not None
-    assert ended.failure is not None
-    assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert await _failure(queue, job.id) is FailureCode.LORA_UNAVAILABLE
     await _accept(queue, "bob", 1)
     queue.advance(_lease_ms(queue) + 1)
     assert len(await _claim(queue, "w3")) == 1
 
 
-async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(open_queue: OpenQueue) -> None:
+async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -> None:
     """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
-    queue = open_queue()
     _offer(queue, "model_x", is_open=True)
     (quarantined,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     for _ in range(2):
@@ -649,14 +606,13 @@ async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(open_queue: OpenQueue)
     await queue.grant(lora="model_x", account="ann", decision="deny")
     for looked_at, ended in ((2, [quarantined, backing_off]), (2, []), (1, last)):
         assert await queue.reap(limit=2) == looked_at
-        assert {await _failure(queue, job) for job in ended} <= {FailureCode.LORA_UNAVAILABLE}
-    assert [await _failure(queue, kept) for kept in (*of_bob, *other)] == [None] * 3
+        assert {await _failure(queue, job.id) for job in ended} <= {FailureCode.LORA_UNAVAILABLE}
+    assert [await _failure(queue, kept.id) for kept in (*of_bob, *other)] == [None] * 3
     assert queue.sync.exists(redis_key("loras_withdrawn")) == 0
     assert queue.sync.zrange(redis_key("lora_jobs", "model_x"), 0, -1) == [job.id for job in of_bob]
 
 
-async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
     (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     await _claim(queue, "w1")
@@ -665,20 +621,19 @@ async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(open_queue: Op
     )  # as a version that does not know the index leaves it
     await queue.grant(lora="model_x", account="ann", decision="deny")
     await queue.reap()
-    assert await _failure(queue, job) is None
+    assert await _failure(queue, job.id) is None
     assert queue.sync.exists(redis_key("lora_jobs", "model_x")) == 0
     queue.advance(_lease_ms(queue) + 1)
     for _ in range(2):
         await queue.reap()
-        assert await _failure(queue, job) is FailureCode.LORA_UNAVAILABLE
+        assert await _failure(queue, job.id) is FailureCode.LORA_UNAVAILABLE
         assert await queue.dead_letters.requeue(job.id)
-        assert await _failure(queue, job) is None
+        assert await _failure(queue, job.id) is None
     await _accept(queue, "bob", 1, adapter_id="model_x")
     assert queue.sync.pttl(redis_key("lora_jobs", "model_x")) > 0
 
 
-async def dead_workers_are_forgotten(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def dead_workers_are_forgotten(queue: LogicalQueue) -> None:
     await _claim(queue, "w1", limit=3)
     queue.advance(int(WORKER_LIFE.total_seconds() * 1000))
     await queue.reap()
@@ -686,8 +641,7 @@ async def dead_workers_are_forgotten(open_queue: OpenQueue) -> None:
     assert queue.sync.hlen(redis_key("capacity", JobKind.GENERATION)) == 0
 
 
-async def a_dead_letter_goes_after_retention(open_queue: OpenQueue) -> None:
-    queue = open_queue()
+async def a_dead_letter_goes_after_retention(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     lease = (await _claim(queue, "w1"))[0]
     await queue.fail(lease, FAILURE, retry=False)
@@ -698,66 +652,6 @@ async def a_dead_letter_goes_after_retention(open_queue: OpenQueue) -> None:
     queue.advance(int(retention))
     await queue.reap()
     assert queue.sync.zcard(redis_key("dead")) == 0
-
-
-SCENARIOS: tuple[Scenario, ...] = (
-    accounts_are_served_by_their_shares,
-    a_small_account_does_not_wait_behind_a_burst,
-    the_time_a_job_took_corrects_its_accounts_vtime,
-    a_correction_reaches_an_account_with_nothing_waiting,
-    an_account_cannot_escape_its_debt_by_going_idle,
-    an_account_cannot_save_up_service,
-    all_are_even_when_the_queue_is_empty,
-    an_attempt_that_came_to_nothing_costs_its_account_nothing,
-    a_returned_job_keeps_its_place,
-    a_held_adapter_is_preferred,
-    of_several_held_adapters_the_oldest_job_comes_first,
-    of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first,
-    a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them,
-    the_fair_head_is_passed_over_a_bounded_number_of_times,
-    the_fair_head_is_passed_over_for_a_bounded_time,
-    nobody_is_served_further_ahead_than_the_lead,
-    a_group_is_left_to_the_worker_that_holds_it,
-    a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity,
-    other_work_is_taken_while_a_group_is_left_to_its_owner,
-    an_account_far_ahead_gets_nothing_while_a_group_is_left_to_its_owner,
-    a_saturated_owner_loses_its_claim,
-    a_job_that_waited_for_the_owner_goes_to_anyone,
-    a_worker_not_seen_for_long_owns_nothing,
-    a_heartbeat_keeps_its_worker_alive,
-    a_worker_gets_the_whole_of_a_job_that_begins_within_its_capacity,
-    retries_wait_longer_each_time,
-    a_released_job_may_pause_and_keeps_its_attempts,
-    a_job_is_tried_as_often_as_allowed,
-    a_job_that_kills_its_workers_ends,
-    jobs_that_lost_two_workers_run_alone,
-    others_go_on_while_a_quarantined_job_runs,
-    a_busy_worker_empties_before_it_takes_a_quarantined_job,
-    quarantined_jobs_pass_to_another_worker_when_theirs_dies,
-    a_heartbeat_keeps_its_worker_in_quarantine,
-    estimates_follow_what_was_measured,
-    the_busy_speed_stays_near_the_fastest,
-    estimates_count_the_work_ahead_and_the_workers,
-    an_estimate_is_never_in_the_past,
-    the_backlog_is_in_seconds_of_one_worker,
-    a_vanished_record_does_not_block_the_queue,
-    a_vanished_record_leaves_every_place,
-    a_vanished_record_leaves_the_quarantine,
-    a_vanished_queue_does_not_block_the_others,
-    a_damaged_record_fails_alone,
-    a_newer_record_waits_for_a_newer_worker,
-    a_worker_that_asks_again_later_gets_new_jobs,
-    a_nonce_is_one_workers_own,
-    an_idempotency_key_is_one_accounts_own,
-    an_adapter_is_asked_about_at_the_accept,
-    an_adapter_is_asked_about_until_the_end,
-    one_claim_ends_a_bounded_number_of_jobs,
-    a_forbidden_job_leaves_the_quarantine,
-    waiting_jobs_of_a_withdrawn_lora_end_in_batches,
-    a_job_that_comes_back_after_its_lora_was_withdrawn_ends,
-    dead_workers_are_forgotten,
-    a_dead_letter_goes_after_retention,
-)
 
 
 def _lease_ms(queue: LogicalQueue) -> int:
@@ -803,21 +697,22 @@ async def _accept(
 
 
 async def _claim(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[Lease]:
+    return [claim.lease for claim in await _claims(queue, worker, limit, resident)]
+
+
+async def _claims(queue: LogicalQueue, worker: str, limit: int, resident: Sequence[str]) -> list[Claim]:
     nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
-    claims = await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
-    return [claim.lease for claim in claims]
+    return await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
 
 
-async def _failure(queue: LogicalQueue, job: Job) -> FailureCode | None:
-    found = await queue.reader.find(job.id)
+async def _failure(queue: LogicalQueue, job_id: str) -> FailureCode | None:
+    found = await queue.reader.find(job_id)
     assert found is not None
     return None if found.failure is None else found.failure.code
 
 
 async def _groups(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[str]:
-    nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
-    claims = await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
-    return [claim.group for claim in claims]
+    return [claim.group for claim in await _claims(queue, worker, limit, resident)]
 
 
 async def _serve(queue: LogicalQueue, number: int) -> list[str]:
@@ -843,3 +738,20 @@ def _vtime(queue: LogicalQueue, account: str) -> float:
 def _seconds_left(queue: LogicalQueue, job: Job) -> float:
     assert job.finish_estimate is not None
     return round(job.finish_estimate.timestamp() - queue.now / 1000, 3)
+
+
+def _opened(scenario: Callable[..., Awaitable[None]]) -> Scenario:
+    """Give a scenario that opens no queue itself a new one."""
+    if "open_queue" in signature(scenario).parameters:
+        return scenario
+
+    @wraps(scenario)
+    async def on_a_new_queue(open_queue: OpenQueue) -> None:
+        await scenario(open_queue())
+
+    return on_a_new_queue
+
+
+SCENARIOS: tuple[Scenario, ...] = tuple(
+    _opened(each) for name, each in list(globals().items()) if iscoroutinefunction(each) and name[0] != "_"
+)

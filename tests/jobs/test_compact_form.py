@@ -25,10 +25,10 @@ from serve_app.domain.jobs import (
     new_job_id,
 )
 from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
-from serve_app.jobs.compact_form import Result, as_text, pack_result, unpack_request, unpack_result
+from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result, unpack_request, unpack_result
 from serve_app.jobs.deletion import Deletions
 from serve_app.jobs.queue import JobQueue, new_nonce
-from serve_app.jobs.records import read_request, write_request
+from serve_app.jobs.records import read_request
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
@@ -138,20 +138,8 @@ def _fields(redis_db: redis.Redis, job_id: str) -> Mapping[str, str]:
         (
             _fail,
             JobState.FAILED,
-            {
-                "started",
-                "code",
-                "message",
-                "kind",
-                "group",
-                "work",
-                "queue_share",
-                "num_images",
-                "sequence",
-                "plan",
-                "version",
-            }
-            | {"request_id", "traceparent"},
+            {"started", "code", "message", "kind", "group", "work", "queue_share", "num_images", "sequence"}
+            | {"plan", "version", "request_id", "traceparent"},
         ),
     ],
     ids=["completed", "canceled", "canceled while it ran", "expired", "failed"],
@@ -307,7 +295,7 @@ def test_any_request_and_result_come_back_whole(
 ) -> None:
     kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
     adapter = request.lora_id if isinstance(request, GenerationRequest) and named else ""
-    fields = {"0": as_text(write_request(request, adapter)), "r0": as_text(pack_result("gen_x", result))}
+    fields = {"0": as_text(pack_request(request, adapter)), "r0": as_text(pack_result("gen_x", result))}
     fields |= {"adapter": adapter} if adapter else {}
     assert read_request(kind, fields) == request
     assert unpack_result("gen_x", fields) == result
@@ -315,7 +303,7 @@ def test_any_request_and_result_come_back_whole(
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "\x01\x7f\x7f"])
 def test_a_damaged_record_is_unreadable_by_name(text: str) -> None:
-    whole = as_text(write_request(UPSCALE, ""))
+    whole = as_text(pack_request(UPSCALE, ""))
     for damaged in (text, whole[:-1], whole + "x"):
         with pytest.raises(UnreadableRecord, match="request"):
             unpack_request({"0": damaged})

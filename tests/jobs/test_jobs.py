@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.durations import Position, from_epoch_ms
 from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull, StoreUnavailable
 from serve_app.domain.jobs import (
     CommitReply,
@@ -27,7 +27,7 @@ from serve_app.jobs import history as dead_letters_module
 from serve_app.jobs import history as job_history
 from serve_app.jobs.acceptance import STORED_RETRY_S, Acceptance
 from serve_app.jobs.backlog import QueueStats, read_backlog
-from serve_app.jobs.history import LIST_LIMIT, NO_KEY, DeadLetters, JobFilter, JobHistory, JobReader, Position
+from serve_app.jobs.history import LIST_LIMIT, NO_KEY, DeadLetters, JobFilter, JobHistory, JobReader
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.jobs.records import JOB_BYTES
 from serve_app.settings import Settings

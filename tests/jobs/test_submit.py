@@ -18,7 +18,7 @@ from serve_app.domain.errors import (
     QueueFull,
     StoreUnavailable,
 )
-from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, plan_queue_share
 from serve_app.settings import Settings
@@ -74,8 +74,7 @@ async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
 ) -> None:
     asked = [replace(REQUEST, lora_weight=weight) for weight in (0.25, 0.5, 1.0)]
     before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
-    jobs = await resources.submission.generate_all(caller, asked)
-    assert [job.request for job in jobs] == asked
+    assert len(await resources.submission.generate_all(caller, asked)) == len(asked)
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 3
     (first, *others) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=8)
     assert [claim.request for claim in (first, *others)] == asked
@@ -86,12 +85,12 @@ async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
 
 
 async def test_a_comparison_whose_reply_was_lost_is_made_once(resources: Resources, caller: Caller) -> None:
-    named = {new_job_id(JobKind.GENERATION): REQUEST for _ in range(2)}
+    job_ids = [new_job_id(JobKind.GENERATION) for _ in range(2)]
+    args: dict[str, Any] = {"variant": Variant.A, "account_id": caller.account_id, "plan": caller.plan.name}
+    new = [NewJob(job_id=each, request=REQUEST, adapter_id=REQUEST.lora_id, **args) for each in job_ids]
     before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
-    once, again = [
-        await resources.queue.accept_all(named, account_id=caller.account_id, plan=caller.plan) for _ in range(2)
-    ]
-    assert [job.id for job in once] == [job.id for job in again] == list(named)
+    once, again = [await resources.queue.accept_all(new) for _ in range(2)]
+    assert [job.id for job in once] == [job.id for job in again] == job_ids
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2
     assert len(await resources.job_history.list(caller.account_id)) == 2
 
@@ -161,7 +160,9 @@ async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resource
     image = await _stored(resources, caller)
     accepted = await resources.submission.upscale(caller, image.image_id, 4)
     assert accepted.job.id.startswith("up_")
-    assert accepted.job.request == UpscaleRequest(
+    job = await resources.jobs.find(accepted.job.id)
+    assert job is not None
+    assert job.request == UpscaleRequest(
         image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512
     )
     for other in (replace(caller, account_id="acct_other"), replace(caller, variant=Variant.B)):

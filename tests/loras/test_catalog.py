@@ -17,7 +17,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.loras import catalog as catalog_reader
-from serve_app.loras.catalog import Position
+from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -135,12 +135,12 @@ async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resource
     await resources.adapter_grants.grant("model_0", acme.id)
     for denied in (NEON, "model_1"):
         await resources.adapter_grants.revoke(denied, acme.id)
-    whole = sorted(await resources.catalog.adapters(acme.id), key=Position.of, reverse=True)
+    whole = sorted(await resources.catalog.adapters(acme.id), key=position_of, reverse=True)
     assert len(whole) == 11, "seven of the file, four of the registered"
     for limit in (1, 2, 3, 12):
         paged: list[Adapter] = []
         while page := await resources.catalog.newest(
-            acme.id, limit=limit, before=Position.of(paged[-1]) if paged else None
+            acme.id, limit=limit, before=position_of(paged[-1]) if paged else None
         ):
             assert len(page) == min(limit, len(whole) - len(paged))
             paged += page

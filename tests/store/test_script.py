@@ -15,8 +15,9 @@ FILES = {f"{path.parts[-3]}/{path.stem}": path for path in (ROOT / "serve_app").
 LAYERS = ("jobs", "loras", "accounts", "store")
 """A script includes files of its own concern and of those to the right."""
 INCLUDED = {
-    "store/common", "jobs/queue", "jobs/owners", "jobs/acceptance", "jobs/deletion", "jobs/end_attempt", "accounts/window", "accounts/caller",
-    "accounts/api_key", "accounts/account", "accounts/credential_version", "loras/lora", "loras/lora_weights", "loras/permission",
+    "store/common", "jobs/queue", "jobs/owners", "jobs/acceptance", "jobs/deletion", "jobs/end_attempt", "jobs/page",
+    "accounts/window", "accounts/caller", "accounts/api_key", "accounts/account", "accounts/credential_version",
+    "loras/lora", "loras/lora_weights", "loras/permission",
     "loras/usable_loras",
 }  # fmt: skip
 SCRIPTS = sorted(FILES.keys() - INCLUDED)

@@ -317,8 +317,8 @@ def _next_format(name: str, text: str) -> str:
     """
     read = "for n = 1, #job, 2 do job[n] = string.gsub(job[n], '^q(%d+)$', '%1') end"
     for rewrite in (
-        replacing("jobs/accept", "'version', version", "'version', 99"),
-        replacing("jobs/accept", "write_packed(job_id, '', job.request)", "write_packed(job_id, 'q', job.request)"),
+        replacing("jobs/accept", "version = version", "version = 99"),
+        replacing("jobs/accept", "packed_fields('', job.request)", "packed_fields('q', job.request)"),
         replacing(
             "jobs/claim",
             "return {id, attempt, redis.call('HGETALL', K('job:' .. id))}",

@@ -9,10 +9,12 @@ from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
 
 _DESCRIPTION = """\
-Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your account's jobs,
+Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your \
+account's jobs,
 with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
 
-Unlike the two interfaces, a job shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, `expired`),
+Unlike the two interfaces, a job shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, \
+`expired`),
 its fields with defaults filled in, and the seed of each image. Reading a job does not count against your plan."""
 
 

@@ -1,7 +1,4 @@
-"""Path operation of `/v1/account`: its owner deletes an account with everything in it.
-
-Path operation of `/v1/usage`: what an account's completed jobs used, by day, key and LoRA.
-"""
+"""Path operations on a whole account: `/v1/account` deletes it, and `/v1/usage` tells what its completed jobs used."""
 
 from datetime import date, timedelta
 from functools import partial
@@ -11,7 +8,6 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.accounts import usage
 from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.jobs.schemas import Count
@@ -22,7 +18,6 @@ from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, l
 from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter
-from serve_app.operations.account_deletion import DeletedAccount
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
 
@@ -65,7 +60,10 @@ class AccountDeleted(ResponseBody):
     verified: Annotated[
         bool | SkipJsonSchema[None],
         Field(
-            description="Redis and the storage were searched afterwards and hold nothing of the account; false where the operator's own configuration names it."
+            description=(
+                "Redis and the storage were searched afterwards and hold nothing of the account; false where the "
+                "operator's own configuration names it."
+            )
         ),
     ] = None
 
@@ -93,7 +91,17 @@ async def delete_account(
     owner = await _owner(request, caller, body)
     by = Actor(owner.actor, caller_address(request))
     deleted = await operations_of(request).deletion.delete_own(owner.account, by)
-    return json_response(_answer(caller, deleted))
+    if deleted is None:
+        return json_response(AccountDeleted(account_id=caller.account_id, status="deleting"))
+    return json_response(
+        AccountDeleted(
+            account_id=caller.account_id,
+            status="deleted",
+            jobs=deleted.jobs,
+            keys=deleted.keys,
+            verified=not deleted.left,
+        )
+    )
 
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
@@ -105,18 +113,6 @@ async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> Sig
     if who is None:
         raise Forbidden("The password is not that of an owner of this account.")
     return who
-
-
-def _answer(caller: Caller, deleted: DeletedAccount | None) -> AccountDeleted:
-    if deleted is None:
-        return AccountDeleted(account_id=caller.account_id, status="deleting")
-    return AccountDeleted(
-        account_id=caller.account_id,
-        status="deleted",
-        jobs=deleted.jobs,
-        keys=deleted.keys,
-        verified=not deleted.left,
-    )
 
 
 usage_router = APIRouter(route_class=ContractRoute, tags=["Usage"])
@@ -149,7 +145,7 @@ class UsageRow(ResponseBody):
     lora_id: Annotated[str, Field(description="`upscale` for upscaled images.")]
     images: Annotated[int, Field(ge=1)]
     megapixel_steps: Annotated[Amount, Field(description="Width × height × steps of the images, in millions.")]
-    worker_seconds: Annotated[Amount, Field(description="The jobs' share of a GPU or CPU.")]
+    worker_seconds: Annotated[Amount, Field(validation_alias="seconds", description="The jobs' share of a GPU or CPU.")]
 
 
 class Usage(ResponseBody):
@@ -178,16 +174,5 @@ async def get_usage(
     reader = accounts_of(request).usage
     last = await reader.today()
     rows = await reader.days(caller.account_id, last, days)
-    found = Usage(first_day=last - timedelta(days=days - 1), last_day=last, usage=[_row(row) for row in rows])
-    return json_response(found)
-
-
-def _row(row: usage.Usage) -> UsageRow:
-    return UsageRow(
-        day=row.day,
-        key_id=row.key_id,
-        lora_id=row.lora_id,
-        images=row.images,
-        megapixel_steps=row.megapixel_steps,
-        worker_seconds=row.seconds,
-    )
+    shown = [UsageRow.model_validate(row) for row in rows]
+    return json_response(Usage(first_day=last - timedelta(days=days - 1), last_day=last, usage=shown))

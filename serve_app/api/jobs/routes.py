@@ -1,44 +1,33 @@
-"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces.
+"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
-Examples of the jobs document.
-"""
-
-import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from serve_app.api.dependencies import CallerDep, caller_address, found, image_signer, jobs_of, load_job, valid_job_id
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
-from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
+from serve_app.api.jobs.schemas import CURSOR, Cursor, Job, Jobs, job_record, request_record
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import job_id_schema
+from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
 from serve_app.domain import jobs
 from serve_app.domain.audit import Actor, api_key
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.history import Position
 
+_REQUEST = GenerationRequest.asked(
+    prompt="purple mountains under a black sky with a yellow moon", lora_id=EXAMPLE_ADAPTER_ID, width=768, seed=7
+)
 _JOB: dict[str, Any] = {
     "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
     "kind": "generation",
     "interface": "a",
     "attempt": 1,
     "created_at": "2026-11-21T12:00:00Z",
-    "request": {
-        "prompt": "purple mountains under a black sky with a yellow moon",
-        "negative_prompt": "",
-        "lora_id": EXAMPLE_ADAPTER_ID,
-        "lora_weight": 0.75,
-        "width": 768,
-        "height": 512,
-        "guidance_scale": 7.5,
-        "steps": 30,
-        "num_images": 1,
-    },
+    "request": request_record(_REQUEST),
     "started_at": "2026-11-21T12:00:01Z",
 }
 _COMPLETED: dict[str, Any] = {
@@ -79,19 +68,10 @@ JOBS = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 LOOKED_AT = 10_000
-"""Entries of the index that one page looks at: those of jobs long gone may be many."""
-_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
+"""One page looks at about this many entries of the index: those of jobs long gone may be many."""
 
-JobId = Annotated[
-    str,
-    Path(
-        description="A `request_id` of interface A or a `run_id` of interface B.",
-        json_schema_extra=job_id_schema("gen", "up"),
-    ),
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+JobId = Annotated[str, job_id_path("A `request_id` of interface A or a `run_id` of interface B.", "gen", "up")]
 
 ImageName = Annotated[
     str,
@@ -102,25 +82,15 @@ ImageName = Annotated[
 ]
 
 
-async def read_cursor(
-    cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
-) -> Position | None:
-    """Read the position that a cursor names: a job's time of acceptance and its id.
-
-    The time is in milliseconds, as in the store.
-    """
-    if cursor is None:
-        return None
-    parts = _CURSOR.fullmatch(cursor)
-    if parts is None:
-        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
-    return Position(int(parts[1]), parts[2])
+async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position | None:
+    return read_position(cursor, CURSOR)
 
 
 async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -> str:
     """Return the id of a job that the key may change.
 
-    A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound`, `Forbidden`.
+    A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound` and
+    `Forbidden`.
     """
     valid_id = valid_job_id(job_id, "gen", "up")
     if caller.adapters is not None:
@@ -148,12 +118,12 @@ async def list_jobs(
     request: Request,
     caller: CallerDep,
     after: Annotated[Position | None, Depends(read_cursor)],
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
+    limit: PageSize = DEFAULT_PAGE_SIZE,
 ) -> Response:
     page = await jobs_of(request).history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
     url_of = image_signer(request)
     records = {"jobs": [job_record(job, url_of) for job in page.jobs]}
-    return record_response(records if page.next is None else {**records, "next_cursor": _cursor(page.next)})
+    return record_response(records if page.next is None else {**records, "next_cursor": page.next.cursor})
 
 
 @router.get(
@@ -235,7 +205,3 @@ async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, 
         by=Actor(api_key(caller.key_id), caller_address(request)),
     )
     return Response(status_code=204)
-
-
-def _cursor(position: Position) -> str:
-    return f"{position.accepted_ms}-{position.job_id}"

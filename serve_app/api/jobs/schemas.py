@@ -13,7 +13,8 @@ from serve_app.domain import jobs
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Request, Variant
 
-Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}$"})]
+CURSOR = "[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}"
+Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{CURSOR}$"})]
 
 Count = Annotated[int, Field(ge=0)]
 OptionalTime = UtcTime | SkipJsonSchema[None]
@@ -107,7 +108,9 @@ class Jobs(ResponseBody):
     next_cursor: Annotated[
         Cursor,
         Field(
-            description="Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
+            description=(
+                "Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
+            )
         ),
     ] = None
 
@@ -126,7 +129,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
         "created_at": utc_text(job.created_at),
     }
     if job.request is not None:
-        record["request"] = _asked(job.request)
+        record["request"] = request_record(job.request)
     if job.started_at is not None:
         record["started_at"] = utc_text(job.started_at)
     record["status"] = job.state
@@ -141,7 +144,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
     return record
 
 
-def _asked(request: Request) -> dict[str, Any]:
+def request_record(request: Request) -> dict[str, Any]:
     fields = GenerationFields if isinstance(request, GenerationRequest) else UpscaleFields
     return {name: getattr(request, name) for name in fields.model_fields}
 

@@ -8,10 +8,12 @@ from serve_app.api.openapi import api_app
 from serve_app.domain.accounts import Scope
 
 _DESCRIPTION = """\
-A LoRA is a `lora_id` of interface A and a model of interface B. Here you list those that your account may use, and add your own
+A LoRA is a `lora_id` of interface A and a model of interface B. Here you list those that your account may use, and \
+add your own
 with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
 
-A LoRA that you add is checked against its base model while you wait, and served at once. It is your account's alone until you share
+A LoRA that you add is checked against its base model while you wait, and served at once. It is your account's alone \
+until you share
 it. Adding, changing, sharing and deleting take a key with the scope `loras`; every request counts against your plan."""
 
 

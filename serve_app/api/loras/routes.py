@@ -1,9 +1,5 @@
-"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs.
+"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
 
-Examples of the LoRAs document.
-"""
-
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
@@ -35,11 +31,13 @@ from serve_app.api.loras.upload import add_reference, form_schema, read_upload
 from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, read_position
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.jobs.samples import find_pictures
 from serve_app.loras.account_loras import AccountActor, base_warning, require_all_loras
-from serve_app.loras.catalog import Position, SharedAdapter
+from serve_app.loras.catalog import SharedAdapter, position_of
 from serve_app.loras.registration import Registered
 
 _LORA: dict[str, Any] = {
@@ -81,9 +79,6 @@ GRANT = {"By name": {"account": "zeta"}}
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 200
-_CURSOR = re.compile(CURSOR)
-
 LoraId = Annotated[str, Path(description="Its id.", json_schema_extra={"minLength": 1, "maxLength": 128})]
 AccountName = Annotated[str, Path(description="The other account's id or name.", json_schema_extra={"minLength": 1})]
 _OF_ANOTHER = {404: "Your account has no such LoRA, or there is no such account."}
@@ -93,7 +88,6 @@ _OF_UPLOADS = {
     413: "The file is larger than this service accepts.",
     415: "The body is neither a multipart form nor JSON.",
 }
-"""Descriptions of errors."""
 _FORM = {"schema": form_schema(), "examples": named(FORM)}
 _REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(REFERENCES)}
 ADDED_HEADERS = {
@@ -102,15 +96,8 @@ ADDED_HEADERS = {
 }
 
 
-async def read_cursor(
-    cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
-) -> Position | None:
-    if cursor is None:
-        return None
-    if not _CURSOR.fullmatch(cursor):
-        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
-    created, _, lora_id = cursor.lstrip("-").partition("-")
-    return Position(-int(created) if cursor.startswith("-") else int(created), lora_id)
+async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position | None:
+    return read_position(cursor, CURSOR)
 
 
 async def acting(request: Request, caller: CallerDep) -> AccountActor:
@@ -134,7 +121,7 @@ async def list_loras(
     request: Request,
     caller: CallerDep,
     after: Annotated[Position | None, Depends(read_cursor)],
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
+    limit: PageSize = DEFAULT_PAGE_SIZE,
     base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
     q: Annotated[
         str | None,
@@ -147,9 +134,11 @@ async def list_loras(
     else:
         usable = await catalog.adapters(caller.account_id)
         wanted = [each for each in usable if caller.may_use(each.id) and _matches(each, base_model, q)]
-        rest = [each for each in _newest_first(wanted) if after is None or Position.of(each) < after]
+        rest = [
+            each for each in sorted(wanted, key=position_of, reverse=True) if after is None or position_of(each) < after
+        ]
     page = rest[:limit]
-    next_cursor = "{}-{}".format(*Position.of(page[-1])) if len(rest) > limit else None
+    next_cursor = position_of(page[-1]).cursor if len(rest) > limit else None
     samples = await _sample_urls(request, page)
     listed = [lora_record(each, caller.account_id, sample_url=samples.get(each.id)) for each in page]
     return json_response(Loras(loras=listed, next_cursor=next_cursor))
@@ -300,10 +289,6 @@ async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping
     pictures = await find_pictures(loras_of(request).samples, jobs_of(request).reader, adapters)
     url_of = image_signer(request)
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
-
-
-def _newest_first(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
-    return sorted(adapters, key=Position.of, reverse=True)
 
 
 def _matches(adapter: Adapter, base_model: str | None, q: str | None) -> bool:

@@ -1,7 +1,4 @@
-"""Request and response models of `/v1/loras`.
-
-Request models of LoRAs: an upload, a reference to weights elsewhere, a change, a sharing.
-"""
+"""Request and response models of `/v1/loras`."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -65,7 +62,9 @@ class Lora(ResponseBody):
     sample_url: Annotated[
         Url | SkipJsonSchema[None],
         Field(
-            description="A picture drawn with it, signed as images are. Absent while there is none, and for the operator's."
+            description=(
+                "A picture drawn with it, signed as images are. Absent while there is none, and for the operator's."
+            )
         ),
     ] = None
     shared_with: Annotated[
@@ -133,12 +132,21 @@ Word = Annotated[str, line(1, MAX_WORD)]
 Words = Annotated[list[Word], Field(max_length=MAX_WORDS)]
 
 
-class LoraForm(RequestBody):
-    """The text fields of the form of `POST /v1/loras`."""
+class NewLora(RequestBody):
+    """What a form and a reference both say of a LoRA."""
 
     name: Annotated[Name, Field(description="Display name.")]
     base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]
     description: Annotated[Description, Field(description="A short description of its style.")] = ""
+
+    def offer(self, words: list[str]) -> Offer:
+        said = {"name": self.name, "base_model": self.base_model, "description": self.description}
+        return Offer(**said, trigger_words=tuple(words))
+
+
+class LoraForm(NewLora):
+    """The text fields of the form of `POST /v1/loras`."""
+
     trigger_words: Annotated[
         str,
         line(0, MAX_WORDS * (MAX_WORD + 2)),
@@ -146,21 +154,17 @@ class LoraForm(RequestBody):
     ] = ""
 
     def to_offer(self) -> Offer:
-        words = tuple(split_words(self.trigger_words)[:MAX_WORDS])
-        return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
+        return self.offer(split_words(self.trigger_words)[:MAX_WORDS])
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_length=64)]
 
 
-class LoraReference(RequestBody):
+class LoraReference(NewLora):
     """Weights that are not sent: those of a LoRA that the account has, or at an allowed address."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["sha256"]}, {"required": ["source"]}]})
 
-    name: Annotated[Name, Field(description="Display name.")]
-    base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]
-    description: Annotated[Description, Field(description="A short description of its style.")] = ""
     trigger_words: Annotated[Words, Field(description="Words that activate it in a prompt.")] = Field(
         default_factory=list[str]
     )
@@ -168,7 +172,10 @@ class LoraReference(RequestBody):
         Sha256 | SkipJsonSchema[None],
         NOT_NULL,
         Field(
-            description="SHA-256 of weights that a LoRA of your account already has; for any others the answer is 404: upload the file."
+            description=(
+                "SHA-256 of weights that a LoRA of your account already has; for any others the answer is 404: "
+                "upload the file."
+            )
         ),
     ] = None
     source: Annotated[
@@ -180,8 +187,7 @@ class LoraReference(RequestBody):
     ] = None
 
     def to_offer(self) -> Offer:
-        words = tuple(self.trigger_words)
-        return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
+        return self.offer(self.trigger_words)
 
 
 class LoraChange(RequestBody):

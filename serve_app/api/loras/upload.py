@@ -1,7 +1,4 @@
-"""Receives the form of a LoRA, or fetches its files, into a folder that the upload's place holds.
-
-Reads the JSON body of `POST /v1/loras`, which refers to weights instead of sending them.
-"""
+"""Receives the form of a LoRA, or fetches the files that a JSON body refers to, into a folder of the upload's place."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -111,7 +108,7 @@ async def add_reference(
 
 
 async def _read(request: Request) -> LoraReference:
-    """Read it. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    """Read the JSON body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
     reference = validate(LoraReference, await (await read_json(request)).json())
     if (reference.sha256 is None) == (reference.source is None):
         raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")

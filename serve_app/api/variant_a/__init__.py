@@ -16,11 +16,14 @@ _TAGS = {
 
 def create_app(settings: Settings) -> FastAPI:
     description = f"""\
-Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a `request_id`;
+Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a \
+`request_id`;
 poll it every 5 seconds until its status is `completed` or `failed`.
 
-Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.A))}. Polling does not count.
+Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.A))}. \
+Polling does not count.
 {retention_text(settings)}
 
-Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) included."""
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) \
+included."""
     return api_app(BEARER, router, title="Atelier: Interface A", description=description, tags=_TAGS)

@@ -1,21 +1,19 @@
-"""Variant A's path operations: generation, upscaling, and polling of both.
-
-Examples of variant A's document.
-"""
+"""Variant A's path operations: generation, upscaling, and polling of both."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
-from serve_app.api.openapi import ACCEPTED_HEADERS, EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_HEADERS, named, success
+from serve_app.api.openapi import ACCEPTED_HEADERS, GENERATION_HEADERS, POLL_HEADERS, named, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import job_id_schema
+from serve_app.api.schemas import job_id_path
 from serve_app.api.variant_a.schemas import (
+    GENERATION_EXAMPLES,
     Acknowledgement,
     GenerationRequest,
     StatusRecord,
@@ -33,17 +31,6 @@ _UPSCALE_ID = "up_7gk5m2xqhw4rbn3vtzcylsjd6e"
 _IMAGE_ID = "img_nq6w3s5kfrzp2xvd7bmtch4ylu"
 _ETA, _ENDED = "2026-11-21T12:00:09Z", "2026-11-21T12:00:08Z"
 
-_SHORTEST = {"prompt": "purple mountains under a black sky with a yellow moon", "lora_id": EXAMPLE_ADAPTER_ID}
-_EVERYTHING: dict[str, Any] = {
-    **_SHORTEST,
-    "lora_weight": 0.8,
-    "width": 768,
-    "height": 512,
-    "num_images": 2,
-    "guidance_scale": 6.5,
-    "steps": 25,
-    "seed": 7,
-}
 _IMAGE = {"image_id": _IMAGE_ID, "url": "https://images.example/mountains.png", "width": 768, "height": 512}
 _RECORDS: dict[str, dict[str, Any]] = {
     "Processing": {"status": "processing", "progress": 43, "estimated_completion_time": _ETA},
@@ -56,7 +43,6 @@ def _accepted(request_id: str) -> dict[str, Any]:
     return {"Accepted": {"request_id": request_id, "status": "processing", "estimated_completion_time": _ETA}}
 
 
-GENERATION = named({"Shortest": _SHORTEST, "Everything": _EVERYTHING})
 UPSCALE = named({"Twice": {"image_id": _IMAGE_ID, "scale_factor": 2}})
 GENERATION_ACCEPTED = _accepted(_GENERATION_ID)
 UPSCALE_ACCEPTED = _accepted(_UPSCALE_ID)
@@ -65,11 +51,7 @@ RECORDS = {name: {"request_id": _GENERATION_ID, **record} for name, record in _R
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-RequestId = Annotated[
-    str,
-    Path(description="The identifier that the creating call returned.", json_schema_extra=job_id_schema("gen", "up")),
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+RequestId = Annotated[str, job_id_path("The identifier that the creating call returned.", "gen", "up")]
 
 _POLL_LINK = {"Poll": {"operationId": "getRequest", "parameters": {"request_id": "$response.body#/request_id"}}}
 _UPSCALE_LINK = {
@@ -97,7 +79,7 @@ _POLL_RESPONSES: Responses = {
 async def generate(
     request: Request,
     caller: CallerDep,
-    body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
+    body: Annotated[GenerationRequest, Body(openapi_examples=named(GENERATION_EXAMPLES))],
     call: CallDep,
 ) -> Response:
     acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)

@@ -1,17 +1,17 @@
 """Variant A's request and response models, and their translation to and from the domain."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, RootModel
 
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import estimated_completion, failure_of
 from serve_app.api.schemas import (
-    MAX_RANDOM_SEED,
     CatalogId,
     Failure,
+    GenerationBody,
     ImageId,
     JobId,
     Pixels,
@@ -24,13 +24,12 @@ from serve_app.api.schemas import (
     UtcTime,
     utc_text,
 )
-from serve_app.domain import requests
 from serve_app.domain.jobs import Job, JobState
 
 Side = Literal[512, 768]
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(GenerationBody):
     """Body of `POST /v1/generate` with a bearer key."""
 
     other_api_fields: ClassVar[dict[str, str]] = {
@@ -57,18 +56,21 @@ class GenerationRequest(RequestBody):
         Seed, Field(description="The same seed gives the same images. Left out: the service draws one.")
     ] = None
 
-    def to_domain(self) -> requests.GenerationRequest:
-        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
-        return requests.GenerationRequest(
-            prompt=self.prompt,
-            lora_id=self.lora_id,
-            lora_weight=self.lora_weight,
-            width=self.width,
-            height=self.height,
-            guidance_scale=self.guidance_scale,
-            steps=self.steps,
-            seeds=requests.image_seeds(seed, self.num_images),
-        )
+
+_SHORTEST = {"prompt": "purple mountains under a black sky with a yellow moon", "lora_id": EXAMPLE_ADAPTER_ID}
+GENERATION_EXAMPLES: dict[str, dict[str, Any]] = {
+    "Shortest": _SHORTEST,
+    "Everything": {
+        **_SHORTEST,
+        "lora_weight": 0.8,
+        "width": 768,
+        "height": 512,
+        "num_images": 2,
+        "guidance_scale": 6.5,
+        "steps": 25,
+        "seed": 7,
+    },
+}
 
 
 class UpscaleRequest(RequestBody):

@@ -16,11 +16,14 @@ _TAGS = {
 
 def create_app(settings: Settings) -> FastAPI:
     description = f"""\
-Generate an image from a prompt with one of your account's models. Creating a run answers at once with a `run_id`; ask for the
+Generate an image from a prompt with one of your account's models. Creating a run answers at once with a `run_id`; \
+ask for the
 run until its status is `completed` or `failed`.
 
-Send your key as `X-API-Key: <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.B))}. Asking for a run does not count.
+Send your key as `X-API-Key: <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.B))}. Asking for a \
+run does not count.
 {retention_text(settings)}
 
-Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) included."""
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) \
+included."""
     return api_app(API_KEY, router, title="Atelier: Interface B", description=description, tags=_TAGS)

@@ -1,11 +1,8 @@
-"""Variant B's path operations: generation, its runs, and the models an account may use.
-
-Examples of variant B's document.
-"""
+"""Variant B's path operations: generation, its runs, and the models an account may use."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job, loras_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
@@ -13,25 +10,22 @@ from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_H
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import job_id_schema
-from serve_app.api.variant_b.schemas import Acknowledgement, GenerationRequest, Models, Run, acknowledgement, run_record
+from serve_app.api.schemas import job_id_path
+from serve_app.api.variant_b.schemas import (
+    GENERATION_EXAMPLES,
+    Acknowledgement,
+    GenerationRequest,
+    Models,
+    Run,
+    acknowledgement,
+    run_record,
+)
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, RateLimitExceeded, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 
 _RUN_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
 
-_SHORTEST = {"positive_prompt": "purple mountains under a black sky with a yellow moon", "model_id": EXAMPLE_ADAPTER_ID}
-_EVERYTHING: dict[str, Any] = {
-    "positive_prompt": "a yellow flower with a red middle on a blue background",
-    "negative_prompt": "green",
-    "model_id": EXAMPLE_ADAPTER_ID,
-    "lora_weight": 0.8,
-    "guidance": 6.5,
-    "width": 640,
-    "height": 512,
-    "seed": 7,
-}
 _RECORDS: dict[str, dict[str, Any]] = {
     "Queued": {"status": "queued", "progress": 0},
     "Processing": {"status": "processing", "progress": 43},
@@ -49,7 +43,6 @@ _MODEL = {
     "created_at": "2026-11-21T00:00:00Z",
 }
 
-GENERATION = named({"Shortest": _SHORTEST, "Everything": _EVERYTHING})
 ACCEPTED = {"Accepted": {"run_id": _RUN_ID, "status": "queued", "estimated_time": 9}}
 RECORDS = {name: {"run_id": _RUN_ID, **record} for name, record in _RECORDS.items()}
 MODELS = {"Models": {"models": [_MODEL]}}
@@ -57,10 +50,7 @@ MODELS = {"Models": {"models": [_MODEL]}}
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-RunId = Annotated[
-    str, Path(description="The identifier that creating the run returned.", json_schema_extra=job_id_schema("gen"))
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+RunId = Annotated[str, job_id_path("The identifier that creating the run returned.", "gen")]
 
 _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$response.body#/run_id"}}}
 
@@ -79,12 +69,12 @@ _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$respons
 async def generate(
     request: Request,
     caller: CallerDep,
-    body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
+    body: Annotated[GenerationRequest, Body(openapi_examples=named(GENERATION_EXAMPLES))],
     call: CallDep,
 ) -> Response:
     acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
-    headers |= await unknown_words_header(request, acceptance, body.positive_prompt)
+    headers |= await unknown_words_header(request, acceptance, body.prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)
 
 

@@ -1,6 +1,5 @@
 """Variant B's request and response models, and their translation to and from the domain."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from math import ceil
@@ -8,28 +7,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, RootModel
 
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import failure_of, time_left
 from serve_app.api.schemas import (
-    MAX_RANDOM_SEED,
     CatalogId,
     Failure,
+    GenerationBody,
     GenerationId,
     OptionalPrompt,
     Prompt,
-    RequestBody,
     ResponseBody,
     Seed,
     UnfinishedProgress,
     Url,
     UtcTime,
 )
-from serve_app.domain import requests
 from serve_app.domain.jobs import Job, JobState
 
 Side = Annotated[int, Field(ge=256, le=1024, multiple_of=8, description="Pixels: a multiple of 8.")]
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(GenerationBody):
     """Body of `POST /v1/generate` with `X-API-Key`.
 
     `seed` is this service's one extension of the interface.
@@ -43,29 +41,39 @@ class GenerationRequest(RequestBody):
         "steps": "belongs to the bearer interface; the X-API-Key interface has no such field",
     }
 
-    positive_prompt: Annotated[Prompt, Field(description="What the image shows. White space around it does not count.")]
+    prompt: Annotated[
+        Prompt,
+        Field(alias="positive_prompt", description="What the image shows. White space around it does not count."),
+    ]
     negative_prompt: Annotated[OptionalPrompt, Field(description="What the image should not show.")] = ""
-    model_id: Annotated[CatalogId, Field(description="A model from the models list.")]
+    lora_id: Annotated[CatalogId, Field(alias="model_id", description="A model from the models list.")]
     lora_weight: Annotated[float, Field(ge=0, le=2, description="How strongly the model's LoRA acts.")] = 0.75
-    guidance: Annotated[float, Field(ge=1, le=20, description="How closely the image follows the prompt.")] = 7.5
+    guidance_scale: Annotated[
+        float, Field(alias="guidance", ge=1, le=20, description="How closely the image follows the prompt.")
+    ] = 7.5
     width: Side = 512
     height: Side = 512
     seed: Annotated[Seed, Field(description="The same seed gives the same image. Left out: the service draws one.")] = (
         None
     )
 
-    def to_domain(self) -> requests.GenerationRequest:
-        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
-        return requests.GenerationRequest(
-            prompt=self.positive_prompt,
-            negative_prompt=self.negative_prompt,
-            lora_id=self.model_id,
-            lora_weight=self.lora_weight,
-            width=self.width,
-            height=self.height,
-            guidance_scale=self.guidance,
-            seeds=requests.image_seeds(seed, 1),
-        )
+
+GENERATION_EXAMPLES: dict[str, dict[str, Any]] = {
+    "Shortest": {
+        "positive_prompt": "purple mountains under a black sky with a yellow moon",
+        "model_id": EXAMPLE_ADAPTER_ID,
+    },
+    "Everything": {
+        "positive_prompt": "a yellow flower with a red middle on a blue background",
+        "negative_prompt": "green",
+        "model_id": EXAMPLE_ADAPTER_ID,
+        "lora_weight": 0.8,
+        "guidance": 6.5,
+        "width": 640,
+        "height": 512,
+        "seed": 7,
+    },
+}
 
 
 class Acknowledgement(ResponseBody):

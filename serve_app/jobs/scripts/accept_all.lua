@@ -2,15 +2,16 @@
 -- include accounts/window
 -- include acceptance
 -- args: jobs
--- accept_all: all requests of an account's owner, each counted in the plan, or none of them. `jobs`: JSON, as `write_job` takes
--- each; its `rate_token` names the request that is counted for it. A call is repeated with its job ids.
--- Returns {status, snapshots, requests that the plan leaves}; status: ok, unknown (no such account, or a disabled one), forbidden,
--- limited (the plan leaves fewer), full, account_full, account_stored.
+-- accept_all: all requests of an account's owner, each counted in the plan, or none of them. `jobs`: JSON, as
+-- `write_job` takes each; its `rate_token` names the request that is counted for it. A call is repeated with its job
+-- ids.
+-- Returns {status, snapshots, requests that the plan leaves}; status: ok, unknown (no such account, or a disabled one),
+-- forbidden, limited (the plan leaves fewer), full, account_full, account_stored.
 local all = cjson.decode(jobs)
 
 local function snapshots()
   local found = {}
-  for i, job in ipairs(all) do found[i] = snapshot(job.id) end
+  for i, job in ipairs(all) do found[i] = snapshot(read_job(job.id)) end
   return found
 end
 

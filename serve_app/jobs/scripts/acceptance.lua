@@ -28,34 +28,37 @@ local function lora_facts(adapter)
   return {found[1] or '', found[2] or ''}
 end
 
+-- Write a job and return its record; what is '' or nil of it has no field.
 local function write_job(job)
-  local job_id, kind, work, adapter, rate_token = job.id, job.kind, job.work, job.adapter, job.rate_token
-  local sequence = redis.call('INCR', K('job_sequence'))
-  redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', 'kind', kind, 'variant', variant,
-    'account', account, 'group', job.group, 'work', work, 'queue_share', job.queue_share, 'num_images', job.num_images,
-    'created', now, 'waiting_since', now, 'sequence', sequence)
-  write_packed(job_id, '', job.request)
-  if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
-  if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
-  if job.sample then redis.call('HSET', K('job:' .. job_id), 'sample', '1') end
-  if plan ~= '' then redis.call('HSET', K('job:' .. job_id), 'plan', plan) end
-  if request_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'request_id', request_id) end
-  if job.traceparent ~= '' then redis.call('HSET', K('job:' .. job_id), 'traceparent', job.traceparent) end
-  if key_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'key', key_id) end
+  local fields = packed_fields('', job.request)
+  for name, value in pairs({
+    version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
+    work = job.work, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
+    sequence = redis.call('INCR', K('job_sequence')), rate_token = job.rate_token, adapter = job.adapter, plan = plan,
+    sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
+    idempotency = job.idempotency,
+  }) do
+    if value ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  redis.call('HSET', K('job:' .. job.id), unpack(fields))
   redis.call('HINCRBY', K('unfinished'), account, 1)
-  redis.call('HINCRBY', K('load:' .. kind), 'work', work)
-  redis.call('HINCRBY', K('load:' .. kind), 'accepted_work', work)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'accepted_work', job.work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
-  local written = read_job(job_id)
+  local written = read_job(job.id)
   enqueue(written)
   count_stored(written, job_bytes + #job.request)
   if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
   redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
 
   local account_jobs = K('jobs:' .. account)
-  redis.call('ZADD', account_jobs, now, job_id)
+  redis.call('ZADD', account_jobs, now, job.id)
   redis.call('ZREMRANGEBYSCORE', account_jobs, '-inf', now - index_ms)
   redis.call('PEXPIRE', account_jobs, index_ms)
-  redis.call('ZADD', K('recent'), now, job_id)
+  redis.call('ZADD', K('recent'), now, job.id)
   redis.call('ZREMRANGEBYRANK', K('recent'), 0, -RECENT - 1)
+  return written
 end

@@ -1,9 +1,11 @@
 -- include queue
 -- include owners
 -- args: kind, worker, nonce, capacity:number, lease_ms:number, max_skips:number, max_wait_ms:number, max_lead:number
--- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups
+-- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number
+-- args: resident_groups
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
--- `resident_groups` are names, one a line: an idle poll, which looks none up, does not part them. `capacity` is in images, `max_lead` in average waiting jobs.
+-- `resident_groups` are names, one a line: an idle poll, which looks none up, does not part them. `capacity` is in
+-- images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, record} of each. A repeated nonce gets the same jobs again.
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
@@ -21,16 +23,18 @@ local function repeat_last_claim()
   local out = {}
   for _, claimed in ipairs(cjson.decode(redis.call('HGET', last_claim, 'jobs'))) do
     local job = read_job(claimed[1])
-    if holds_lease(job, claimed[2]) and job.worker == worker then out[#out + 1] = claimed_job(claimed[1], claimed[2]) end
+    if holds_lease(job, claimed[2]) and job.worker == worker then
+      out[#out + 1] = claimed_job(claimed[1], claimed[2])
+    end
   end
   return out
 end
 
 if redis.call('HGET', last_claim, 'nonce') == nonce then return repeat_last_claim() end
 
--- Which resident groups have waiting jobs, by the sequence of their first: read when first needed, then kept up to date.
--- A worker that holds many adapters reads the groups that have waited longest, and if it holds none of those, another part of
--- its own at each claim: a claim's cost does not grow with what a worker holds.
+-- Which resident groups have waiting jobs, by the sequence of their first: read when first needed, then kept up to
+-- date. A worker that holds many adapters reads the groups that have waited longest, and if it holds none of those,
+-- another part of its own at each claim: a claim's cost does not grow with what a worker holds.
 local held, is_held, first_sequences = nil, {}, nil
 
 local function held_groups()
@@ -116,7 +120,8 @@ local function job_of_resident_group(global)
   end
 end
 
--- Whether another live worker with capacity holds the adapter: looked up once in a claim, in which no other worker changes.
+-- Whether another live worker with capacity holds the adapter: looked up once in a claim, in which no other worker
+-- changes.
 local free_owners = {}
 local function has_free_owner(group)
   if free_owners[group] ~= nil then return free_owners[group] end
@@ -188,8 +193,9 @@ local function next_job()
   return other
 end
 
--- Jobs that were running on workers that died run one at a time on one worker that runs nothing else, so that the one at fault
--- ends alone. That worker takes nothing more until it is empty. Returns the job to run now, and whether this is that worker.
+-- Jobs that were running on workers that died run one at a time on one worker that runs nothing else, so that the one
+-- at fault ends alone. That worker takes nothing more until it is empty. Returns the job to run now, and whether this
+-- is that worker.
 local function next_quarantined()
   local quarantine, quarantine_worker = K('quarantine:' .. kind), K('quarantine_worker:' .. kind)
   local are_waiting = redis.call('EXISTS', quarantine) == 1
@@ -220,7 +226,8 @@ end
 
 local function lease_to_worker(job)
   local cost = job.work / 1000 * seconds_per_unit
-  charge(kind, job.account, cost / job.queue_share) -- before it leaves the queue, so that an account's last job counts too
+  -- The charge comes before the job leaves the queue, so that an account's last job counts too.
+  charge(kind, job.account, cost / job.queue_share)
   dequeue(job)
   local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
   redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)

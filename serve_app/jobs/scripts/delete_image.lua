@@ -1,8 +1,10 @@
 -- include queue
 -- include deletion
 -- args: image_id, rest
--- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '', the job goes.
--- Returns the name of the objects on the list, 'changed' (read the job again), or '' when the account has no such job (any more).
+-- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '',
+-- the job goes.
+-- Returns the name of the objects on the list, 'changed' (read the job again), or '' when the account has no such job
+-- (any more).
 for _, name in ipairs({image_id, job_id}) do
   if was_deleted_by_this_call(name) then return name end
 end
@@ -17,5 +19,5 @@ redis.call('DEL', K('image:' .. image_id))
 list_objects(image_id, '')
 local number = 0
 while redis.call('HDEL', K('job:' .. job_id), 'r' .. number) == 1 do number = number + 1 end
-write_packed(job_id, 'r', rest)
+redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', rest)))
 return image_id

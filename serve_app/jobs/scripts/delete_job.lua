@@ -2,8 +2,8 @@
 -- include deletion
 -- args: force:flag, image_ids:list
 -- delete_job: afterwards the job was never there; `force` ends an unfinished one first.
--- Returns the name of its objects on the list, 'unfinished', 'changed' (read it again), or '' when the account has no such job (any
--- more).
+-- Returns the name of its objects on the list, 'unfinished', 'changed' (read it again), or '' when the account has no
+-- such job (any more).
 if was_deleted_by_this_call(job_id) then return job_id end
 local job = read_job(job_id)
 if not job or (account ~= '' and job.account ~= account) then return '' end

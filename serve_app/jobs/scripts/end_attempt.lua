@@ -1,8 +1,9 @@
 -- include queue
 -- How a worker's last word about an attempt is taken: the head that finish, fail and release share.
 
--- Return the answer to a call that is repeated, comes too late or after a cancel, which it carries out; nil where the attempt held
--- its lease, which is given up here. `repeated` has the answers by the states in which a first such call left the job.
+-- Return the answer to a call that is repeated, comes too late or after a cancel, which it carries out; nil where the
+-- attempt held its lease, which is given up here. `repeated` has the answers by the states in which a first such call
+-- left the job.
 local function end_attempt(job, attempt, repeated, retention_ms)
   if job and job.attempt == attempt then
     if repeated[job.state] then return repeated[job.state] end

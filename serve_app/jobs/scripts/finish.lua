@@ -1,10 +1,12 @@
 -- include end_attempt
 -- args: job_id, attempt:number, seconds:number, result, retention_ms:number, image_ids:list
--- finish: commit the images of an attempt, which took `seconds` of one worker; `result` is all that readers need of it, packed.
--- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no longer use the
--- adapter: the job has failed) or fenced.
+-- finish: commit the images of an attempt, which took `seconds` of one worker; `result` is all that readers need of it,
+-- packed.
+-- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no
+-- longer use the adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
--- Of an average that stays near the lowest, which workers reach when fully busy: their passes are shared by most images.
+-- Of an average that stays near the lowest, which workers reach when fully busy: their passes are shared by most
+-- images.
 local BUSY_FALL, BUSY_RISE = 0.1, 0.0005
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
 local RECENT_ADAPTERS = 8192 -- completed jobs whose adapters are remembered, for workers that prefetch
@@ -60,7 +62,7 @@ count_usage()
 remember_adapter()
 charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HDEL', K('job:' .. job_id), 'progress') -- 100 by its state
-write_packed(job_id, 'r', result)
+redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 end_job(job, 'completed', retention_ms)
 return 'ok'

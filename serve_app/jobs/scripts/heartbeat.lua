@@ -1,7 +1,7 @@
 -- include queue
 -- args: job_id, attempt:number, lease_ms:number, progress:number
--- heartbeat: extend the lease, store the progress, learn of a cancel. The first write frees memory, so that heartbeats go on when
--- the server is full. Returns ok, cancel, forbidden (its account may no longer use its adapter) or fenced.
+-- heartbeat: extend the lease, store the progress, learn of a cancel. The first write frees memory, so that heartbeats
+-- go on when the server is full. Returns ok, cancel, forbidden (its account may no longer use its adapter) or fenced.
 local job = read_job(job_id)
 if not holds_lease(job, attempt) then return fenced() end
 redis.call('ZREM', K('lease:' .. job.kind), job_id)

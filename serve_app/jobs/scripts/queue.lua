@@ -1,33 +1,41 @@
 -- include loras/permission
--- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the running totals.
--- Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds of one worker.
+-- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
+-- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
+-- of one worker.
 local KINDS = {'generation', 'upscale'}
-local QUARANTINE_LOSSES = 2 -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
+-- A job that lost so many workers must run alone: then only the one at fault meets the attempt cap.
+local QUARANTINE_LOSSES = 2
 local RECENT = 10000        -- newest jobs kept in the operator's index
-local WAITING_LIFE = 30 * 86400000 -- ms that a LoRA's waiting jobs are indexed after the last of them; far beyond any wait
+-- A LoRA's waiting jobs are indexed for so many ms after the last of them, far beyond any wait.
+local WAITING_LIFE = 30 * 86400000
 
 local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
 
-local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime)) end
-
--- Fields that nobody reads once a job has ended; and those without which it cannot be queued again, as a failed one may be.
-local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
-local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
-  'request_id', 'traceparent'}
-local PART, LONGEST_IN_PARTS = 63, 1024 -- bytes: beyond, the table that Redis makes of the hash costs less than many fields
-
--- What the code packs of a job (serve_app/jobs/compact_form.py), as fields `prefix` and a number.
-local function write_packed(id, prefix, packed)
-  local size, cells = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
-  for start = 1, #packed, size do
-    cells[#cells + 1] = prefix .. (start - 1) / size
-    cells[#cells + 1] = string.sub(packed, start, start + size - 1)
-  end
-  redis.call('HSET', K('job:' .. id), unpack(cells))
+local function set_global_vtime(kind, vtime)
+  redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime))
 end
 
--- Bytes of Redis that an account's jobs of one interface take, by the day of their accept: the accept adds a job's, a deletion
--- subtracts them, and those of a day go when none of its jobs can be left.
+-- Nobody reads these fields once a job has ended; without OF_WAITING it cannot be queued again, as a failed one may be.
+local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
+  'cancel'}
+local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
+  'request_id', 'traceparent'}
+-- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
+local PART, LONGEST_IN_PARTS = 63, 1024
+
+-- Return what the code packs of a job (serve_app/jobs/compact_form.py) as fields `prefix` and a number, each before its
+-- value.
+local function packed_fields(prefix, packed)
+  local size, fields = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
+  for start = 1, #packed, size do
+    fields[#fields + 1] = prefix .. (start - 1) / size
+    fields[#fields + 1] = string.sub(packed, start, start + size - 1)
+  end
+  return fields
+end
+
+-- Bytes of Redis that an account's jobs of one interface take, by the day of their accept: the accept adds a job's, a
+-- deletion subtracts them, and those of a day go when none of its jobs can be left.
 local DAY = 86400000 -- ms
 
 local function stored_of(account, variant) return K('stored:' .. account .. ':' .. variant) end
@@ -42,9 +50,10 @@ local function read_job(id)
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
     'num_images', 'worker', 'losses', 'adapter', 'plan', 'created')
   if not field[1] then return nil end
-  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- that of an ended job names none
+  -- The record of an ended job names no kind.
+  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
   return {
-    id = id, state = field[1], kind = kind, account = field[3], group = field[4], attempt = num(field[5], 0),
+    id = id, state = field[1], kind = kind, account = field[3], group = field[4] or '', attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
@@ -102,7 +111,8 @@ local function refresh_group(kind, group)
   end
 end
 
--- An account that had nothing waiting comes back no earlier than the global virtual time, and no earlier than it had run ahead.
+-- An account that had nothing waiting comes back no earlier than the global virtual time, and no earlier than it had
+-- run ahead.
 local function activate_account(kind, account)
   if redis.call('ZSCORE', K('vtime:' .. kind), account) then return end
   local vtime = math.max(global_vtime(kind), num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), 0))
@@ -110,7 +120,8 @@ local function activate_account(kind, account)
   redis.call('ZADD', K('vtime:' .. kind), vtime, account)
 end
 
--- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair queuing).
+-- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair
+-- queuing).
 local function deactivate_account(kind, account)
   local vtime = num(redis.call('ZSCORE', K('vtime:' .. kind), account), 0)
   redis.call('ZREM', K('vtime:' .. kind), account)
@@ -170,7 +181,8 @@ end
 -- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
 local function claimed_key(kind, worker) return K('claimed:' .. kind .. ':' .. worker) end
 
--- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what follows.
+-- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what
+-- follows.
 local function drop_lease(job)
   redis.call('ZREM', K('lease:' .. job.kind), job.id)
   redis.call('SREM', claimed_key(job.kind, job.worker), job.id)
@@ -194,7 +206,8 @@ local function promote_due(kind, limit)
   return #due
 end
 
--- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up service.
+-- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
+-- service.
 local function charge(kind, account, seconds)
   local vtime = redis.call('ZSCORE', K('vtime:' .. kind), account)
   local global = global_vtime(kind)
@@ -239,7 +252,9 @@ local function end_job(job, state, retention_ms)
   if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
   redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
   redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
-  if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then redis.call('HDEL', K('unfinished'), job.account) end
+  if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then
+    redis.call('HDEL', K('unfinished'), job.account)
+  end
   redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
   redis.call('HINCRBY', K('count'), state, 1)
   if state == 'completed' then observe_job('job_seconds', job.kind, now - job.waiting_since) end
@@ -271,16 +286,15 @@ local function fenced()
   return 'fenced'
 end
 
--- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now,
--- start_seconds}}.
-local function snapshot(id)
-  local fields = redis.call('HGETALL', K('job:' .. id))
-  if #fields == 0 then return {} end
-  local job = read_job(id)
+-- Return the record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers,
+-- accounts, place, now, start_seconds}}.
+local function snapshot(job)
+  if not job then return {} end
   local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
     'start_seconds')
-  local place = redis.call('ZRANK', queue_of(job), id)
-  return {id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
+  local place = redis.call('ZRANK', queue_of(job), job.id)
+  local fields = redis.call('HGETALL', K('job:' .. job.id))
+  return {job.id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
     redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now,
     load[5] or ''}}
 end

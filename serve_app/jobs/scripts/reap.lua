@@ -1,7 +1,8 @@
 -- include queue
 -- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
--- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters, waiting jobs
--- of LoRAs that were withdrawn; `limit` of each. Returns how many jobs were looked at: below `limit`, nothing is left.
+-- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters,
+-- waiting jobs of LoRAs that were withdrawn; `limit` of each. Returns how many jobs were looked at: below `limit`,
+-- nothing is left.
 local function lose_lease(job)
   if job.cancel then
     end_canceled(job, retention_ms)
@@ -55,7 +56,8 @@ end
 
 -- The next waiting jobs of a LoRA that somebody may no longer use, after those that were looked at before.
 local function end_waiting(lora, looked_at, most)
-  local waiting = redis.call('ZRANGEBYSCORE', waiting_of(lora), '(' .. looked_at, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  local after = '(' .. looked_at
+  local waiting = redis.call('ZRANGEBYSCORE', waiting_of(lora), after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #waiting, 2 do
     local job = read_job(waiting[i])
     if not job or job.state ~= 'queued' then -- claimed by a version that does not know the index

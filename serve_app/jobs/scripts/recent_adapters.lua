@@ -1,5 +1,6 @@
 -- args: kind, draws:list
--- recent_adapters: the adapters of jobs completed lately, one for each of `draws`, numbers drawn by the caller; empty while there is none.
+-- recent_adapters: the adapters of jobs completed lately, one for each of `draws`, numbers drawn by the caller; empty
+-- while there is none.
 local recent = K('recent_adapters:' .. kind)
 local length = redis.call('LLEN', recent)
 local drawn = {}

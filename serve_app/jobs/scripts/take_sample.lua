@@ -1,6 +1,6 @@
 -- args: worker_life_ms:number, every_ms:number, life_ms:number
--- take_sample: the LoRA whose sample picture is to be drawn now, or '': only while a worker lives and nothing waits for one, and one in
--- `every_ms`. A LoRA that waited longer than `life_ms` goes without. Run twice, one goes without, too.
+-- take_sample: the LoRA whose sample picture is to be drawn now, or '': only while a worker lives and nothing waits for
+-- one, and one in `every_ms`. A LoRA that waited longer than `life_ms` goes without. Run twice, one goes without, too.
 redis.call('ZREMRANGEBYSCORE', K('loras_sampling'), '-inf', now - life_ms)
 if redis.call('EXISTS', K('loras_sampling')) == 0 then return '' end
 if redis.call('ZCARD', K('age:generation')) > 0 then return '' end

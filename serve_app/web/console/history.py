@@ -10,8 +10,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, valid_job_id
+from serve_app.api.jobs.schemas import CURSOR
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import JobUnfinished
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
@@ -21,7 +23,7 @@ from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession
 from serve_app.web.console.playground_form import values_of as fields_of
 from serve_app.web.console.snippets import curl_command
 from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
-from serve_app.web.site.job_text import STATES, failure_text, parameters, read_position, timeline, title, write_position
+from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
@@ -40,7 +42,7 @@ _FILTERS = ("state", "lora", "key", "from", "to")
 async def open_history(request: Request, session: PageSession) -> Response:
     account_id = session.who.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
-    after = read_position(request.query_params.get("after", ""))
+    after = Position.read(request.query_params.get("after", ""), CURSOR)
     adapters = await loras_of(request).catalog.adapters(account_id)
     loras = {adapter.id: adapter.name for adapter in adapters}
     wanted = _lora_id(chosen["lora"], loras)
@@ -53,7 +55,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         session,
         here="history",
         jobs=page.jobs,
-        older=urlencode({**given, "after": write_position(page.next)}) if page.next else "",
+        older=urlencode({**given, "after": page.next.cursor}) if page.next else "",
         looked_at=LOOKED_AT if page.next and len(page.jobs) < PAGE_SIZE else 0,
         newest=urlencode(given) if after else None,
         chosen=chosen,

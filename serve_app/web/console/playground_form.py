@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from serve_app.api.routing import validate
 from serve_app.api.schemas import CatalogId, OptionalPrompt, Prompt
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.domain.requests import GenerationRequest
 
 EXAMPLES = (
     "purple mountains under a black sky with a yellow moon",
@@ -28,6 +28,8 @@ DEFAULTS: Mapping[str, str] = {
     "prompt": "", "negative_prompt": "", "lora_id": "", "lora_weight": "0.75", "size": "512x512",
     "steps": "30", "guidance_scale": "7.5", "num_images": "1", "seed": "",
 }  # fmt: skip
+TUNED = ("steps", "guidance_scale", "negative_prompt", "seed")
+"""These fields are shown only on demand, unless one of them differs from its default."""
 
 COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
 """The form that compares has these fields beside the playground's."""
@@ -58,19 +60,9 @@ class PlaygroundForm(BaseModel):
     seed: Annotated[int | None, BeforeValidator(_absent), WithJsonSchema({"type": "integer"})] = None
 
     def to_domain(self) -> GenerationRequest:
-        seed = draw_seed() if self.seed is None else self.seed
         width, height = map(int, self.size.split("x"))
-        return GenerationRequest(
-            prompt=self.prompt,
-            negative_prompt=self.negative_prompt,
-            lora_id=self.lora_id,
-            lora_weight=self.lora_weight,
-            width=width,
-            height=height,
-            guidance_scale=self.guidance_scale,
-            steps=self.steps,
-            seeds=image_seeds(seed, self.num_images),
-        )
+        fields = {"seed": draw_seed(), "width": width, "height": height}
+        return GenerationRequest.asked(**fields | self.model_dump(exclude={"size"}, exclude_none=True))
 
 
 def read_playground_form(fields: Mapping[str, str]) -> PlaygroundForm:
@@ -83,14 +75,6 @@ def read_playground_form(fields: Mapping[str, str]) -> PlaygroundForm:
 
 def values_of(request: GenerationRequest) -> dict[str, str]:
     """The form's fields as they were for a request."""
-    return {
-        "prompt": request.prompt,
-        "negative_prompt": request.negative_prompt,
-        "lora_id": request.lora_id,
-        "lora_weight": f"{request.lora_weight:g}",
-        "size": f"{request.width}x{request.height}",
-        "steps": str(request.steps),
-        "guidance_scale": f"{request.guidance_scale:g}",
-        "num_images": str(request.num_images),
-        "seed": str(request.seeds[0]),
-    }
+    values = {name: getattr(request, name) for name in DEFAULTS if name != "size"}
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    return {**texts, "size": f"{request.width}x{request.height}"}

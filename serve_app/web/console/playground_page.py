@@ -16,7 +16,7 @@ from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
 from serve_app.web.console.pages import ConsoleSession, render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
-from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
+from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES, TUNED
 from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.web.site.forms import form_token, service_url
 
@@ -68,7 +68,7 @@ async def playground_page(
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
-        is_tuned=any(values[name] != DEFAULTS[name] for name in ("steps", "guidance_scale", "negative_prompt", "seed")),
+        is_tuned=any(values[name] != DEFAULTS[name] for name in TUNED),
         **{"panel": None, "token": form_token(session.token, PURPOSE), **panel},
     )
 

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from serve_app.api.variant_a import schemas as variant_a
+from serve_app.api.variant_b import schemas as variant_b
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
@@ -71,20 +73,8 @@ def _body(request: Request, variant: Variant) -> Body:
     """Return the request as the interface takes it: B has no fields for the numbers of images and steps."""
     if isinstance(request, UpscaleRequest):
         return {"image_id": request.image_id, "scale_factor": request.scale_factor}
-    shared = {"lora_weight": request.lora_weight, "width": request.width, "height": request.height}
-    if variant is Variant.B:
-        prompts = {"positive_prompt": request.prompt, "negative_prompt": request.negative_prompt}
-        own = {"guidance": request.guidance_scale, "seed": request.seeds[0]}
-        return {**prompts, "model_id": request.lora_id, **shared, **own}
-    return {
-        "prompt": request.prompt,
-        "lora_id": request.lora_id,
-        **shared,
-        "guidance_scale": request.guidance_scale,
-        "steps": request.steps,
-        "num_images": request.num_images,
-        "seed": request.seeds[0],
-    }
+    body = variant_b.GenerationRequest if variant is Variant.B else variant_a.GenerationRequest
+    return body.fields_of(request)
 
 
 def _curl(call: _Call, operation: str, body: Body, base_url: str) -> str:

@@ -9,13 +9,15 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, valid_job_id
+from serve_app.api.jobs.schemas import CURSOR
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, render
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
-from serve_app.web.site.job_text import STATES, failure_text, parameters, read_position, timeline, title, write_position
+from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of
 
 _CANCEL = "cancel any job"
@@ -78,7 +80,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
     chosen = _chosen(request)
     account = await accounts_of(request).store.get(chosen["account"]) if chosen["account"] else None
     _, length = WINDOWS.get(chosen["window"], WINDOWS[""])
-    after = read_position(request.query_params.get("after", ""))
+    after = Position.read(request.query_params.get("after", ""), CURSOR)
     page = await jobs_of(request).dead_letters.page(
         account=account.id if account else chosen["account"],
         code=chosen["code"],
@@ -98,7 +100,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
         chosen=chosen,
         given=urlencode({name: value for name, value in chosen.items() if value}),
         is_first=after is None,
-        older=urlencode({**chosen, "after": write_position(page.next)}) if page.next else "",
+        older=urlencode({**chosen, "after": page.next.cursor}) if page.next else "",
         windows={name: words for name, (words, _) in WINDOWS.items()},
         codes=sorted({*FailureCode, *page.counts} - {FailureCode.CANCELED, FailureCode.EXPIRED}),
         names=await operations_of(request).reader.account_names(job.account_id for job in page.jobs),

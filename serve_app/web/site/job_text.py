@@ -1,6 +1,5 @@
 """Says in words what pages show of a job: its state, why it failed, its parameters and how long it took."""
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from serve_app.domain.durations import measured_duration
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest
-from serve_app.jobs.history import Position
 
 STATES: Mapping[JobState, str] = {
     JobState.QUEUED: "Waiting",
@@ -30,9 +28,6 @@ _ADVICE: Mapping[FailureCode, str] = {
 }
 
 
-_POSITION = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
-
-
 class Part(NamedTuple):
     """A row of a table: a label, and what it says, which may be an id."""
 
@@ -45,17 +40,6 @@ class FailureWords(NamedTuple):
     code: str
     message: str
     advice: str
-
-
-def write_position(position: Position) -> str:
-    """Write the place in a list of jobs where a page ends, for the address of the next one."""
-    return f"{position.accepted_ms}-{position.job_id}"
-
-
-def read_position(text: str) -> Position | None:
-    """Read the place after which a page begins; None, which begins with the newest, for other texts."""
-    parts = _POSITION.fullmatch(text)
-    return Position(int(parts[1]), parts[2]) if parts else None
 
 
 def title(job: Job) -> str:
