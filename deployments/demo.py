@@ -10,7 +10,7 @@ from typing import Any
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts
 from serve_app.atomic_files import write_atomically
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import this_operator
 from serve_app.cli.local import READY_FILE
 from serve_app.client import Client
 from serve_app.domain.accounts import Plan
@@ -78,12 +78,12 @@ async def _account(settings: Settings, accounts: AccountParts, stored: Demo | No
         account = await accounts.store.create(
             ACCOUNT, plan_a=highest[Variant.A], plan_b=highest[Variant.B], password=password
         )
-        await record_act(accounts.audit, account.id, Act.ACCOUNT_CREATED)
+        await accounts.audit.record(account.id, Act.ACCOUNT_CREATED, this_operator())
     elif stored is not None:
         password = stored.console_password
     else:
         await accounts.store.set_password(account.id, password)
-        await record_act(accounts.audit, account.id, Act.PASSWORD_SET)
+        await accounts.audit.record(account.id, Act.PASSWORD_SET, this_operator())
     return account.id, password
 
 
@@ -94,7 +94,7 @@ async def _working_key(accounts: AccountParts, account_id: str, name: str, store
     if all(auth.caller is not None and auth.caller.account_id == account_id for auth in results):
         return secret
     key, made = await accounts.api_keys.create(account_id, name=f"demo {name}", interfaces=interfaces)
-    await record_act(accounts.audit, account_id, Act.KEY_CREATED, key.id)
+    await accounts.audit.record(account_id, Act.KEY_CREATED, this_operator(), key.id)
     return made
 
 

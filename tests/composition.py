@@ -12,7 +12,6 @@ from serve_app.accounts.accounts import AccountStore, UserStore
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog, AuditReader
 from serve_app.accounts.auth import Authenticator
-from serve_app.accounts.operator_sessions import OperatorSessions
 from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sessions import SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
@@ -99,7 +98,7 @@ class Resources:
     submission: Submission
     deletions: Deletions
     operators: OperatorStore
-    operator_sessions: OperatorSessions
+    operator_sessions: SessionStore
     operator_links: SignInLinks
     operator_reader: OperatorReader
     audit_reader: AuditReader

@@ -1,8 +1,6 @@
-"""Accounts: their names, plans and passwords.
+"""Accounts, with their names, plans and passwords, and the users that an account's owner invites.
 
-Users that an account's owner invites, each with a name and a role.
-
-The account's own user, the owner, has no record here: it is the account itself.
+An invited user has a name and a role. The account's own user has no record: it is the account itself.
 """
 
 import re
@@ -10,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from serve_app.accounts.api_keys import base32
+from serve_app.accounts.sessions import CUSTOMERS
 from serve_app.accounts.sign_in import Passwords
 from serve_app.domain.accounts import Account, Role, SignIn, User
 from serve_app.domain.durations import from_epoch_ms
@@ -28,7 +27,7 @@ NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"
 
 
 class UserStore:
-    """Users in Redis. Their passwords are set by `AccountStore.set_password`, as the account's own is."""
+    """Keeps invited users in Redis. `AccountStore.set_password` sets their passwords, and the account's own."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
@@ -55,7 +54,7 @@ class UserStore:
         return found
 
     async def list(self, account_id: str) -> Sequence[User]:
-        """The invited users, oldest first."""
+        """List the invited users, oldest first."""
         ids: Sequence[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
         found = [await self.get(account_id, user_id) for user_id in ids]
         return [user for user in found if user is not None]
@@ -85,7 +84,7 @@ NAME_LENGTH = range(1, 101)
 
 
 class AccountStore:
-    """Accounts in Redis. Passwords are stored as argon2id hashes."""
+    """Keeps accounts in Redis, with argon2id hashes of their passwords."""
 
     def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
@@ -94,8 +93,7 @@ class AccountStore:
         self._disable = Script(redis, "accounts/disable_account")
         self._find = Script(redis, "accounts/find_account")
         self._find_user = Script(redis, "accounts/find_user")
-        self._set_password = Script(redis, "accounts/set_password")
-        self._passwords = Passwords()
+        self._passwords = Passwords(redis)
 
     async def create(
         self, name: str, *, plan_a: str = "basic", plan_b: str = "free", password: str | None = None
@@ -118,11 +116,11 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def ids(self) -> Sequence[str]:
-        """The ids of all accounts, oldest first."""
+        """List the ids of all accounts, oldest first."""
         return await self._redis.zrange(redis_key("accounts"), 0, -1)
 
     async def list(self) -> Sequence[Account]:
-        """All accounts, oldest first."""
+        """List all accounts, oldest first."""
         found = [await self._read(account_id) for account_id in await self.ids()]
         return [account for account in found if account is not None]
 
@@ -153,29 +151,27 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def set_password(self, account_id: str, password: str, *, user_id: str = "") -> str:
-        """Set a user's password and return the new credential version.
+        """Set the password of the account's own user, or of an invited one; return the new credential version.
 
-        Every session and link of that user ends: of the account's own one, or of the invited user that `user_id` names.
+        Every session and link of that user ends. Raises `NotFound`, `InvalidParameter`.
         """
-        hashed = await self._passwords.hash(password)
-        credential_version: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
-        if not credential_version:
-            raise NotFound(f"no account {account_id!r} with this user")
-        return credential_version
+        return await self._passwords.set(CUSTOMERS.holder(account_id, user_id), password)
 
-    async def check_password(self, name: str, password: str, *, within: str = "") -> SignIn | None:
+    async def check_password(self, name: str, password: str, *, owner_of: str = "") -> SignIn | None:
         """Return who signs in, if the password is right.
 
         `name` is the account's name or id, or an invited user's name. An unknown name takes as long as a wrong
-        password: one round trip, one hash. With `within`, whoever does not belong to that account is unknown.
+        password: one round trip, one hash. With `owner_of`, whoever is not an owner of that account is unknown.
         """
-        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name, within=within)
+        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name, within=owner_of)
         row, own = pairs(cells[0]), pairs(cells[1])
         matches = await self._passwords.matches((own if user_id else row).get("password"), password)
         if not matches or "disabled" in row:
             return None
         account = read_account(account_id, row)
         user = read_user(user_id, own) if user_id else User.first(account)
+        if owner_of and user.role is not Role.OWNER:
+            return None
         return SignIn(account=account, user=user, credential_version=credential_version)
 
     def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:

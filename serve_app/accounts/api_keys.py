@@ -1,10 +1,6 @@
-"""Creates, lists, replaces and revokes API keys.
+"""API keys: how their texts are made and checked, and how they are created, listed, replaced and revoked.
 
-Redis holds their HMAC-SHA256 digests, under a pepper that it does not hold.
-
-Create, validate and hash the text of API keys.
-
-Scopes in an API key's record; a record without these fields has all of them.
+Redis holds the HMAC-SHA256 digests of keys, under a pepper that it does not hold.
 """
 
 import base64
@@ -57,7 +53,7 @@ def hash_secret(secret: str, pepper: bytes) -> KeyDigest:
 
 
 def hint_of(secret: str) -> str:
-    """Return the first and last characters: enough to recognise a key, too few to guess it."""
+    """Return the first and last characters: enough to recognize a key, too few to guess it."""
     return f"{secret[:8]}…{secret[-4:]}"
 
 
@@ -195,7 +191,7 @@ class ApiKeyStore:
         return _read_key(key_id, pairs(row))
 
     async def list(self, account_id: str) -> Sequence[ApiKey]:
-        """The account's keys, revoked and expired ones too, oldest first."""
+        """List the account's keys, revoked and expired ones too, oldest first."""
         ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
         pipeline = self._redis.pipeline()
         for key_id in ids:
@@ -204,7 +200,7 @@ class ApiKeyStore:
         return [_read_key(key_id, row) for key_id, row in zip(ids, rows, strict=True) if row]
 
     async def account_of(self, key_id: str) -> str | None:
-        """The account of a key, whatever its state."""
+        """Return the account of a key, whatever its state."""
         return await self._redis.hget(redis_key("key", key_id), "account")
 
     async def revoke(self, key_id: str) -> bool:
@@ -215,7 +211,7 @@ class ApiKeyStore:
         return True
 
     async def _check_limit(self, account_id: str, interfaces: frozenset[Variant], limit: int | None) -> None:
-        """A key with two plans may be limited to the larger; each request meets the smaller of key and plan."""
+        """Check a limit: a key with two plans may be limited to the larger, and each request meets its own plan too."""
         if limit is None:
             return
         names = await self._redis.hmget(redis_key("account", account_id), *(f"plan_{each}" for each in interfaces))
@@ -225,7 +221,7 @@ class ApiKeyStore:
             raise InvalidParameter(f"limit: must be between 1 and {most}, the limit of the account's plan")
 
     def _hash(self, secret: str) -> tuple[int, KeyDigest]:
-        """The version of the pepper that makes new keys, and the digest under it."""
+        """Return the version of the pepper that makes new keys, and the digest under it."""
         version, pepper = next(iter(self._settings.key_peppers.items()))
         return version, hash_secret(secret, pepper)
 

@@ -1,6 +1,6 @@
-"""The audit log: one append-only stream per account, whose rows are removed by age alone.
+"""The audit log: one append-only stream for each account, whose rows are removed by age alone.
 
-Reads pages of the audit log for operators, newest first, a bounded part at a time.
+`AuditReader` reads it page by page, the newest rows first, a bounded part at a time.
 """
 
 import hmac
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.domain.audit import Act, Actor, AuditRow, operator
 from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
@@ -21,7 +21,7 @@ from serve_app.store.script import Script
 MAX_ROWS = 10_000
 """An account's log keeps at most this many rows, about 2 MB."""
 MAX_FAILED_SIGN_INS = 1_000
-"""Kept in a log of their own, so that nobody who cannot sign in can push out what those who can have done."""
+"""Failed sign-ins have a log of their own, so that they push out nothing that was done by who can sign in."""
 MAX_TEXT = 200
 REFUSED = ":refused"
 
@@ -37,29 +37,27 @@ class AuditLog:
         self._settings = settings
         self._append = Script(redis, "accounts/append_audit")
 
-    async def record(
-        self, account_id: str, act: Act, *, actor: str, subject: str = "", address: str = "", entry: str | None = None
-    ) -> None:
+    async def record(self, log: str, act: Act, by: Actor, subject: str = "", *, entry: str | None = None) -> None:
         """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
 
-        `account_id` may be what `operator` makes of an operator's name, for what is done to operators. A failed sign-in is
-        recorded only of an account or operator that exists, and takes as long for any other.
+        `log` is an account's id, or what `operator` makes of an operator's name for acts upon operators. A failed
+        sign-in is recorded only of an account or operator that exists, and takes as long for any other.
         """
         is_refused = act is Act.SIGN_IN_FAILED
         await self._append(
-            log=self.pseudonym(account_id) + (REFUSED if is_refused else ""),
-            holder=_record_of(account_id) if is_refused else "",
+            log=self.pseudonym(log) + (REFUSED if is_refused else ""),
+            holder=_record_of(log) if is_refused else "",
             entry=entry or secrets.token_hex(8),
-            actor=actor[:MAX_TEXT],
+            actor=by.name[:MAX_TEXT],
             action=act,
             subject=subject[:MAX_TEXT],
-            address=address[:MAX_TEXT],
+            address=by.address[:MAX_TEXT],
             max_rows=MAX_FAILED_SIGN_INS if is_refused else MAX_ROWS,
             life_ms=milliseconds(self._settings.audit_life),
         )
 
     async def rows(self, account_id: str | None = None, *, since: datetime | None = None) -> list[AuditRow]:
-        """The rows of one account, or of all, oldest first."""
+        """List the rows of one account, or of all, oldest first."""
         pseudonym = "" if account_id is None else self.pseudonym(account_id)
         logs = [pseudonym, pseudonym + REFUSED] if pseudonym else await self._logs()
         oldest = datetime.now(UTC) - self._settings.audit_life
@@ -82,8 +80,8 @@ class AuditLog:
         return [read_audit_row(name, row_id, fields) for row_id, fields in rows]
 
 
-def _record_of(account_id: str) -> str:
-    return account_id if account_id.startswith(operator("")) else f"account:{account_id}"
+def _record_of(log: str) -> str:
+    return log if log.startswith(operator("")) else f"account:{log}"
 
 
 def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
@@ -103,11 +101,11 @@ def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRo
 
 
 LOOKED_AT_ONCE = 500
-"""Rows that one call of the script looks at: a few ms, so that nobody waits behind a search."""
+"""One call of the script looks at this many rows, which takes a few ms, so that nobody waits behind a search."""
 CALLS = 4
 """One page takes at most this many calls."""
 MOST_LOGS = 2_000
-"""Logs that a page over all is made of: those written last."""
+"""A page over all logs is made of this many, those written last."""
 _ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
 
 

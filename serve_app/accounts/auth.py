@@ -17,14 +17,14 @@ from serve_app.store.script import Argument, Rewrite, Script
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthQuery:
-    """Arguments of `caller.lua`.
+    """The arguments that `caller.lua` takes.
 
     `plans` are the interface's, the lowest first. Without a `rate_token` nothing is counted.
     """
 
     key: KeyDigest
     older: Sequence[KeyDigest] = ()
-    """The same secret under the older peppers."""
+    """The digests of the same secret under the older peppers."""
     variant: Variant
     plans: Sequence[Plan]
     rate_token: str = ""

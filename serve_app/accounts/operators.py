@@ -1,26 +1,25 @@
-"""Operators of the web pages: their names and passwords, apart from every account's."""
+"""Operators of the web pages, whose names and passwords are apart from every account's."""
 
 import re
 from collections.abc import Mapping, Sequence
 
+from serve_app.accounts.sessions import OPERATORS
 from serve_app.accounts.sign_in import Passwords
 from serve_app.domain.accounts import Operator
 from serve_app.domain.durations import from_epoch_ms
-from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.errors import InvalidParameter
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Script
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class OperatorStore:
-    """Operators in Redis. Passwords are stored as argon2id hashes."""
+    """Keeps operators in Redis, with argon2id hashes of their passwords."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
-        self._passwords = Passwords()
-        self._set_password = Script(redis, "accounts/set_operator_password")
+        self._passwords = Passwords(redis)
 
     async def create(self, name: str, *, password: str | None = None) -> Operator:
         """Create an operator.
@@ -38,15 +37,13 @@ class OperatorStore:
         is_new, _ = await pipeline.execute()
         if not is_new:
             raise InvalidParameter(f"name: an operator called {name!r} exists")
-        first = {
-            "password_changes": created
-        }  # nothing that was given to an earlier operator of this name is good for this one
-        fields = first if hashed is None else {**first, "password": hashed}
-        await self._redis.hset(redis_key("operator", name), mapping=fields)
-        return await self._existing(name)
+        # a version of its own: nothing that was given to an earlier operator of this name is good for this one
+        row = {"created": created, "password_changes": created} | ({} if hashed is None else {"password": hashed})
+        await self._redis.hset(redis_key("operator", name), mapping=row)
+        return _read(name, {field: str(value) for field, value in row.items()})
 
     async def list(self) -> Sequence[Operator]:
-        """All operators, oldest first."""
+        """List all operators, oldest first."""
         names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
         found = [await self.get(name) for name in names]
         return [operator for operator in found if operator is not None]
@@ -60,12 +57,7 @@ class OperatorStore:
 
         Raises `NotFound`, `InvalidParameter`.
         """
-        credential_version: str = await self._set_password(
-            name=name, password_hash=await self._passwords.hash(password)
-        )
-        if not credential_version:
-            raise NotFound(f"no operator {name!r}")
-        return credential_version
+        return await self._passwords.set(OPERATORS.holder(name), password)
 
     async def check_password(self, name: str, password: str) -> Operator | None:
         """Return the operator if the password is right. An unknown name takes as long as a wrong password."""
@@ -74,18 +66,12 @@ class OperatorStore:
         return _read(name, row) if matches else None
 
     async def delete(self, name: str) -> bool:
-        """Remove an operator; False when there is none. The sessions are the caller's to end."""
+        """Remove an operator, whose sessions and links end; False when there is none."""
         pipeline = self._redis.pipeline()
         pipeline.delete(redis_key("operator", name))
         pipeline.zrem(redis_key("operators"), name)
         deleted, _ = await pipeline.execute()
         return bool(deleted)
-
-    async def _existing(self, name: str) -> Operator:
-        found = await self.get(name)
-        if found is None:
-            raise NotFound(f"no operator {name!r}")
-        return found
 
     async def _row(self, name: str) -> Mapping[str, str]:
         row: dict[str, str] = await self._redis.hgetall(redis_key("operator", name))

@@ -1,26 +1,19 @@
-"""Checks who signs in: by a password, which takes as long where none is stored, or by a one-time link.
+"""Checks who signs in, by a password or by a one-time link, and limits how often somebody may try.
 
-A one-time link has a random token that signs in or sets a new password.
-
-Redis holds its digest. A link is void as soon as the account's password is changed or the account disabled.
-
-`SignIns` makes callers wait longer and longer between tries, but never locks an account's owner out.
-
-`check_password` also serves acts for which a session or an API key alone is not enough.
-
-`Throttle` limits other attempts by fixed windows in Redis, which all replicas share.
+`SignIns` makes callers wait longer and longer between tries, but never locks an account's owner out. It also guards
+acts for which a session or an API key is not enough. `Throttle` limits other attempts by fixed windows.
 """
 
 import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
@@ -29,27 +22,27 @@ from limits.aio.storage import RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 
 from serve_app.accounts.audit import AuditLog
-from serve_app.domain.accounts import Role, SignIn
-from serve_app.domain.audit import Act
+from serve_app.accounts.sessions import Holder, SessionRealm
+from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import milliseconds
-from serve_app.domain.errors import InvalidParameter, TooManyTries
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyTries
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, redis_errors
 from serve_app.store.script import Script
 
-if TYPE_CHECKING:
-    from serve_app.accounts.accounts import AccountStore
-
+W = TypeVar("W")
 
 LENGTH = range(12, 129)
+"""A password has at least 12 and at most 128 characters."""
 PASSES, MEMORY_KIB, LANES = 2, 19 * 1024, 1
-"""argon2id at 19 MiB: 47 ms on two cores, OWASP's minimum. Two at a time per process, so logins cannot starve it."""
+"""argon2id takes 19 MiB, OWASP's minimum, and 47 ms on two cores. At most two run at once."""
 
 
 class Passwords:
-    """Hashes and checks; one per process, so that its limit holds."""
+    """Stores passwords as argon2id hashes, and checks them. It hashes at most two at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, redis: RedisClient) -> None:
+        self._set = Script(redis, "accounts/set_password")
         self._hasher = PasswordHasher(time_cost=PASSES, memory_cost=MEMORY_KIB, parallelism=LANES)
         self._hashing = asyncio.Semaphore(2)
         self._decoy: str | None = None
@@ -61,10 +54,20 @@ class Passwords:
         async with self._hashing:
             return await asyncio.to_thread(self._hasher.hash, password)
 
+    async def set(self, holder: str, password: str) -> str:
+        """Set a holder's password and return the new credential version; earlier sessions and links have ended.
+
+        Raises `NotFound`, `InvalidParameter`.
+        """
+        credential_version: str = await self._set(holder=holder, password_hash=await self.hash(password))
+        if not credential_version:
+            raise NotFound(f"no {holder.replace(':', ' ')}")
+        return credential_version
+
     async def matches(self, stored: str | None, password: str) -> bool:
         """Compare; False where nothing is stored, after as long as for a wrong password."""
         async with self._hashing:
-            return await asyncio.to_thread(self._verify, stored, password)
+            return await asyncio.to_thread(self._verify, stored, password[: LENGTH.stop])
 
     def _verify(self, stored: str | None, password: str) -> bool:
         if self._decoy is None:
@@ -80,73 +83,60 @@ LINK_LIFE = timedelta(hours=24)
 
 
 class LinkPurpose(StrEnum):
-    """What a link is for."""
+    """What the holder of a link may do."""
 
     SIGN_IN = "sign_in"
     NEW_PASSWORD = "new_password"
 
 
 class SignInLink(NamedTuple):
-    """A link: whom it signs in, and for what."""
+    """A link names whom it signs in, and for what."""
 
-    account_id: str
+    holder: Holder
     purpose: LinkPurpose
-    credential_version: str
-    """The credential version of the session that is opened."""
-    user_id: str = ""
-    """The id of an invited user of the account; empty for the account's own user."""
 
 
 class SignInLinks:
-    """Links that an operator gives to people, and `atelier up` prints for its demo account."""
+    """Links of one realm that sign in or set a new password, once, by a random token whose digest Redis holds.
 
-    def __init__(self, redis: RedisClient, family: str = "sign_in_link", holder: str = "account") -> None:
-        """Store links under the family of Redis keys, whose links no other family accepts.
+    Operators give them to people, and `atelier up` prints one for its demo account. A link is void as soon as the
+    password is changed or the account disabled.
+    """
 
-        `holder` is the family of those who sign in with them.
-        """
-        self._family, self._holder = family, holder
+    def __init__(self, redis: RedisClient, realm: SessionRealm) -> None:
+        self._realm = realm
         self._create = Script(redis, "accounts/create_sign_in_link")
         self._get = Script(redis, "accounts/sign_in_link")
 
     async def create(
-        self, account_id: str, purpose: LinkPurpose, *, user_id: str = "", life: timedelta = LINK_LIFE
+        self, holder_id: str, purpose: LinkPurpose, *, user_id: str = "", life: timedelta = LINK_LIFE
     ) -> str:
-        """Return the token of a new link: 256 random bits, for the link's path after `/console/links/`."""
+        """Return the token of a new link: 256 random bits, for the link's path after `/links/`."""
         token = secrets.token_urlsafe(32)
-        await self._create(
-            name=self._name(token),
-            purpose=purpose,
-            holder=self._holder,
-            id=f"{account_id}:{user_id}" if user_id else account_id,
-            life_ms=milliseconds(life),
-        )
+        holder = self._realm.holder(holder_id, user_id)
+        await self._create(name=self._name(token), purpose=purpose, holder=holder, life_ms=milliseconds(life))
         return token
 
     async def get(self, token: str) -> SignInLink | None:
         """Return the link without using it; None when it was used, is too old or void."""
-        return _read(await self._get(name=self._name(token), holder=self._holder, use=False))
+        return _read(await self._get(name=self._name(token), use=False))
 
     async def use(self, token: str) -> SignInLink | None:
         """Return the link, for the only time."""
-        return _read(await self._get(name=self._name(token), holder=self._holder, use=True))
+        return _read(await self._get(name=self._name(token), use=True))
 
     def _name(self, token: str) -> str:
-        return f"{self._family}:{hashlib.sha256(token.encode(errors='replace')).hexdigest()}"
+        return f"{self._realm.prefix}sign_in_link:{hashlib.sha256(token.encode(errors='replace')).hexdigest()}"
 
 
 def _read(row: Sequence[str]) -> SignInLink | None:
-    if not row:
-        return None
-    purpose, holder, credential_version = row
-    account_id, _, user_id = holder.partition(":")
-    return SignInLink(account_id, LinkPurpose(purpose), credential_version, user_id)
+    return SignInLink(Holder(*row[:3]), LinkPurpose(row[3])) if row else None
 
 
 NAME_LENGTH = 100
-"""What is longer names no account."""
+"""A longer text names no account."""
 LIFE = timedelta(hours=1)
-"""Tries are forgotten so long after the last one."""
+"""Tries are forgotten this long after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +149,9 @@ class Waits:
 
 
 HERE = Waits(5, timedelta(seconds=15), timedelta(minutes=15))
-"""The waits for one account from one address, or on one device."""
+"""These are the waits for one account from one address, or on one device."""
 EVERYWHERE = Waits(20, timedelta(seconds=1), timedelta(seconds=30))
-"""The waits for one account from everywhere. `longest` is the most that others can make its owner wait on a new device.
-"""
+"""These are the waits for one account from everywhere. `longest` bounds what others can do to its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +164,11 @@ class KnownDevice:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A try to sign in: to be looked at, unless it has to wait."""
+    """A try to sign in, whose password is looked at unless it has to wait."""
 
     wait: timedelta
     counted_at: str
+    """The Redis key that counts the tries from the same source: `sign_in:account[:user]:source`."""
 
     @property
     def account_id(self) -> str:
@@ -192,9 +182,35 @@ class SignIns:
     Redis holds digests of addresses and of unknown names.
     """
 
-    def __init__(self, redis: RedisClient) -> None:
+    def __init__(self, redis: RedisClient, audit: AuditLog) -> None:
+        self._audit = audit
         self._count = Script(redis, "accounts/sign_in")
         self._forget = Script(redis, "accounts/forget_sign_in")
+
+    async def check(
+        self,
+        look: Callable[[], Awaitable[W | None]],
+        name: str,
+        by: Actor,
+        *,
+        log: str = "",
+        device: KnownDevice | None = None,
+        within: str = "",
+    ) -> W | None:
+        """Return what `look` returns: who has a name and a password; None for a wrong one, which is recorded.
+
+        The audit log `log` keeps the failure, or else that of the account with this name. Tries are counted until the
+        right password takes them back; `device` and `within` as for `count`. Raises `TooManyTries` without looking.
+        """
+        counted = await self.count(name, by.address, device, within=within)
+        if counted.wait:
+            raise TooManyTries(ceil(counted.wait.total_seconds()))
+        who = await look()
+        if who is None:
+            await self._audit.record(log or counted.account_id, Act.SIGN_IN_FAILED, by)
+        else:
+            await self.forget(counted)
+        return who
 
     async def count(self, name: str, address: str, device: KnownDevice | None, *, within: str = "") -> Try:
         """Count a try, in one round trip whether there is such an account or not.
@@ -227,34 +243,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:32]
 
 
-async def check_password(
-    accounts: "AccountStore",
-    sign_ins: SignIns,
-    audit: AuditLog,
-    name: str,
-    password: str,
-    *,
-    actor: str,
-    address: str,
-    device: KnownDevice | None = None,
-    owner_of: str = "",
-) -> SignIn | None:
-    """Return who has this name and password; None for a wrong one, which the account's audit log keeps.
-
-    With `owner_of`, only owners of that account pass, and its log keeps every failure: a name of another account is treated
-    as an unknown one. Tries are counted until the right password takes them back. Raises `TooManyTries`.
-    """
-    counted = await sign_ins.count(name, address, device, within=owner_of)
-    if counted.wait:
-        raise TooManyTries(ceil(counted.wait.total_seconds()))
-    who = await accounts.check_password(name, password[: LENGTH.stop], within=owner_of)
-    if who is None or (owner_of and who.user.role is not Role.OWNER):
-        await audit.record(owner_of or counted.account_id, Act.SIGN_IN_FAILED, actor=actor, address=address)
-        return None
-    await sign_ins.forget(counted)
-    return who
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """Allows at most `tries` of `what` in `per`, from the first try."""
@@ -284,11 +272,6 @@ class Throttle:
                 return 0.0
             window = await self._windows.get_window_stats(item, name)
         return max(1.0, window.reset_time - time.time())
-
-    async def reset(self, limit: Limit, *source: str) -> None:
-        """Reset the count of a source."""
-        with redis_errors():
-            await self._windows.clear(_item(limit), _caller_digest(source))
 
 
 def _item(limit: Limit) -> RateLimitItemPerSecond:

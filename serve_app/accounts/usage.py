@@ -1,7 +1,4 @@
-"""Usage of an account's completed jobs, by day, API key and LoRA.
-
-Usage counters: read here, counted by `finish.lua` in the commit of a job.
-"""
+"""Usage of an account's completed jobs by day, API key and LoRA, as `finish.lua` counts it."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,7 +10,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 
 UPSCALES = "upscale"
-"""Upscaled images are counted under this in place of a LoRA."""
+"""Upscaled images are counted under this name in place of a LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +38,7 @@ class UsageReader:
         self._redis = redis
 
     async def today(self) -> date:
-        """The day that is counted on now, by the store's clock."""
+        """Return the day that is counted on now, by the store's clock."""
         seconds, _ = await self._redis.time()
         return _EPOCH + timedelta(seconds=seconds)
 

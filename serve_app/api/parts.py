@@ -6,9 +6,8 @@ from serve_app.accounts.accounts import AccountStore, UserStore
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog, AuditReader
 from serve_app.accounts.auth import Authenticator
-from serve_app.accounts.operator_sessions import OperatorSessions
 from serve_app.accounts.operators import OperatorStore
-from serve_app.accounts.sessions import SessionStore
+from serve_app.accounts.sessions import CUSTOMERS, OPERATORS, SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
 from serve_app.accounts.usage import UsageReader
 from serve_app.engine_options import DEFAULT_MAX_RANK
@@ -50,12 +49,12 @@ class AccountParts:
         self.users = UserStore(redis)
         self.api_keys = ApiKeyStore(redis, settings)
         self.auth = Authenticator(redis, settings)
-        self.sessions = SessionStore(redis, settings)
-        self.sign_ins = SignIns(redis)
-        self.links = SignInLinks(redis)
+        self.audit = AuditLog(redis, settings)
+        self.sessions = SessionStore(redis, CUSTOMERS)
+        self.sign_ins = SignIns(redis, self.audit)
+        self.links = SignInLinks(redis, CUSTOMERS)
         self.throttle = Throttle(redis)
         self.usage = UsageReader(redis)
-        self.audit = AuditLog(redis, settings)
 
 
 class LoraParts:
@@ -152,8 +151,8 @@ class OperationParts:
         """
         redis = process.redis
         self.operators = OperatorStore(redis)
-        self.sessions = OperatorSessions(redis)
-        self.links = SignInLinks(redis, "operator_link", "operator")
+        self.sessions = SessionStore(redis, OPERATORS)
+        self.links = SignInLinks(redis, OPERATORS)
         self.reader = OperatorReader(redis)
         self.audit = AuditReader(redis)
         self.acts = OperatorActs(

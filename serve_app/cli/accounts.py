@@ -11,11 +11,11 @@ import typer
 from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.audit import record_act, this_operator
+from serve_app.cli.audit import this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import Act, Actor
+from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
 from serve_app.operations.reports import UsageRow, usage_csv, usage_report
 from serve_app.settings import Settings
@@ -40,13 +40,13 @@ async def create(
     """Create an account with an API key, printed once. With a password it can also sign in to the console."""
     password = password_from_stdin() if password_stdin else None
     account = await accounts.store.create(name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password)
-    await record_act(accounts.audit, account.id, Act.ACCOUNT_CREATED)
+    await accounts.audit.record(account.id, Act.ACCOUNT_CREATED, this_operator())
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
     if not with_key:
         next_command = f"atelier keys create {shlex.quote(account.name)}"
         return Result(facts=account_facts(account), shown=f"{shown}\nNext: {next_command}")
     key, secret = await accounts.api_keys.create(account.id, interfaces=frozenset(Variant))
-    await record_act(accounts.audit, account.id, Act.KEY_CREATED, key.id)
+    await accounts.audit.record(account.id, Act.KEY_CREATED, this_operator(), key.id)
     facts = {**account_facts(account), "key": secret, "key_id": key.id}
     return Result(facts=facts, shown=f"{shown}\n{_key_lines(secret)}")
 
@@ -80,7 +80,7 @@ async def set_plan(
     if plan_a is None and plan_b is None:
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(accounts.store, account)
-    changed = await operations.acts.set_plans(found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
+    changed = await operations.acts.set_plans(found, this_operator(), plan_a=plan_a, plan_b=plan_b)
     return _account_result(changed)
 
 
@@ -88,14 +88,14 @@ async def set_plan(
 async def disable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
     found = await find_account(accounts.store, account)
-    return _account_result(await operations.acts.disable(found, Actor(this_operator())))
+    return _account_result(await operations.acts.disable(found, this_operator()))
 
 
 @command(app, "enable")
 async def enable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(accounts.store, account)
-    return _account_result(await operations.acts.enable(found, Actor(this_operator())))
+    return _account_result(await operations.acts.enable(found, this_operator()))
 
 
 @command(app, "delete")
@@ -112,7 +112,7 @@ async def delete(
     found = await find_account(accounts.store, account)
     if not yes:
         raise BadUsage(f"delete: removes {found.name} with everything it made, for good; add --yes")
-    deleted = await operations.deletion.delete(found, Actor(this_operator()))
+    deleted = await operations.deletion.delete(found, this_operator())
     facts = {"id": found.id, "name": found.name, "jobs": deleted.jobs, "keys": deleted.keys, "left": list(deleted.left)}
     shown = f"{found.name}: deleted, with {deleted.jobs} jobs and {deleted.keys} keys"
     if deleted.left:
@@ -127,7 +127,7 @@ async def set_password(accounts: AccountParts, account: AccountName, password_st
     password = new_password(from_stdin=password_stdin)
     ended = len(await accounts.sessions.list(found.id))
     await accounts.store.set_password(found.id, password)
-    await record_act(accounts.audit, found.id, Act.PASSWORD_SET)
+    await accounts.audit.record(found.id, Act.PASSWORD_SET, this_operator())
     return Result(
         facts={**account_facts(found), "sessions_ended": ended},
         shown=f"{found.name}: password set, {ended} console session{'' if ended == 1 else 's'} ended",
@@ -150,7 +150,7 @@ async def sign_in_link(
     """
     found = await find_account(accounts.store, account)
     purpose = LinkPurpose.NEW_PASSWORD if sets_password else LinkPurpose.SIGN_IN
-    path = await operations.acts.make_sign_in_link(found, Actor(this_operator()), purpose)
+    path = await operations.acts.make_sign_in_link(found, this_operator(), purpose)
     url = await asyncio.to_thread(local_base_url, settings) + path
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from serve_app.accounts.audit import AuditLog
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.command import BadUsage, Failed, Result, command, table
-from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.domain.audit import Actor, AuditRow, operator
 from serve_app.domain.durations import parse_duration
 from serve_app.operations.reports import log_names
 
@@ -20,19 +19,12 @@ def add_audit(app: typer.Typer) -> None:
     command(app, "audit")(_audit)
 
 
-def this_operator() -> str:
-    """Whoever runs this command: the system's user, or its number where a container has no name for it."""
+def this_operator() -> Actor:
+    """Return who runs this command: the system's user, or its number where a container has no name for it."""
     try:
-        return operator(getpass.getuser())
+        return Actor(operator(getpass.getuser()))
     except (KeyError, OSError):
-        return operator(str(os.getuid()))
-
-
-async def record_act(
-    audit: AuditLog, account_id: str, act: Act, subject: str = "", *, entry: str | None = None
-) -> None:
-    """Record an act of whoever runs this command."""
-    await audit.record(account_id, act, actor=this_operator(), subject=subject, entry=entry)
+        return Actor(operator(str(os.getuid())))
 
 
 async def _audit(

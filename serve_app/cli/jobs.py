@@ -12,7 +12,6 @@ from serve_app.api.parts import AccountParts, JobParts, OperationParts
 from serve_app.cli.accounts import find_account
 from serve_app.cli.audit import this_operator
 from serve_app.cli.command import Failed, Result, command, table
-from serve_app.domain.audit import Actor
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
@@ -66,7 +65,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
 @command(app, "cancel")
 async def cancel(operations: OperationParts, job_id: JobId) -> Result:
     """Cancel a job: immediately while it is queued, at its next step while it runs."""
-    state = await operations.acts.cancel_job(job_id, Actor(this_operator()))
+    state = await operations.acts.cancel_job(job_id, this_operator())
     if state is None:
         raise _unknown(job_id)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
@@ -88,7 +87,7 @@ async def delete(
     if image is not None:
         return await _delete_image(jobs, job_id, image)
     try:
-        await jobs.deletion.delete_job(job_id, account_id=None, actor=this_operator())
+        await jobs.deletion.delete_job(job_id, account_id=None, by=this_operator())
     except NotFound:
         raise _unknown(job_id) from None
     return Result(facts={"id": job_id, "deleted": True}, shown=f"{job_id}: deleted")
@@ -96,7 +95,7 @@ async def delete(
 
 async def _delete_image(jobs: JobParts, job_id: str, image_id: str) -> Result:
     try:
-        await jobs.deletion.delete_image(job_id, image_id, account_id=None, actor=this_operator())
+        await jobs.deletion.delete_image(job_id, image_id, account_id=None, by=this_operator())
     except NotFound:
         raise Failed(f"no image {image_id!r} of a job {job_id!r} (see: atelier jobs show {job_id})") from None
     is_kept = await jobs.reader.find(job_id) is not None
@@ -107,7 +106,7 @@ async def _delete_image(jobs: JobParts, job_id: str, image_id: str) -> Result:
 @command(app, "requeue")
 async def requeue(operations: OperationParts, job_id: JobId) -> Result:
     """Requeue a dead job with a full set of attempts."""
-    if not await operations.acts.requeue_job(job_id, Actor(this_operator())):
+    if not await operations.acts.requeue_job(job_id, this_operator()):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
@@ -115,7 +114,7 @@ async def requeue(operations: OperationParts, job_id: JobId) -> Result:
 @command(app, "drop")
 async def drop(operations: OperationParts, job_id: JobId) -> Result:
     """Remove a dead job from the list of `dead`; it remains failed, also for its account."""
-    if not await operations.acts.drop_job(job_id, Actor(this_operator())):
+    if not await operations.acts.drop_job(job_id, this_operator()):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")
 

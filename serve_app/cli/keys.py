@@ -8,7 +8,7 @@ import typer
 
 from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
@@ -62,7 +62,7 @@ async def create(
         adapters=adapters,
         limit=limit,
     )
-    await record_act(accounts.audit, found.id, Act.KEY_CREATED, key.id)
+    await accounts.audit.record(found.id, Act.KEY_CREATED, this_operator(), key.id)
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
@@ -98,7 +98,7 @@ async def edit(
         key = await accounts.api_keys.set_limit(key_id, limit or None)
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    await record_act(accounts.audit, key.account_id, Act.KEY_CHANGED, key.id)
+    await accounts.audit.record(key.account_id, Act.KEY_CHANGED, this_operator(), key.id)
     return Result(facts=_facts(key), shown=f"{key.id}: {_limit(key)}")
 
 
@@ -116,7 +116,7 @@ async def roll(
         key, secret = await accounts.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    await record_act(accounts.audit, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
+    await accounts.audit.record(key.account_id, Act.KEY_ROLLED, this_operator(), f"{key_id} {key.id}")
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
@@ -126,7 +126,7 @@ async def revoke(accounts: AccountParts, key_id: KeyId) -> Result:
     if not await accounts.api_keys.revoke(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
     account_id = await accounts.api_keys.account_of(key_id)
-    await record_act(accounts.audit, account_id or "", Act.KEY_REVOKED, key_id)
+    await accounts.audit.record(account_id or "", Act.KEY_REVOKED, this_operator(), key_id)
     return Result(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
 
 

@@ -15,7 +15,7 @@ from rich.status import Status
 
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter, Offer
@@ -73,7 +73,7 @@ async def add(
     except (InvalidParameter, PayloadTooLarge) as error:
         raise Failed(error.message) from None
     if owner:
-        await record_act(accounts.audit, owner, Act.LORA_GRANTED, adapter.id)
+        await accounts.audit.record(owner, Act.LORA_GRANTED, this_operator(), adapter.id)
     lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
     if suggested := adapter.found.get("suggested_trigger_words"):
         lines.append(f"Trigger words by its file: {', '.join(suggested)}")
@@ -110,7 +110,7 @@ async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, l
     if await remove_lora(loras.registry, loras.stored_weights, adapter.id) == "file":
         raise Failed(f"{adapter.name} is a row of {settings.catalog}: remove it there")
     if adapter.owner:
-        await record_act(accounts.audit, adapter.owner, Act.LORA_REVOKED, adapter.id)
+        await accounts.audit.record(adapter.owner, Act.LORA_REVOKED, this_operator(), adapter.id)
     return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
 
 
@@ -164,7 +164,7 @@ async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: A
     """Allow an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
     await loras.grants.grant(adapter.id, found.id)
-    await record_act(accounts.audit, found.id, Act.LORA_GRANTED, adapter.id)
+    await accounts.audit.record(found.id, Act.LORA_GRANTED, this_operator(), adapter.id)
     return _grant_result(adapter, found.name, allowed=True)
 
 
@@ -173,7 +173,7 @@ async def revoke(accounts: AccountParts, loras: LoraParts, lora: Lora, account: 
     """Forbid an account from using an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
     await loras.grants.revoke(adapter.id, found.id)
-    await record_act(accounts.audit, found.id, Act.LORA_REVOKED, adapter.id)
+    await accounts.audit.record(found.id, Act.LORA_REVOKED, this_operator(), adapter.id)
     return _grant_result(adapter, found.name, allowed=False)
 
 

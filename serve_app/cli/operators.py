@@ -10,7 +10,7 @@ from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.accounts import PasswordStdin, new_password, password_from_stdin
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import this_operator
 from serve_app.cli.command import Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator
@@ -35,7 +35,7 @@ async def create(
     Without a password, print a link with which they set one, once, within 24 hours.
     """
     made = await operations.operators.create(name, password=password_from_stdin() if password_stdin else None)
-    await record_act(accounts.audit, operator(name), Act.OPERATOR_CREATED)
+    await accounts.audit.record(operator(name), Act.OPERATOR_CREATED, this_operator())
     if password_stdin:
         return Result(facts=_facts(made), shown=f"{name}: may sign in at /operators")
     return await _link(settings, accounts.audit, operations.links, made, LinkPurpose.NEW_PASSWORD)
@@ -60,9 +60,9 @@ async def password(
 ) -> Result:
     """Set an operator's password and end their sessions."""
     await _find(operations.operators, name)
+    ended = len(await operations.sessions.list(name))
     await operations.operators.set_password(name, new_password(from_stdin=password_stdin))
-    ended = await operations.sessions.revoke_all(name)
-    await record_act(accounts.audit, operator(name), Act.PASSWORD_SET)
+    await accounts.audit.record(operator(name), Act.PASSWORD_SET, this_operator())
     return Result(facts={"name": name, "sessions_ended": ended}, shown=f"{name}: password set")
 
 
@@ -88,8 +88,7 @@ async def delete(accounts: AccountParts, operations: OperationParts, name: Name)
     """Delete an operator and end their sessions; what they did stays in the audit log."""
     await _find(operations.operators, name)
     await operations.operators.delete(name)
-    await operations.sessions.revoke_all(name)
-    await record_act(accounts.audit, operator(name), Act.OPERATOR_DELETED)
+    await accounts.audit.record(operator(name), Act.OPERATOR_DELETED, this_operator())
     return Result(facts={"name": name, "deleted": True}, shown=f"{name}: deleted")
 
 
@@ -104,7 +103,7 @@ async def _link(
     settings: Settings, audit: AuditLog, links: SignInLinks, found: Operator, purpose: LinkPurpose
 ) -> Result:
     token = await links.create(found.name, purpose)
-    await record_act(audit, operator(found.name), Act.SIGN_IN_LINK_MADE)
+    await audit.record(operator(found.name), Act.SIGN_IN_LINK_MADE, this_operator())
     base_url = await asyncio.to_thread(local_base_url, settings)
     url = f"{base_url}/operators/links/{token}"
     return Result(facts={**_facts(found), "url": url}, shown=url)

@@ -1,7 +1,4 @@
-"""Accounts, API keys, plans and rate windows.
-
-Operators: people who look after the service in the browser. They are no accounts.
-"""
+"""Accounts, API keys, plans and rate windows; and operators, who look after the service and have no account."""
 
 import secrets
 from collections.abc import Iterable
@@ -9,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
-from typing import Literal
+from typing import ClassVar, Literal
 
+from serve_app.domain import audit
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.requests import Variant
 
@@ -107,11 +105,27 @@ class User:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignIn:
-    """The user of a right password, and the credential version for the session."""
+    """A user of an account who signs in or is signed in, and the credential version of the session."""
 
     account: Account
     user: User
     credential_version: str
+
+    @property
+    def id(self) -> str:
+        """The account's id, which also names its audit log."""
+        return self.account.id
+
+    log = id
+
+    @property
+    def user_id(self) -> str:
+        return self.user.id
+
+    @property
+    def actor(self) -> str:
+        """The user's name in the audit log."""
+        return audit.user(self.user.id) if self.user.id else audit.OWNER
 
 
 class Scope(StrEnum):
@@ -149,9 +163,9 @@ class ApiKey:
     user_id: str = ""
     """The invited user who made it."""
     limit: int | None = None
-    """Counted requests in a window of its plan, where that allows more."""
+    """The key may make this many counted requests in a window of its plan; None is as many as the plan has."""
     last_used_from: str = ""
-    """The address from which it was used when that was last noted."""
+    """The address that used the key when its last use was recorded."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """Return the state for display; authentication decides by the store's clock."""
@@ -224,9 +238,25 @@ class AuthResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
+    """Somebody who signs in to the operators' pages."""
+
     name: str
     created_at: datetime
     has_password: bool
-    """Whether there is a password; without one, only a one-time link lets them in."""
+    """An operator without a password signs in by a one-time link alone."""
     credential_version: str
-    """The version for a session that is opened now; it changes with the password."""
+    """A session that is opened now gets this version, which changes with the password."""
+
+    user_id: ClassVar[str] = ""
+    """Operators invite no users."""
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    @property
+    def actor(self) -> str:
+        """The operator's name in the audit log, and the name of the log of what is done to them."""
+        return audit.operator(self.name)
+
+    log = actor

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 OWNER, ANYONE = "owner", "anyone"
-"""Actors: someone signed in to the console as the account; someone who could not sign in as it."""
+"""Two actors: somebody signed in to the console as the account, and somebody who could not sign in as it."""
 
 
 def operator(user: str) -> str:

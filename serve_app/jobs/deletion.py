@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from serve_app.accounts.audit import AuditLog
-from serve_app.domain.audit import Act
+from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import JobUnfinished, NotFound, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import StoredImage
@@ -153,27 +153,25 @@ class JobDeletion:
     background: Background
 
     @to_its_end
-    async def delete_job(self, job_id: str, *, account_id: str | None, actor: str, address: str = "") -> None:
+    async def delete_job(self, job_id: str, *, account_id: str | None, by: Actor) -> None:
         """Delete an ended job with its prompt and images; `account_id=None` is the operator.
 
         Raises `NotFound`, `JobUnfinished`, `StoreUnavailable`. A storage that does not answer does not fail the call:
         the objects stay on the list, and go when it answers.
         """
         deleted = await self.deletions.delete_job(job_id, account_id=account_id)
-        await self._finish(deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
+        await self._finish(deleted, job_id, Act.JOB_DELETED, by)
 
     @to_its_end
-    async def delete_image(
-        self, job_id: str, image_id: str, *, account_id: str | None, actor: str, address: str = ""
-    ) -> None:
+    async def delete_image(self, job_id: str, image_id: str, *, account_id: str | None, by: Actor) -> None:
         """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
         deleted = await self.deletions.delete_image(job_id, image_id, account_id=account_id)
-        await self._finish(deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
+        await self._finish(deleted, image_id, Act.IMAGE_DELETED, by)
 
-    async def _finish(self, deleted: Deleted | None, subject: str, act: Act, *, actor: str, address: str) -> None:
+    async def _finish(self, deleted: Deleted | None, subject: str, act: Act, by: Actor) -> None:
         if deleted is None:
             raise NotFound("There is no such job or image.")
-        await self.audit.record(deleted.account_id, act, actor=actor, subject=subject, address=address)
+        await self.audit.record(deleted.account_id, act, by, subject)
         objects = await self.deletions.objects(deleted.name)
         try:
             if objects is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.audit import AuditLog
 from serve_app.domain.accounts import Account, Caller
-from serve_app.domain.audit import OWNER, Act, account, api_key
+from serve_app.domain.audit import OWNER, Act, Actor, account, api_key
 from serve_app.domain.catalog import Offer, Terms
 from serve_app.domain.errors import AdapterUnavailable, Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind
@@ -201,9 +201,8 @@ class AccountLoras:
         Each names the other account by its pseudonym.
         """
         own = by.caller.account_id
-        actor = api_key(by.caller.key_id) if by.caller.key_id else by.name
+        actor = Actor(api_key(by.caller.key_id) if by.caller.key_id else by.name, by.address)
         subject = lora_id if other is None else f"{lora_id} {account(self.audit.pseudonym(other.id))}"
-        await self.audit.record(own, act, actor=actor, subject=subject, address=by.address)
+        await self.audit.record(own, act, actor, subject)
         if other is not None:
-            actor = account(self.audit.pseudonym(own))
-            await self.audit.record(other.id, act, actor=actor, subject=lora_id)
+            await self.audit.record(other.id, act, Actor(account(self.audit.pseudonym(own))), lora_id)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog
-from serve_app.accounts.sessions import SessionStore
+from serve_app.accounts.sessions import CUSTOMERS, SessionStore
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
@@ -138,8 +138,8 @@ class AccountRecords:
     async def _sessions(self, names: Iterable[str], account_id: str) -> list[str]:
         """Return the account's sessions that are on no list."""
         sessions = [name for name in names if _parts(name)[0] == "session"]
-        owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "account"))
-        return [name for name, owner in zip(sessions, owners, strict=True) if owner == account_id]
+        owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "holder"))
+        return [name for name, owner in zip(sessions, owners, strict=True) if account_id in (owner or "").split(":")]
 
     async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
         """Return the links that sign somebody in to the account."""
@@ -202,7 +202,7 @@ class AccountDeletion:
     def __init__(self, process: Process, images: ImageStore) -> None:
         redis, settings = process.redis, process.settings
         self.records = AccountRecords(redis)
-        self.sessions = SessionStore(redis, settings)
+        self.sessions = SessionStore(redis, CUSTOMERS)
         self.api_keys = ApiKeyStore(redis, settings)
         self.audit = AuditLog(redis, settings)
         self.catalog = CatalogReader(redis)
@@ -253,9 +253,8 @@ class AccountDeletion:
         await self.sessions.revoke_all(account_id)
         keys = len(await self.api_keys.list(account_id))
         jobs = await self._remove(account_id)
-        await self.audit.record(
-            account_id, Act.ACCOUNT_DELETED, actor=removal.actor, address=removal.address, entry="deleted"
-        )
+        by = Actor(removal.actor, removal.address)
+        await self.audit.record(account_id, Act.ACCOUNT_DELETED, by, entry="deleted")
         await self.records.remove_account(account_id, removal.name)
         left = await self.records.still_naming(account_id)
         for _ in range(PASSES):

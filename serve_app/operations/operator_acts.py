@@ -30,25 +30,25 @@ class OperatorActs:
     ) -> Account:
         """Change plans, effective from the next request. Raises `InvalidParameter`, `NotFound`."""
         changed = await self.accounts.set_plans(account.id, plan_a=plan_a, plan_b=plan_b)
-        await self._record(account.id, Act.PLANS_CHANGED, by, f"a:{changed.plan_a} b:{changed.plan_b}")
+        await self.audit.record(account.id, Act.PLANS_CHANGED, by, f"a:{changed.plan_a} b:{changed.plan_b}")
         return changed
 
     async def disable(self, account: Account, by: Actor) -> Account:
         """Reject the account's keys and end its console sessions at once; its jobs and images stay."""
         changed = await self.accounts.set_disabled(account.id, True)
         await self.sessions.revoke_all(account.id)
-        await self._record(account.id, Act.ACCOUNT_DISABLED, by)
+        await self.audit.record(account.id, Act.ACCOUNT_DISABLED, by)
         return changed
 
     async def enable(self, account: Account, by: Actor) -> Account:
         changed = await self.accounts.set_disabled(account.id, False)
-        await self._record(account.id, Act.ACCOUNT_ENABLED, by)
+        await self.audit.record(account.id, Act.ACCOUNT_ENABLED, by)
         return changed
 
     async def make_sign_in_link(self, account: Account, by: Actor, purpose: LinkPurpose) -> str:
         """Return the path of a link to the console that works once, within a day."""
         token = await self.links.create(account.id, purpose)
-        await self._record(account.id, Act.SIGN_IN_LINK_MADE, by)
+        await self.audit.record(account.id, Act.SIGN_IN_LINK_MADE, by)
         return f"/console/links/{token}"
 
     async def cancel_job(self, job_id: str, by: Actor) -> JobState | None:
@@ -78,7 +78,4 @@ class OperatorActs:
     async def _record_job(self, job_id: str, act: Act, by: Actor) -> None:
         job = await self.jobs.find(job_id)
         if job is not None:  # its retention may end meanwhile
-            await self._record(job.account_id, act, by, job_id)
-
-    async def _record(self, account_id: str, act: Act, by: Actor, subject: str = "") -> None:
-        await self.audit.record(account_id, act, actor=by.name, subject=subject, address=by.address)
+            await self.audit.record(job.account_id, act, by, job_id)

@@ -120,26 +120,29 @@ KEY_MAP: tuple[Key, ...] = (
         "session:*",
         "hash",
         "idle 30 min, at most 12 h",
-        "digest of a console session's token → account, user, credential_version, browser",
+        "digest of a console session's token → holder, credential_version, end, browser, address",
     ),
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
     Key(
         "sign_in:*", "hash", "an hour after the last try", "account:source → its tries to sign in, when the next may be"
     ),
     Key("sign_in_tries:*", "string", "an hour after the last try", "account → tries to sign in, from everywhere"),
-    Key(
-        "sign_in_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:account[:user]:version"
-    ),
+    Key("sign_in_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:holder:version"),
     Key("operator:*", "hash", "permanent", "an operator of the web pages: password hash, its changes, creation (ms)"),
     Key("operators", "zset", "permanent", "operators' names by creation (ms)"),
     Key(
         "operator_session:*",
         "hash",
         "idle 15 min, at most 8 h",
-        "digest of an operator's session token → name, end, credential_version",
+        "digest of an operator's session token → as of a console session",
     ),
     Key("operator_sessions:*", "set", "8 h", "operator → digests of its sessions"),
-    Key("operator_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:operator:version"),
+    Key(
+        "operator_sign_in_link:*",
+        "string",
+        "24 h, or its only use",
+        "digest of a link's token → purpose:holder:version",
+    ),
     Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("grants:*", "hash", "permanent", "account → LoRA id → allow or deny, over the LoRA's record"),

@@ -97,12 +97,13 @@ async def _check_counting(stores: Stores, sync: Any) -> None:
         "A and B share a count"
     )
     (shown,) = await stores.api_keys.list(account.id)
-    assert shown.last_used_at is not None, "its last use is not known"
+    assert (api_key.last_used_at, shown.last_used_at is None) == (None, False), "its last use is not known"
     sync.hset(redis_key("key", api_key.id), "used", 1)
     await stores.auth.authenticate(secret, Variant.A, counted=True)
     assert int(sync.hget(redis_key("key", api_key.id), "used")) > 1, "its last use is not kept up"
     sync.hset(redis_key("account", account.id), "plan_a", "no such plan")
     assert (await stores.auth.authenticate(secret, Variant.A, counted=False)).window.plan.name == "basic"
+    assert (await stores.auth.window(account.id, Variant.A)).plan.name == "basic"
     await stores.accounts.set_plans(account.id, plan_a="enterprise")
     auth = await stores.auth.authenticate(secret, Variant.A, counted=False)
     assert auth.window.plan.limit == 1000, "the account's plan is not its own"
@@ -110,7 +111,7 @@ async def _check_counting(stores: Stores, sync: Any) -> None:
 
 
 def _end_sooner(sync: Any, counted: str) -> int:
-    """Move an open window's end, to tell it from one that a request would open now; the new end in ms."""
+    """Move an open window's end, to tell it from one that a request would open now; return the new end in ms."""
     seconds, micros = sync.time()
     ends = seconds * 1000 + micros // 1000 + SOON_MS
     sync.zadd(counted, dict.fromkeys(sync.zrange(counted, 0, -1), ends))
@@ -154,7 +155,8 @@ async def _check_polls(stores: Stores) -> None:
 
     async def seen(key: str, of: Variant | None, job_id: str = made.job.id) -> bool:
         auth, job = await stores.poller.poll(key, Variant.A, job_id, of=of)
-        assert job is None or (job.id, job.request, job.account_id) == (made.job.id, request, owner.id)
+        told = (made.job.id, None if of else request, owner.id)
+        assert job is None or (job.id, job.request, job.account_id) == told
         assert auth.caller is None or auth.window.remaining == 50, "a poll was counted"
         return job is not None
 
@@ -268,7 +270,7 @@ async def _check_limits(stores: Stores, sync: Any) -> None:
 
 
 async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll: Script) -> None:
-    """As redis-py does when a reply was lost."""
+    """Repeat calls as redis-py does when a reply was lost."""
     account = await stores.accounts.create("making again")
     args: dict[str, Argument] = {
         "key_id": "key_first",
@@ -305,7 +307,7 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
 
 
 async def _check_repeated_requests(stores: Stores, sync: Any, auth: Script) -> None:
-    """As redis-py does when a reply was lost; and as a forger would who knows a key's public id."""
+    """Repeat calls as redis-py does when a reply was lost, and as a forger would who knows a key's public id."""
     account = await stores.accounts.create("asking again")
     api_key, _ = await stores.api_keys.create(account.id, interfaces=BOTH)
     digest = sync.hget(redis_key("key", api_key.id), "digest")

@@ -1,12 +1,9 @@
 """Users of an account and their links: calls that come twice, too late, or for nobody."""
 
-from typing import Any, cast
-
 import pytest
 import redis
 
 from serve_app.accounts import accounts as users
-from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account, Role
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
@@ -61,20 +58,6 @@ async def test_a_removed_user_takes_no_name_along_that_is_another_s_by_now(
     other = await resources.accounts.create(ANN)
     assert await resources.users.remove(acme.id, user.id)
     assert await resources.accounts.get(ANN) == other
-
-
-async def test_a_link_of_an_older_version_ends_with_the_password_too(
-    resources: Resources, acme: Account, redis_db: redis.Redis
-) -> None:
-    """It names no credential version."""
-    token = await resources.sign_in_links.create(acme.id, LinkPurpose.SIGN_IN)
-    (name,) = cast(Any, redis_db).scan_iter(match=redis_key("sign_in_link", "*"))
-    cast(Any, redis_db).set(name, f"sign_in:{acme.id}")
-    link = await resources.sign_in_links.get(token)
-    assert link is not None
-    assert (link.account_id, link.purpose) == (acme.id, LinkPurpose.SIGN_IN)
-    await resources.accounts.set_password(acme.id, "correct horse battery")
-    assert await resources.sign_in_links.use(token) is None
 
 
 async def test_a_request_of_an_owner_whose_account_was_disabled_is_not_counted(

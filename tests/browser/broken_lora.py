@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load_file, save
 
@@ -26,7 +27,7 @@ class BrokenLora:
 
 
 async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost ink") -> BrokenLora:
-    """Register it for one account alone."""
+    """Register a LoRA whose file is missing for one account."""
     weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
     lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
     account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
@@ -48,56 +49,41 @@ async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost in
 
 
 async def fail_job(resources: Resources, lora: BrokenLora) -> str:
-    """Ask for an image with it, and wait until that has failed."""
+    """Ask for an image with the LoRA, and wait until the job has failed."""
     account = await resources.accounts.get("acme")
     assert account is not None
-    request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256)
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(
-            job_id=job_id,
-            variant=Variant.A,
-            account_id=account.id,
-            request=request,
-            adapter_id=lora.id,
-            plan="professional",
-        )
-    )
+    job_id = await _accept(resources, account, lora.id, seeds=(1,), steps=1, width=256, height=256)
     await wait_until(lambda: has_state(resources, job_id, JobState.FAILED))
     return job_id
 
 
 async def ask_for_images(resources: Resources, account: Account, lora_name: str) -> None:
     """Ask for four images of a LoRA of the catalog, which take a while."""
-    lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
-    request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1, 2, 3, 4), steps=50)
-    await resources.queue.accept(
-        NewJob(
-            job_id=new_job_id(JobKind.GENERATION),
-            variant=Variant.A,
-            account_id=account.id,
-            request=request,
-            adapter_id=lora.id,
-            plan=account.plan_a,
-        )
-    )
+    await _accept(resources, account, await _id_of(resources, lora_name), seeds=(1, 2, 3, 4), steps=50)
 
 
 async def draw_small(resources: Resources, account: Account, prompt: str, lora_name: str) -> str:
     """Have one step of a small image drawn, and wait for it."""
-    lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
-    job_id = new_job_id(JobKind.GENERATION)
+    lora_id = await _id_of(resources, lora_name)
+    job_id = await _accept(resources, account, lora_id, prompt=prompt, seeds=(1,), steps=1, width=256, height=256)
+    await wait_until(lambda: has_state(resources, job_id, JobState.COMPLETED))
+    return job_id
+
+
+async def _id_of(resources: Resources, lora_name: str) -> str:
+    return next(lora.id for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
+
+
+async def _accept(
+    resources: Resources, account: Account, lora_id: str, *, prompt: str = "a red flower", **fields: Any
+) -> str:
+    request = GenerationRequest(prompt=prompt, lora_id=lora_id, **fields)
+    job_id, owner = new_job_id(JobKind.GENERATION), account.id
     await resources.queue.accept(
         NewJob(
-            job_id=job_id,
-            variant=Variant.A,
-            account_id=account.id,
-            request=GenerationRequest(prompt=prompt, lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256),
-            adapter_id=lora.id,
-            plan=account.plan_a,
+            job_id=job_id, variant=Variant.A, account_id=owner, request=request, adapter_id=lora_id, plan=account.plan_a
         )
     )
-    await wait_until(lambda: has_state(resources, job_id, JobState.COMPLETED))
     return job_id
 
 

@@ -8,7 +8,7 @@ from playwright.async_api import Page
 WIDE, PHONE = 1280, 390
 _ALL = {"resultTypes": ["violations"]}
 _CONTRAST = {**_ALL, "runOnly": ["color-contrast"]}
-"""The one rule whose verdict a dark page can change."""
+"""This is the one rule whose verdict a dark page can change."""
 _WATCH = """
 window.layoutShift = 0;
 new PerformanceObserver((list) => {
@@ -17,8 +17,9 @@ new PerformanceObserver((list) => {
 """
 _OVERLAPS = """() => {
   const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
-  const over = ".count, .unseen, .skip, [hidden]";  // of a number of images, on their picture; and what is not to be seen
-  const isSeen = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true }) && !each.closest(over) && !isClipped(each.closest("thead"));
+  const over = ".count, .unseen, .skip, [hidden]";  // a number lies on its pictures; the others are not seen
+  const isVisible = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+  const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
   const leaves = [...document.querySelectorAll(things)].filter((each) => isSeen(each) && !each.querySelector(things));
   const boxes = leaves.flatMap((each) => [...each.getClientRects()].map((box) => ({ each, box })));
@@ -35,10 +36,11 @@ _OVERLAPS = """() => {
   }
   return found.slice(0, 3);
   function sameLabel(one, other) {  // a picture or a box within its label's area
-    return [one, other].some((each) => each.closest("label") && each.closest("label").contains(each === one ? other : one));
+    const isWithin = (each, label) => label && label.contains(each === one ? other : one);
+    return [one, other].some((each) => isWithin(each, each.closest("label")));
   }
 }"""
-"""Leaves of what is to be read or used whose boxes lie upon each other."""
+"""This finds things to be read or used whose boxes overlap."""
 _axe = cast(Any, Axe())
 
 
@@ -62,7 +64,7 @@ async def layout_shift(page: Page) -> float:
 
 
 async def watch_layout(page: Page) -> None:
-    """In every page that is opened from now on."""
+    """Watch the layout of every page that is opened from now on."""
     await page.add_init_script(_WATCH)
 
 

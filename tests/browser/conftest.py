@@ -9,10 +9,10 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from serve_app.settings import Settings
-from tests.browser.site import Site, open_site
+from tests.browser.site import Site, open_site, sign_in
 from tests.support import volatile_redis
 
-expect.set_options(timeout=30_000)  # the tests beside need the cores, too
+expect.set_options(timeout=30_000)  # tests in other processes need the cores, too
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -46,10 +46,24 @@ async def context(chromium: Browser, tmp_path: Path) -> AsyncIterator[BrowserCon
 
 
 @pytest.fixture
+async def anyone(chromium: Browser) -> AsyncIterator[BrowserContext]:
+    """A browser of its own, in which a test may meet errors."""
+    context = await chromium.new_context()
+    yield context
+    await context.close()
+
+
+@pytest.fixture
 async def page(context: BrowserContext, site: Site) -> Page:
-    """Signed in by a link, as a new user after `make run`."""
+    """A page that was signed in by a link, as for a new user after `make run`."""
     page = await context.new_page()
-    await page.goto(site.sign_in_url())
-    await page.get_by_role("button", name="Sign in").click()
-    await page.wait_for_url("**/console/playground")
+    await sign_in(page, site.sign_in_url())
+    return page
+
+
+@pytest.fixture
+async def unwatched(anyone: BrowserContext, site: Site) -> Page:
+    """A page that was signed in, where answers of errors are a part of the flow."""
+    page = await anyone.new_page()
+    await sign_in(page, site.sign_in_url())
     return page

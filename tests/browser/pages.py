@@ -27,7 +27,7 @@ CONSOLE: Mapping[str, tuple[str, ...]] = {
     "/settings/users": ("settings/users",),
     "/settings/delete-account": ("settings/delete-account",),
 }
-"""As addresses below /console."""
+"""The addresses are below /console."""
 OPERATORS_SIGNED_OUT: Mapping[str, tuple[str, ...]] = {"/sign-in": ("sign-in",), "/links/{token}": ("links/nothing",)}
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "/": ("", "nothing-here"),
@@ -40,7 +40,7 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
     "/audit": ("audit", "audit?act=password_set"),
     "/checks": ("checks",),
 }
-"""As addresses below /operators."""
+"""The addresses are below /operators."""
 NO_PAGES = frozenset(
     {
         "/favicon.ico",

@@ -17,12 +17,11 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from serve_app.accounts.sign_in import LinkPurpose
-from serve_app.domain.accounts import Account
 from serve_app.settings import Settings
 from tests.browser import pages
 from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
-from tests.browser.site import Site, open_site
+from tests.browser.site import Site, open_site, sign_in
 from tests.support import ROOT, volatile_redis
 
 FLOWER = "a yellow flower with a red middle on a blue background"
@@ -33,7 +32,7 @@ OTHERS = (
     ("a large red heart in the center on a pink background", "Shadow", 3),
     ("a tree with green leaves on a yellow hill under a pink sky", "Confetti", 2),
 )
-"""Prompt, LoRA and seed of the jobs that the history shows beside those of the playground's pictures."""
+"""The history shows these jobs, each with prompt, LoRA and seed, beside those of the playground's pictures."""
 COMPARED = ("Blueprint", "Confetti", "Mosaic", "Neon", "Outline", "Sepia", "Shadow", "Stripes")
 LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),
@@ -41,19 +40,19 @@ LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "phone": ("light", 390),
 }
 FOR_A_NEW_ACCOUNT = ("playground", "compare", "history", "loras", "usage")
-"""Pages of the console that one without LoRAs and jobs opens, too."""
+"""These pages of the console are also opened by an account without LoRAs and jobs."""
 IN_README = {
     "console-playground-job": "playground",
     "console-compare-done": "compare",
     "console-history": "history",
     "console-loras": "loras",
 }
-"""Screenshot → file of docs/images."""
+"""Each of these screenshots becomes a file of docs/images."""
 SHOWN, README_WIDTH = (1280, 1152), 1000
-"""What the README shows of a page, from its top, and how wide."""
+"""The README shows this much of a page from its top, scaled to this width."""
 DRAWN_MS = 180_000
 NO_SCROLLBAR = "html { scrollbar-gutter: auto !important; }"
-"""Chromium without a window draws none, and keeps its place free."""
+"""Chromium without a window draws no scroll bar, but keeps its place free."""
 _LOAD_PICTURES = """async () => {
   for (const each of document.images) each.loading = "eager";
   await Promise.all([...document.images].map((each) => each.decode()));
@@ -74,13 +73,13 @@ async def take_signed_out(page: Page, site: Site, into: Path) -> None:
     await take_pages(page, site, "/", pages.PUBLIC, into)
     await take_pages(page, site, "/", pages.SIGNED_OUT, into, link=site.sign_in_url().removeprefix(site.base_url))
     await take_pages(page, site, "/operators/", pages.OPERATORS_SIGNED_OUT, into)
-    await page.goto(link_for(site, site.account, LinkPurpose.NEW_PASSWORD))
+    await page.goto(site.sign_in_url(purpose=LinkPurpose.NEW_PASSWORD))
     await take_looks(page, "console-new-password", into)
 
 
 async def take_console(page: Page, site: Site, into: Path) -> None:
-    """With jobs of the playground and of Compare, also while they are drawn."""
-    await sign_in(page, link_for(site, site.account))
+    """Take the console with jobs of the playground and of Compare, also while they are drawn."""
+    await sign_in(page, site.sign_in_url())
     loras = {lora.name: lora.id for lora in site.run(site.resources.catalog.adapters(site.account.id))}
     for prompt, lora, seed in OTHERS:
         await open_form(page, site, "playground", prompt=prompt, lora_id=loras[lora], seed=seed)
@@ -115,18 +114,15 @@ async def take_console(page: Page, site: Site, into: Path) -> None:
 
 
 async def take_new_account(page: Page, site: Site, into: Path) -> None:
-    """Which may use no LoRA and has no job."""
-    account = site.run(site.resources.accounts.create("newcomer"))
-    for lora in site.run(site.resources.catalog.adapters(account.id)):
-        site.run(site.resources.adapter_grants.revoke(lora.id, account.id))
-    await sign_in(page, link_for(site, account))
+    """Take pages of an account that may use no LoRA and has no job."""
+    await sign_in(page, site.sign_in_url(site.run(site.account_without_loras("newcomer"))))
     for name in FOR_A_NEW_ACCOUNT:
         await page.goto(f"{site.base_url}/console/{name}")
         await take_looks(page, f"console-{name}-of-a-new-account", into)
 
 
 async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
-    """With accounts, jobs that failed and wait, and a few acts to show."""
+    """Take the operators' pages with accounts, failed and waiting jobs, and a few acts."""
     for name, plan in (("acme", "professional"), ("north wind studio", "enterprise"), ("zeta", "basic")):
         site.run(site.resources.accounts.create(name, plan_a=plan))
     lora = site.run(break_lora(site.resources, into / "no such folder"))
@@ -137,7 +133,7 @@ async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
         site.run(ask_for_images(site.resources, acme, "outline"))
     await sign_in(page, site.operator_url())
     await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
-    await page.get_by_text("A lost password").click()
+    await page.get_by_text("Replace a lost password").click()
     await page.get_by_role("button", name="Make a link").click()
     await take_looks(page, "operators-accounts-link", into)
     await take_pages(page, site, "/operators/", pages.OPERATORS, into, account=acme.id, job=failed[0])
@@ -156,7 +152,7 @@ async def take_pages(
 
 
 async def take_looks(page: Page, name: str, into: Path) -> None:
-    """The page as it is, without opening it again: some are shown once."""
+    """Take the page as it is, without opening it again, since some are shown only once."""
     for look, (scheme, width) in LOOKS.items():
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         await page.set_viewport_size({"width": width, "height": 900})
@@ -167,16 +163,6 @@ async def take_looks(page: Page, name: str, into: Path) -> None:
 
 async def open_form(page: Page, site: Site, name: str, **fields: str | int) -> None:
     await page.goto(f"{site.base_url}/console/{name}?{urlencode(fields)}")
-
-
-async def sign_in(page: Page, link: str) -> None:
-    await page.goto(link)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.wait_for_url(lambda url: "/links/" not in url)
-
-
-def link_for(site: Site, account: Account, purpose: LinkPurpose = LinkPurpose.SIGN_IN) -> str:
-    return f"{site.base_url}/console/links/{site.run(site.resources.sign_in_links.create(account.id, purpose))}"
 
 
 def write_for_readme(into: Path) -> None:

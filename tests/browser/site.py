@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from playwright.async_api import Page
+
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import JobKind
@@ -29,15 +31,24 @@ class Site(Served):
     options: EngineOptions = field(default_factory=lambda: EngineOptions(device="cpu", max_rows=16, exact=False))
     _workers: list[Worker] = field(default_factory=list[Worker])
 
-    def sign_in_url(self) -> str:
-        """Signs the account in, once."""
-        token = self.run(self.resources.sign_in_links.create(self.account.id, LinkPurpose.SIGN_IN))
+    def sign_in_url(
+        self, account: Account | None = None, user_id: str = "", purpose: LinkPurpose = LinkPurpose.SIGN_IN
+    ) -> str:
+        """Return the address that signs a user in once, of the demo account unless another is given."""
+        account_id = (account or self.account).id
+        token = self.run(self.resources.sign_in_links.create(account_id, purpose, user_id=user_id))
         return f"{self.base_url}/console/links/{token}"
 
     def operator_url(self) -> str:
-        """Signs the operator in, once."""
+        """Return the address that signs the operator in once."""
         token = self.run(self.resources.operator_links.create(OPERATOR, LinkPurpose.SIGN_IN))
         return f"{self.base_url}/operators/links/{token}"
+
+    async def account_without_loras(self, name: str) -> Account:
+        account = await self.resources.accounts.create(name)
+        for lora in await self.resources.catalog.adapters(account.id):
+            await self.resources.adapter_grants.revoke(lora.id, account.id)
+        return account
 
     async def hint(self, kind: JobKind, job_id: str) -> None:
         for worker in self._workers:
@@ -60,6 +71,13 @@ class Site(Served):
         yield
         for worker in self._workers:
             await worker.drain(timedelta(seconds=2))
+
+
+async def sign_in(page: Page, address: str) -> None:
+    """Sign a browser in by the address of a link."""
+    await page.goto(address)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url(lambda url: "/links/" not in url)
 
 
 @contextmanager

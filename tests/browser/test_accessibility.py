@@ -1,17 +1,17 @@
 """No page violates axe-core or scrolls sideways in any state, light or dark, wide or on a phone."""
 
 import re
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 from fastapi.routing import APIRoute
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Page, expect
 
 from serve_app.accounts.sign_in import HERE, LinkPurpose
-from serve_app.domain.accounts import Account, Role
+from serve_app.domain.accounts import Role
 from serve_app.domain.jobs import JobState
 from serve_app.store.keys import redis_key
 from serve_app.web import console, operators
@@ -20,7 +20,7 @@ from serve_app.web.docs import docs_router
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings
-from tests.browser.site import Site
+from tests.browser.site import Site, sign_in
 from tests.browser.test_flows import job_of, wait_until_done
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -32,19 +32,11 @@ def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
     docs = docs_router({})
     for routes, known in (
         (docs.routes, pages.PUBLIC),
-        (console.ROUTES, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them
-        (operators.ROUTES, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
+        (console.console_app().routes, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # "/" leads to one of them
+        (operators.operators_app().routes, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
     ):
         paths = {each.path for each in routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())}
         assert paths - pages.NO_PAGES == set(known)
-
-
-@pytest.fixture
-async def anyone(chromium: Browser) -> AsyncIterator[BrowserContext]:
-    """A browser of its own, which nobody minds to meet errors."""
-    context = await chromium.new_context()
-    yield context
-    await context.close()
 
 
 @pytest.fixture
@@ -59,8 +51,7 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
         if path.startswith("/docs"):
             await page.evaluate(_OPEN_ALL)
         found += await findings(page)
-    token = site.run(site.resources.sign_in_links.create(site.account.id, LinkPurpose.NEW_PASSWORD))
-    await page.goto(f"{site.base_url}/console/links/{token}")
+    await page.goto(site.sign_in_url(purpose=LinkPurpose.NEW_PASSWORD))
     found += await findings(page)
     found += await _sent(page, "Set password and sign in", new_password="short", new_password_again="other")
     await page.goto(f"{site.base_url}/console/sign-in")
@@ -79,8 +70,8 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
 
 
 async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
-    """Also while a job is drawn, when it is done, with a new key and a new invitation."""
-    await _sign_in(page, site, site.account)
+    """The pages are checked while a job is drawn, when it is done, with a new key and with a new invitation."""
+    await sign_in(page, site.sign_in_url())
     drawn = await job_of(page, site, steps=20)
     found = await findings(page)
     lora = site.run(site.resources.catalog.adapters(site.account.id))[0]
@@ -102,12 +93,12 @@ async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
 
 
 async def test_the_console_where_something_is_refused(page: Page, site: Site, tmp_path: Path) -> None:
-    """With an own LoRA and a failed job, and forms that come back with what is wrong."""
+    """The account has a LoRA and a failed job, and its forms come back with what is wrong."""
     lora = site.run(break_lora(site.resources, tmp_path, name="Worn ink"))
     job_id = site.run(fail_job(site.resources, lora))
     account = site.run(site.resources.accounts.get("acme"))
     assert account is not None
-    await _sign_in(page, site, account)
+    await sign_in(page, site.sign_in_url(account))
     found: list[str] = []
     for path in (f"playground/{job_id}", f"history/{job_id}", "history", "loras", f"loras/{lora.id}"):
         await page.goto(f"{site.base_url}/console/{path}")
@@ -143,14 +134,15 @@ async def test_the_console_where_something_is_refused(page: Page, site: Site, tm
 
 
 async def test_the_console_of_who_has_nothing_yet_or_may_open_little(page: Page, site: Site) -> None:
-    account = site.run(_new_account(site))
-    await _sign_in(page, site, account)
+    account = site.run(site.account_without_loras("empty"))
+    await sign_in(page, site.sign_in_url(account))
     found: list[str] = []
     for path in ("playground", "compare", "history", "loras", "usage", "settings", "settings/api"):
         await page.goto(f"{site.base_url}/console/{path}")
         found += await findings(page)
     biller = site.run(site.resources.users.create(account.id, "biller@example", Role.BILLING))
-    await _sign_in(page, site, account, user_id=biller.id)
+    await page.context.clear_cookies()
+    await sign_in(page, site.sign_in_url(account, biller.id))
     for path in ("usage", "settings", "history"):
         await page.goto(f"{site.base_url}/console/{path}")
         found += await findings(page)
@@ -171,7 +163,7 @@ async def test_the_operators_pages(page: Page, site: Site, tmp_path: Path) -> No
     await page.goto(f"{site.base_url}/operators/checks")
     found += await _sent(page, "Check now")
     await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
-    await page.get_by_text("A lost password").click()
+    await page.get_by_text("Replace a lost password").click()
     found += await _sent(page, "Make a link")
     await page.goto(f"{site.base_url}/operators/failures")
     found += await _sent(page, "Drop")
@@ -180,14 +172,6 @@ async def test_the_operators_pages(page: Page, site: Site, tmp_path: Path) -> No
 
 def _addresses(groups: Iterable[Mapping[str, tuple[str, ...]]], **values: str) -> list[str]:
     return [address.format(**values) for group in groups for addresses in group.values() for address in addresses]
-
-
-async def _sign_in(page: Page, site: Site, account: Account, *, user_id: str = "") -> None:
-    await page.context.clear_cookies()
-    links = site.resources.sign_in_links
-    token = site.run(links.create(account.id, LinkPurpose.SIGN_IN, user_id=user_id))
-    await page.goto(f"{site.base_url}/console/links/{token}")
-    await page.get_by_role("button", name="Sign in").click()
 
 
 async def _sent(page: Page, button: str, **fields: str) -> list[str]:
@@ -208,7 +192,7 @@ async def _sent(page: Page, button: str, **fields: str) -> list[str]:
 
 @contextmanager
 def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
-    """A job whose state this version does not know, until the block ends."""
+    """Give a job a state that this version does not know, until the block ends."""
     with redis.Redis.from_url(
         site.resources.settings.redis_url, decode_responses=True, encoding_errors="surrogateescape"
     ) as records:
@@ -224,11 +208,3 @@ def _read_only_redis(site: Site) -> Generator[None]:
         client.config_set("min-replicas-to-write", 1)
         yield
         client.config_set("min-replicas-to-write", 0)
-
-
-async def _new_account(site: Site) -> Account:
-    """Of an account that may use no LoRA."""
-    account = await site.resources.accounts.create("empty")
-    for lora in await site.resources.catalog.adapters(account.id):
-        await site.resources.adapter_grants.revoke(lora.id, account.id)
-    return account

@@ -21,7 +21,7 @@ DRAWN_MS = 90_000.0
 
 
 async def width_of_picture(page: Page) -> int:
-    """Natural width of the first finished picture, in pixels."""
+    """Return the natural width of the first finished picture, in pixels."""
     picture = page.get_by_role("img", name=re.compile("^Image 1, seed")).first
     await expect(picture).to_be_visible(timeout=DRAWN_MS)
     await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
@@ -49,7 +49,7 @@ async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None
 async def test_a_key_is_made_as_the_documents_say_and_shown_once(
     page: Page, context: BrowserContext, site: Site, tab: str, button: str
 ) -> None:
-    """The words of both documents; the line that is shown draws as it is pasted into a shell."""
+    """The buttons have the words of both documents, and the line that is shown draws when it is pasted into a shell."""
     await page.get_by_role("link", name="Keys", exact=True).click()
     settings = page.get_by_role("navigation", name="Account settings")
     await expect(settings.get_by_role("link", name="Account settings")).to_have_attribute("aria-current", "page")

@@ -5,16 +5,14 @@ They do so without a mouse, in two tabs, and when something ends midway.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 
-from serve_app.accounts.sign_in import LinkPurpose
 from tests.browser.broken_lora import draw_small
 from tests.browser.checks import findings, layout_shift, watch_layout
-from tests.browser.site import PASSWORD, Site
+from tests.browser.site import PASSWORD, Site, sign_in
 from tests.support import POCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
@@ -35,18 +33,6 @@ async def job_of(page: Page, site: Site, *, steps: int = 20) -> str:
 
 async def wait_until_done(page: Page) -> None:
     await expect(page.get_by_role("heading", name="Done")).to_be_visible(timeout=DRAWN_MS)
-
-
-@pytest.fixture
-async def unwatched(chromium: Browser, site: Site) -> AsyncIterator[Page]:
-    """Signed in, where answers of errors are a part of the flow."""
-    context = await chromium.new_context()
-    page = await context.new_page()
-    await page.goto(site.sign_in_url())
-    await page.get_by_role("button", name="Sign in").click()
-    await page.wait_for_url("**/console/playground")
-    yield page
-    await context.close()
 
 
 async def test_eight_loras_are_compared_side_by_side(page: Page, site: Site) -> None:
@@ -91,13 +77,11 @@ async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
         assert not await findings(page)
     await page.get_by_label(re.compile("^Another account")).fill("partner")
     await page.get_by_role("button", name="Share").click()
-    await expect(page.get_by_text("Shared.")).to_be_visible()
+    await expect(page.get_by_text("The LoRA is shared.")).to_be_visible()
     assert not await findings(page)
     lora = page.url.rpartition("/")[2].partition("?")[0]
-    token = site.run(site.resources.sign_in_links.create(partner.id, LinkPurpose.SIGN_IN))
     await page.context.clear_cookies()
-    await page.goto(f"{site.base_url}/console/links/{token}")
-    await page.get_by_role("button", name="Sign in").click()
+    await sign_in(page, site.sign_in_url(partner))
     await page.goto(f"{site.base_url}/console/loras/{lora}")
     await expect(page.get_by_text("Shared by ")).to_be_visible()
     await page.get_by_role("link", name="Open in the playground").click()

@@ -7,7 +7,7 @@ from playwright.async_api import BrowserContext, expect
 
 from serve_app.domain.jobs import JobState
 from tests.browser.broken_lora import break_lora, fail_job, has_state
-from tests.browser.site import Site
+from tests.browser.site import Site, sign_in
 from tests.support import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
@@ -19,8 +19,7 @@ async def test_a_failed_job_is_queued_again_and_leaves_the_list(
     lora = site.run(break_lora(site.resources, tmp_path))
     job_id = site.run(fail_job(site.resources, lora))
     page = await context.new_page()
-    await page.goto(site.operator_url())
-    await page.get_by_role("button", name="Sign in").click()
+    await sign_in(page, site.operator_url())
     await page.get_by_role("link", name="failed").click()
     row = page.get_by_role("row").filter(has_text=job_id[:12])
     await expect(row).to_contain_text("lora_unavailable")

@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 
-from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Role
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import new_adapter_id
 from tests.browser.checks import findings
-from tests.browser.site import Site
+from tests.browser.site import Site, sign_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
@@ -32,20 +31,18 @@ REFLECTING = (
 )
 
 
-@pytest.fixture
-async def anyone(chromium: Browser) -> AsyncIterator[BrowserContext]:
-    """A browser of its own, which nobody minds to meet errors."""
-    context = await chromium.new_context()
-    yield context
-    await context.close()
-
-
 @pytest.mark.parametrize("method", ["post", "get"])
 async def test_a_form_of_another_site_makes_no_key(anyone: BrowserContext, site: Site, method: str) -> None:
     page = await _signed_in(anyone, site)
     before = site.run(site.resources.api_keys.list(site.account.id))
     target = f"{site.base_url}/console/settings/api"
-    fields = {"key_name": "theirs", "scope_read": "yes", "expires": "", "limit": "", "lora": ""}  # all but the token
+    fields = {
+        "key_name": "theirs",
+        "scope_read": "yes",
+        "expires": "",
+        "limit": "",
+        "lora": "",
+    }  # the form token is missing
     inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
     form = f'<form method="{method}" action="{target}">{inputs}</form>'
 
@@ -65,7 +62,7 @@ async def test_signing_in_replaces_a_session_that_was_set_beforehand(anyone: Bro
     [name] = [each.get("name", "") for each in await anyone.cookies() if "session" in each.get("name", "")]
     await anyone.clear_cookies()
     await anyone.add_cookies([{"name": name, "value": "known-to-an-attacker", "url": site.base_url}])
-    await _signed_in(anyone, site, page)
+    await sign_in(page, site.sign_in_url())
     [value] = [each.get("value") for each in await anyone.cookies() if each.get("name") == name]
     assert value != "known-to-an-attacker"
     await anyone.clear_cookies()
@@ -82,7 +79,7 @@ async def test_the_sixth_guess_of_a_password_waits(anyone: BrowserContext, site:
         await page.get_by_label("Account or user").fill("guessed")
         await page.get_by_label("Password").fill(f"a guess, the {guess}th" if guess < 5 else "a long and safe password")
         await page.get_by_role("button", name="Sign in").click()
-        said = "Wrong account name or password." if guess < 5 else "Too many attempts"
+        said = "Wrong name or password." if guess < 5 else "Too many attempts"
         await expect(page.get_by_role("alert")).to_contain_text(said)
     assert not await findings(page)
 
@@ -95,15 +92,16 @@ async def test_markup_in_names_and_addresses_is_text(anyone: BrowserContext, sit
     account = site.run(site.resources.accounts.create("hostile"))
     user = site.run(site.resources.users.create(account.id, "<script>document.title='pwned'</script>@x", Role.OWNER))
     lora = Adapter(
-        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x", sha256="0" * 64,
-        base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
+        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x",
+        sha256="0" * 64, base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
     )  # fmt: skip
     site.run(site.resources.adapter_registry.register(lora))
-    page = await _signed_in(anyone, site, account_id=account.id, user_id=user.id)
-    await page.goto(site.operator_url())
-    await page.get_by_role("button", name="Sign in").click()
-    named = ("console/playground", "console/compare", "console/loras", f"console/loras/{lora.id}", "console/history",
-             "console/usage", "console/settings/users", "operators/models", f"operators/accounts/{account.id}", "operators/audit")  # fmt: skip
+    page = await anyone.new_page()
+    for address in (site.sign_in_url(account, user.id), site.operator_url()):
+        await sign_in(page, address)
+    console = ("playground", "compare", "loras", f"loras/{lora.id}", "history", "usage", "settings/users")
+    operators = ("models", f"accounts/{account.id}", "audit")
+    named = (*(f"console/{path}" for path in console), *(f"operators/{path}" for path in operators))
     async for path in _opened(page, site, (*named, *(path.format(HOSTILE) for path in REFLECTING))):
         assert await page.title() != "pwned", path
         assert await page.locator("img[src=x]").count() == 0, path
@@ -117,13 +115,7 @@ async def _opened(page: Page, site: Site, paths: tuple[str, ...]) -> AsyncIterat
         yield path
 
 
-async def _signed_in(
-    context: BrowserContext, site: Site, page: Page | None = None, *, account_id: str = "", user_id: str = ""
-) -> Page:
-    page = page or await context.new_page()
-    links = site.resources.sign_in_links
-    token = site.run(links.create(account_id or site.account.id, LinkPurpose.SIGN_IN, user_id=user_id))
-    await page.goto(f"{site.base_url}/console/links/{token}")
-    await page.get_by_role("button", name="Sign in").click()
-    await page.wait_for_url(re.compile("/console/(playground|settings)"))
+async def _signed_in(context: BrowserContext, site: Site) -> Page:
+    page = await context.new_page()
+    await sign_in(page, site.sign_in_url())
     return page

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.accounts.sessions import Opened
+from serve_app.accounts.sessions import Holder
 from serve_app.domain.jobs import CommitReply, HeartbeatReply, JobKind, JobState, Lease
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import JobQueue, new_nonce
@@ -145,5 +145,5 @@ async def test_sessions_keys_and_repeats_do_not_end_early(env: Environment) -> N
         first = await env.accept(key="once", may_end_as=[JobState.CANCELED])
     with clock_off_by(AHEAD):
         assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller is not None
-        assert await sessions.get(token) == Opened(account.id, "", "", "")
+        assert await sessions.get(token) == Holder(account.id, "", "0.0")
         assert await env.accept(key="once", may_end_as=[JobState.CANCELED]) == first

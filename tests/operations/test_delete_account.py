@@ -39,7 +39,7 @@ async def _populate(resources: Resources, name: str) -> Account:
     await resources.sessions.create(account.id)
     await resources.adapter_grants.grant(PRIVATE_ADAPTER, account.id)
     await resources.sign_ins.count(name, "192.0.2.7", None)
-    await resources.audit.record(account.id, Act.SIGNED_IN, actor=OWNER)
+    await resources.audit.record(account.id, Act.SIGNED_IN, Actor(OWNER))
     await complete(resources, account.id, prompt=PROMPT)
     await put(resources, "gen_lost", account_id=account.id, attempt=3, when=datetime.now(UTC))
     return account

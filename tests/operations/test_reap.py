@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.domain.audit import Actor
 from serve_app.domain.jobs import JobState
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.operations.housekeeping import reap_forever, sweep
@@ -182,7 +183,7 @@ async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: 
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as quick:
         job_id, (image,) = await complete(quick)
         uri = image.image_uri
-        await quick.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
+        await quick.for_jobs.deletion.delete_job(job_id, account_id="acct_a", by=Actor("tests"))
         assert not await quick.images.exists(uri)
         assert await quick.images.put(quick.images.name(uri), b"late") == uri
         async with _reaping(quick):
@@ -196,7 +197,7 @@ async def test_a_deletion_waits_for_a_storage_that_is_down(
 ) -> None:
     job_id, (image,) = await complete(resources)
     with _storage_down(resources):
-        await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
+        await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", by=Actor("tests"))
         assert await resources.jobs.find(job_id) is None
         async with _reaping(resources):
             await wait_until(lambda: "removing deleted objects failed, trying again" in caplog.text)

@@ -14,9 +14,12 @@ from serve_app.jobs.backlog import read_backlog
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import KEY_MAP, PREFIX, redis_key
 from serve_app.store.redis_client import connect
-from serve_app.store.script import Script
+from serve_app.store.script import Argument, Script
 from tests.audit import key_problems
 from tests.faults.redis_proxy import RedisProxy
+
+NO_SESSION: dict[str, Argument] = {"realm": "", "token_digest": "digest", "idle_ms": 1, "extends": True}
+"""Arguments of `session.lua` for a session that does not exist."""
 
 
 @pytest.mark.slow
@@ -70,7 +73,7 @@ async def test_a_server_that_refuses_writes_is_an_outage(
     try:
         with pytest.raises(StoreUnavailable):
             await client.set(redis_key("sweep_lock"), "1")
-        assert await script(token_digest="digest", idle_ms=1) == []  # reading goes on
+        assert await script(**NO_SESSION) == []  # reading goes on
     finally:
         admin.config_set(setting, "0")
         await client.aclose()
@@ -98,9 +101,9 @@ async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Re
 async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
     script = Script(client, "accounts/session")
-    assert await script(token_digest="digest", idle_ms=1) == []
+    assert await script(**NO_SESSION) == []
     cast(Any, redis_db).script_flush()
-    assert await script(token_digest="digest", idle_ms=1) == []
+    assert await script(**NO_SESSION) == []
     await client.aclose()
 
 
@@ -110,11 +113,11 @@ async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db:
     before = len(admin.client_list())
     admin.script_flush()
     for _ in range(2):
-        answers = await asyncio.gather(*(script(token_digest="digest", idle_ms=1) for _ in range(32)))
+        answers = await asyncio.gather(*(script(**NO_SESSION) for _ in range(32)))
         assert answers == [[]] * 32
     assert len(admin.client_list()) - before <= 33, "of its own has a connection only who taught the script"
     admin.client_kill_filter(_type="normal", skipme=True)
-    assert await script(token_digest="digest", idle_ms=1) == []
+    assert await script(**NO_SESSION) == []
     await client.aclose()
 
 
@@ -126,13 +129,13 @@ async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redi
     script = Script(client, "accounts/session", writes=False)
 
     async def connections() -> set[str]:
-        await script(token_digest="digest", idle_ms=1)
+        await script(**NO_SESSION)
         return {each["id"] for each in cast(Any, redis_db).client_list() if each["cmd"] in ("eval", "evalsha")}
 
     first = await connections()
     proxy.blackhole()
     with pytest.raises(StoreUnavailable):
-        await script(token_digest="digest", idle_ms=1)
+        await script(**NO_SESSION)
     proxy.heal()
     assert await connections() - first
     await client.aclose()

@@ -11,7 +11,7 @@ ORIGIN = "http://service.test"
 
 @dataclass(slots=True)
 class Form:
-    """A form as the page gave it: where it goes, and the fields with their values."""
+    """A form as the page gave it, with its address, fields and buttons."""
 
     action: str
     fields: dict[str, str] = field(default_factory=dict[str, str])
@@ -37,7 +37,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self._texts).split())
 
     def form(self, button: str) -> Form:
-        """The form with this button."""
+        """Return the form with this button."""
         return next(form for form in self.forms if button in form.buttons)
 
     def tagged(self, element_id: str) -> bool:
@@ -78,7 +78,7 @@ class Browser:
         return Page(await self.http.get(path))
 
     async def send(self, form: Form, **fields: str) -> Page:
-        """Sends the form as it was given, with `fields` filled in, and follows where that leads."""
+        """Send the form as it was given, with `fields` filled in, and follow where that leads."""
         answer = await self.http.post(
             form.action, data={**form.fields, **fields}, headers={"Sec-Fetch-Site": "same-origin"}
         )

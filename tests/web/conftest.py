@@ -63,5 +63,5 @@ async def service(resources: Resources) -> AsyncIterator[TestService]:
 
 @pytest.fixture
 async def member(service: TestService, owner: Account) -> Member:
-    """The owner, with a key."""
+    """The owner's account with an API key."""
     return Member(owner, await service.key(owner))

@@ -90,7 +90,7 @@ async def test_loras_across_weights_or_seeds_are_a_table_of_rows_and_columns(
 
 @pytest.mark.slow
 async def test_jobs_that_make_no_grid_are_tiles(browser: Browser, service: TestService, owner: Account) -> None:
-    """As links of earlier versions name them."""
+    """Links of earlier versions name such jobs."""
     member = Member(owner, await service.key(owner))
     ids = [await service.submit(member, seed=seed, lora_weight=weight) for seed, weight in ((1, 0.5), (2, 1.0))]
     page = await browser.open(f"/console/compare?jobs={','.join(ids)}")

@@ -22,18 +22,15 @@ def port(settings: Settings, redis_db: redis.Redis) -> Iterator[int]:
         yield _port(live)
 
 
-def test_a_form_of_which_only_a_part_arrives_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
-    (answer,) = exchange(port, _post(port, length=100) + b"name=a")
-    assert answer.status == 408
-    assert "did not arrive in time" in _page(answer)
-
-
-def test_a_form_that_trickles_in_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("length", "pieces"), [(100, 0), (10_000, 40)], ids=["a part arrives", "it trickles in"])
+def test_a_form_that_does_not_arrive_in_time_is_given_up(
+    port: int, monkeypatch: pytest.MonkeyPatch, length: int, pieces: int
+) -> None:
     """A byte now and then is no reason to wait longer."""
     monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
-    (answer,) = exchange(port, _post(port, length=10_000) + b"name=", *[b"a"] * 40)
+    (answer,) = exchange(port, _post(port, length=length) + b"name=", *[b"a"] * pieces)
     assert answer.status == 408
+    assert "did not arrive in time" in _page(answer)
 
 
 @pytest.mark.slow
@@ -49,7 +46,7 @@ def test_others_are_served_while_forms_are_half_sent(port: int) -> None:
 
 @pytest.mark.parametrize(("length", "body"), [(forms.FORM_BYTES + 1, b""), (None, b"x" * (forms.FORM_BYTES + 1))])
 def test_a_form_that_is_too_large_is_refused(port: int, length: int | None, body: bytes) -> None:
-    """By its declared length before a byte of it is read, and by its count where no length is declared."""
+    """A declared length is refused before a byte of the body is read; without one the bytes are counted."""
     sent = body if length is not None else b"%x\r\n%s\r\n" % (len(body), body)
     (answer,) = exchange(port, _post(port, length=length) + sent)
     assert answer.status == 413
@@ -86,7 +83,7 @@ def _port(live: Live) -> int:
 
 
 def _post(port: int, *, length: int | None, media_type: str = FORM_TYPE, close: bool = False) -> bytes:
-    """The head of a sign-in form; without a length it is sent in chunks."""
+    """Return the head of a request with a sign-in form; without a length the body is sent in chunks."""
     lines = [
         "POST /console/sign-in HTTP/1.1",
         f"Host: 127.0.0.1:{port}",

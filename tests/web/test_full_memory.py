@@ -82,13 +82,15 @@ async def test_a_full_redis_takes_no_new_keys_uploads_or_users_from_customers_un
     admin = cast(Any, redis_db)
     admin.config_set(
         "maxmemory", int(admin.info("memory")["used_memory"] * 1.05)
-    )  # the last request's own bytes are free
+    )  # the bytes of the last request are free again
     browser = browsers.new()
     await browser.sign_in(owner.name, PASSWORD)
     page = await browser.open("/console/settings/api")
     assert (await browser.send(page.form("Generate API key"), key_name="one more")).status == 503
     users = await browser.open("/console/settings/users")
     assert (await browser.send(users.form("Invite"), name="one more", role="member")).status == 503
+    drawn = await browser.send((await browser.open("/console/playground")).form("Generate"), prompt="a boat")
+    assert (drawn.status, "Temporarily unavailable" in drawn.text) == (503, True)
     upload = await service.client.post("/v1/loras", files={"file": b"x"}, headers=member.a)
     assert upload.status_code == 503
     for job_id in full[:60]:

@@ -50,7 +50,7 @@ async def test_the_history_lists_jobs_newest_first_in_pages(
 async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
     service: TestService, member: Member, browser: Browser, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind forty jobs that are over, of which one call of the script sees 34."""
+    """The job lies behind forty others that are gone, of which one call of the script sees 34."""
     monkeypatch.setattr(history, "LOOKED_AT", 2)
     monkeypatch.setattr(job_history, "LOOKED_AT_ONCE", 2)
     wanted = await _done(service, member, prompt="a finished boat")
@@ -58,7 +58,7 @@ async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
     newer = {new_job_id(JobKind.GENERATION): later_ms + number for number in range(40)}
     redis_db.zadd(redis_key("jobs", member.account.id), newer)
     page = await browser.open("/console/history?state=completed")
-    assert "None of the 2 jobs that were looked at fits." in page.text
+    assert "None of the 2 jobs that were searched matches." in page.text
     assert "Look further back" in page.text
     [further] = [link for link in page.links if "after=" in link]
     page = await browser.open(further)
@@ -205,7 +205,7 @@ async def test_one_image_of_several_is_deleted_and_the_others_stay(
 async def test_another_accounts_jobs_and_images_are_not_found(
     service: TestService, member: Member, browsers: Browsers, browser: Browser
 ) -> None:
-    """Nor is anything shown to whoever is not signed in."""
+    """Who is not signed in sees nothing either."""
     other = await service.member(plan_a="basic", plan_b="basic")
     job = await _done(service, other)
     mine = await browser.open("/console/history")

@@ -28,18 +28,31 @@ SECRET = re.compile(r"atl_[0-9A-Za-z]{38}")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
-async def test_the_button_makes_a_key_of_this_interface_alone(
+async def test_a_form_makes_one_key_of_its_interface_that_is_shown_once(
     browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
 ) -> None:
     page = await browser.open(path)
-    page = await browser.send(page.form(button), key_name="website")
-    secret = _secret(page)
-    assert f"{header} {secret}" in page.text
+    for each in interface:
+        assert f"/docs/{each}" in page.links
+        assert (await browser.open(f"/docs/{each}")).status == 200
+    form = page.form(button)
+    made = await browser.send(form, key_name="website")
+    secret = _secret(made)
+    assert f"{header} {secret}" in made.text
+    assert made.answer.headers["Cache-Control"] == "no-store"
+    assert not made.answer.history, "the key is in the answer to the POST, not behind an address"
     [key] = await resources.api_keys.list(owner.id)
     assert (key.name, key.interfaces) == ("website", set(map(Variant, interface)))
     for variant in Variant:
         auth = await resources.auth.authenticate(secret, variant, counted=False)
         assert (auth.caller is not None) == (variant in interface)
+    again = await browser.open(path)
+    assert (secret in again.answer.text, f"{secret[:8]}…{secret[-4:]}" in again.text) == (False, True)
+    reloaded = await browser.send(form)
+    assert (reloaded.status, secret in reloaded.answer.text) == (409, False)
+    assert "no second one was created" in reloaded.text
+    assert len(await resources.api_keys.list(owner.id)) == 1
+    assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
 
 
 @pytest.mark.slow
@@ -55,46 +68,6 @@ async def test_the_curl_line_works_as_it_is_pasted(
     async with httpx.AsyncClient(transport=httpx.ASGITransport(resources.app())) as caller:
         answer = await caller.post(url, headers=headers, content=body)
     assert answer.status_code == (202 if "a" in interface else 200), answer.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
-async def test_the_key_is_shown_this_once_and_kept_nowhere(
-    browser: Browser, path: str, button: str, header: str, interface: str
-) -> None:
-    page = await browser.send((await browser.open(path)).form(button))
-    secret = _secret(page)
-    assert page.answer.headers["Cache-Control"] == "no-store"
-    assert not page.answer.history, "the key is in the answer to the POST, not behind an address"
-    again = await browser.open(path)
-    assert secret not in again.answer.text
-    assert f"{secret[:8]}…{secret[-4:]}" in again.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
-async def test_a_reload_makes_no_second_key(
-    browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
-) -> None:
-    form = (await browser.open(path)).form(button)
-    secret = _secret(await browser.send(form))
-    reloaded = await browser.send(form)
-    assert reloaded.status == 409
-    assert secret not in reloaded.answer.text
-    assert "no second one was created" in reloaded.text
-    assert len(await resources.api_keys.list(owner.id)) == 1
-    assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
-async def test_each_page_leads_to_its_documentation(
-    browser: Browser, path: str, button: str, header: str, interface: str
-) -> None:
-    page = await browser.open(path)
-    for each in interface:
-        assert f"/docs/{each}" in page.links
-        assert (await browser.open(f"/docs/{each}")).status == 200
 
 
 @pytest.mark.slow
@@ -115,30 +88,20 @@ async def test_each_page_lists_the_keys_that_work_on_its_interface(
         await resources.api_keys.create(owner.id, name=name, interfaces=frozenset(map(Variant, interfaces)))
     api, api_keys = await browser.open("/console/settings/api"), await browser.open("/console/settings/api-keys")
     assert ["only a" in api.text, "only b" in api.text, "both of them" in api.text] == [True, False, True]
-    assert ["only a" in api_keys.text, "only b" in api_keys.text, "both of them" in api_keys.text] == [
-        False,
-        True,
-        True,
-    ]
+    shown = ["only a" in api_keys.text, "only b" in api_keys.text, "both of them" in api_keys.text]
+    assert shown == [False, True, True]
 
 
-@pytest.mark.slow
-async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resources: Resources, owner: Account) -> None:
-    _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
-    assert "never" in (await browser.open("/console/settings/api")).text
-    await resources.auth.authenticate(secret, Variant.A, counted=True)
-    assert "never" not in (await browser.open("/console/settings/api")).text
-
-
-async def test_the_list_says_from_where_a_key_was_last_used(
+async def test_the_list_says_when_and_from_where_a_key_was_last_used(
     browsers: Browsers, browser: Browser, member: Member
 ) -> None:
     """It is the address that a trusted proxy vouches for, or the connection's, not the caller's own word."""
+    assert "never" in (await browser.open("/console/settings/api")).text
     caller = browsers.new(address="198.51.100.9", headers={**member.a, "X-Forwarded-For": "192.0.2.1"})
     assert (await caller.http.get("/v1/loras")).status_code == 200
     text = (await browser.open("/console/settings/api")).text
     assert "from 198.51.100.9" in text
-    assert "192.0.2.1" not in text
+    assert ("192.0.2.1" in text, "never" in text) == (False, False)
 
 
 async def test_a_name_is_suggested_by_browser_and_day(browsers: Browsers, resources: Resources, owner: Account) -> None:
@@ -161,7 +124,7 @@ async def test_of_keys_that_work_no_more_the_newest_are_listed(
             await resources.api_keys.revoke(key.id)
     text = (await browser.open("/console/settings/both")).text
     assert ("working" in text, ("old ended" in text) + ("new ended" in text)) == (True, 1)
-    assert "1 key that works no more is left out." in text
+    assert "1 older key that no longer works is not shown." in text
 
 
 @pytest.mark.slow
@@ -223,18 +186,6 @@ async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resource
     assert [page.status for page in answers] == [404, 404]
     assert answers[0].answer.text == answers[1].answer.text
     assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
-
-
-@pytest.mark.slow
-async def test_names_are_shown_as_they_are_and_never_as_markup(
-    browser: Browser, resources: Resources, owner: Account
-) -> None:
-    nasty = "</td><script>alert(1)</script>"
-    form = (await browser.open("/console/settings/api")).form("Generate API key")
-    page = await browser.send(form, key_name=nasty)
-    assert nasty in page.text
-    assert "<script>alert" not in page.answer.text
-    assert not [attributes for tag, attributes in page.tags if tag == "script" and not attributes.get("src")]
 
 
 @pytest.mark.slow
@@ -347,21 +298,14 @@ async def test_a_rolled_key_has_a_successor_and_works_a_day_longer(
     assert len(await resources.api_keys.list(owner.id)) == 2
 
 
-async def test_a_key_of_another_account_is_not_rolled(
-    browser: Browser, resources: Resources, redis_db: redis.Redis
+async def test_a_key_of_another_account_is_not_rolled_nor_any_without_the_forms_token(
+    browser: Browser, resources: Resources, owner: Account
 ) -> None:
     other = await resources.accounts.create("other")
     key, _ = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
     page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
     form = page.form("Roll this key")
+    assert (await browser.send(form, form_token="x.y")).status == 403
     form.action = f"/console/settings/api/{key.id}/roll"
     assert (await browser.send(form)).status == 404
-    assert len(await resources.api_keys.list(other.id)) == 1
-
-
-async def test_a_key_is_not_rolled_without_the_forms_token(
-    browser: Browser, resources: Resources, owner: Account
-) -> None:
-    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
-    assert (await browser.send(page.form("Roll this key"), form_token="x.y")).status == 403
-    assert len(await resources.api_keys.list(owner.id)) == 1
+    assert [len(await resources.api_keys.list(account)) for account in (owner.id, other.id)] == [1, 1]

@@ -29,7 +29,7 @@ async def _receive() -> Any:
 
 
 def _slow_rows() -> Iterator[str]:
-    """Each takes as long as a piece may."""
+    """Yield rows that each take as long as a piece may."""
     for number in range(ROWS):
         until = time.perf_counter() + YIELDS_AFTER_S
         while time.perf_counter() < until:

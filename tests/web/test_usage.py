@@ -17,7 +17,7 @@ from tests.web.browser import Browser, Page
 async def test_a_bar_shows_what_is_used_of_each_plan_and_warns_above_four_fifths(
     member: Member, browser: Browser, redis_db: redis.Redis
 ) -> None:
-    """On the usage page and on the settings page."""
+    """Both the usage page and the settings page show it."""
     ends_ms = int((datetime.now(UTC) + timedelta(minutes=30)).timestamp() * 1000)
     redis_db.zadd(redis_key("rate", member.account.id, "a"), {f"r{number}": ends_ms for number in range(40)})
     redis_db.zadd(redis_key("rate", member.account.id, "b"), {f"r{number}": ends_ms for number in range(9)})
@@ -56,7 +56,7 @@ async def test_another_accounts_usage_is_not_shown(service: TestService, browser
 
 
 def _bars(page: Page) -> dict[str, str]:
-    """The classes of the bars, by what they say."""
+    """Return the classes of the bars by what they say."""
     bars = [
         attributes
         for tag, attributes in page.tags

@@ -32,7 +32,7 @@ PAGES: dict[str, set[Role]] = {
 
 
 async def signed_in(browsers: Browsers, resources: Resources, account: Account, user: User | None = None) -> Browser:
-    """A browser with a session of the user; without one, of the account's own."""
+    """Return a browser with a session of the user, by default the account's own."""
     browser = browsers.new()
     token = await resources.sessions.create(account.id, user_id=user.id if user else "")
     browser.http.cookies.set("atelier_session", token)

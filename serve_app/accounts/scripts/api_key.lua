@@ -1,9 +1,9 @@
--- An API key's record, and its place in the account's list. What has expired or was revoked is still listed, the newest of it.
+-- An API key has a record, and a place in its account's list, which keeps this many of those that no longer work.
 local KEPT = 1000
 
 local function read_key(id) return redis.call('HGETALL', K('key:' .. id)) end
 
--- How many keys of the account work now, less one of them. Forgets the oldest that do not.
+-- Returns how many keys of the account work now, without counting `except`, and forgets the oldest that do not.
 local function working_keys(account, except)
   local working, ended = 0, {}
   for _, id in ipairs(redis.call('ZRANGE', K('keys:' .. account), 0, -1)) do
@@ -18,11 +18,13 @@ local function working_keys(account, except)
   return working
 end
 
--- user: the invited user who made it. pepper: the version under which the digest was made. life_ms: until it expires, or nil for ever. scopes, adapters: what it may do, and with which adapters; '' or nil for all.
--- limit: counted requests in a window of its plan; nil for as many as the plan has.
+-- Writes a key. `user` is the invited user who made it, `pepper` the version under which the digest was made, and
+-- `life_ms` the time until it expires, nil for never. `scopes` and `adapters` say what it may do, and with which
+-- LoRAs; '' or nil is all. `limit` is the number of counted requests in a window of its plan; nil is as many as the
+-- plan has.
 local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user, limit, pepper)
-  redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account, 'name', name,
-    'interfaces', interfaces, 'created', now)
+  redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account,
+    'name', name, 'interfaces', interfaces, 'created', now)
   if life_ms then redis.call('HSET', K('key:' .. id), 'life', life_ms, 'expires', now + life_ms) end
   if (scopes or '') ~= '' then redis.call('HSET', K('key:' .. id), 'scopes', scopes) end
   if (adapters or '') ~= '' then redis.call('HSET', K('key:' .. id), 'adapters', adapters) end

@@ -1,7 +1,7 @@
 -- args: log, holder, entry, actor, action, subject, address, max_rows:number, life_ms:number
--- append_audit: one row at the end of an account's log; rows go by the log's length and age alone. `entry` names the call: a
--- repeated one appends nothing. `holder` may be ''; else the row is appended only if there is such a record.
--- Returns 1, or 0 when nothing was appended.
+-- append_audit: appends one row to an account's log, whose rows go by the log's length and age alone. `entry` names
+-- the call: a repeated one appends nothing. `holder` may be ''; else the row is appended only if there is such a
+-- record. Returns 1, or 0 when nothing was appended.
 local REPEATS = 32 -- rows that may come between a call and its repeat
 
 if holder ~= '' and redis.call('EXISTS', K(holder)) == 0 then return 0 end

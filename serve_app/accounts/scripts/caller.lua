@@ -1,16 +1,15 @@
 -- args: key_id, key_digest, older_keys, rate_token, address
--- Who is calling, within which plan: key → account → plan → count (window.lua). `older_keys`: id and digest of the same secret under
--- each older pepper, by spaces. `address`: where the request came from, which the key's record keeps with the time.
+-- Finds who is calling, within which plan: key → account → plan → count (window.lua). `older_keys` has the id and
+-- digest of the same secret under each older pepper, separated by spaces. `address` is where the request came from,
+-- which the key's record keeps with the time.
 local USED_EVERY = 60000 -- ms between two writes of "last used": polls stay reads
 
--- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, limit, key id}; status: ok, limited, unknown,
--- other_interface (a key that works, but not on this interface). Times are in ms. Scopes and adapters are the key's, '' for all.
 local function key_fields(id)
   return redis.call('HMGET', K('key:' .. id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires', 'scopes',
     'adapters', 'limit')
 end
 
--- The id and the fields of the key, under whichever pepper it was made; nil for an unknown one.
+-- Returns the id and the fields of the key, under whichever pepper it was made; nil for an unknown one.
 local function find_key()
   local key = key_fields(key_id)
   if key[1] == key_digest then return key_id, key end
@@ -20,6 +19,9 @@ local function find_key()
   end
 end
 
+-- Returns {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, limit, key
+-- id}. The status is ok, limited, unknown or other_interface, for a key that works, but not on this interface.
+-- Times are in ms. Scopes and adapters are the key's, '' for all.
 local function authenticate()
   local id, key = find_key()
   if not id or key[4] or num(key[6], math.huge) <= now then return refused('unknown') end

@@ -1,6 +1,6 @@
 -- args: account, name, plan_a, plan_b, password_hash
--- create_account: a name belongs to one account. `password_hash` may be ''. Repeating the call with the same id changes nothing.
--- Returns ok or taken.
+-- create_account: a name belongs to one account. `password_hash` may be ''. Repeating the call with the same id
+-- changes nothing. Returns ok or taken.
 local holder = redis.call('GET', K('name:' .. name))
 if holder and holder ~= account then return 'taken' end
 if redis.call('EXISTS', K('account:' .. account)) == 1 then return 'ok' end

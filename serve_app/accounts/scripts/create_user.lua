@@ -1,6 +1,6 @@
 -- args: account, user, name, role, most:number
--- create_user: a user of an account, to be invited by a link. Names of users and accounts are one namespace. Repeating the call
--- changes nothing. Returns ok, taken, full, or '' without such an account.
+-- create_user: makes a user of an account, who is invited by a link. Names of users and accounts are one namespace.
+-- Repeating the call changes nothing. Returns ok, taken, full, or '' without such an account.
 local record, holder = 'user:' .. account .. ':' .. user, account .. ':' .. user
 if redis.call('EXISTS', K('account:' .. account)) == 0 then return '' end
 local taken_by = redis.call('GET', K('name:' .. name))

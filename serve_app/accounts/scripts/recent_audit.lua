@@ -1,7 +1,8 @@
 -- args: log, action, before, limit:number, most:number, max_logs:number
--- recent_audit: rows of the audit log, newest first: of one log (a pseudonym) or, with '', of those written last; of one action, or any.
--- The list begins before a row's id, finds about `limit` and looks at `most`: rows of one id in several logs stay together.
--- Returns {{log, id, fields} of each, the id of the last row looked at, or '' when there are no more}.
+-- recent_audit: reads rows of the audit log, newest first: of one log (a pseudonym), or with '' of the logs written
+-- last; of one action, or of any. The list begins before a row's id, finds about `limit` rows and looks at about
+-- `most`: rows of one id in several logs stay together. Returns {{log, id, fields} of each, the id of the last row
+-- looked at, or '' when there are no more}.
 local names = {log, log .. ':refused'}
 if log == '' then names = redis.call('ZREVRANGE', K('audit_logs'), 0, max_logs - 1) end
 

@@ -1,6 +1,6 @@
 -- args: account, user
--- remove_user: a user's sessions and links end with the record, and the API keys it made are revoked. Returns 1, or 0 when there
--- is none.
+-- remove_user: removes a user, whose sessions and links end with the record, and revokes the API keys it made.
+-- Returns 1, or 0 when there is no such user.
 local record = K('user:' .. account .. ':' .. user)
 local name = redis.call('HGET', record, 'name')
 if not name then return 0 end

@@ -1,12 +1,12 @@
 -- include account
--- args: name, within, name_digest, source, device, device_account, life_ms:number
--- args: free_here:number, first_here_ms:number, longest_here_ms:number, free_all:number, first_all_ms:number, longest_all_ms:number
--- sign_in: counts a try to sign in before the password is looked at, or says how long to wait. Tries are counted for the account
--- (for what was typed, where there is none, or none in the account `within`) and, apart, for each source of them: an address,
--- or a device on which the account's owner has signed in. Past `free` tries each wait is twice the one before. A wait for what
--- other sources did belongs to the source that got it as an answer: when it is over, a try passes, whatever others have done
--- meanwhile.
--- Returns {ms to wait, or 0 for a try that counts; the key of the source's tries}.
+-- args: name, within, name_digest, source, device, device_account, life_ms:number, free_here:number
+-- args: first_here_ms:number, longest_here_ms:number, free_all:number, first_all_ms:number, longest_all_ms:number
+-- sign_in: counts a try to sign in before the password is looked at, or says how long to wait. Tries are counted
+-- for the account (for the text, where no account has this name, or none `within` the given one) and also for each
+-- source: an address, or a device on which the account's owner has signed in. Past `free` tries each wait is twice
+-- the one before. A wait for what other sources did belongs to the source that was told to wait: when it is over, a
+-- try passes, whatever others have done meanwhile. Returns {ms to wait, or 0 for a try that counts; the key of the
+-- source's tries}.
 local account = account_id_of(name, within)
 local who = account ~= '' and account or 'unknown_' .. name_digest
 local is_known = device ~= '' and account ~= '' and device_account == account

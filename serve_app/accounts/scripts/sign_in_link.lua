@@ -1,10 +1,10 @@
 -- include credential_version
--- args: name, holder, use:flag
--- sign_in_link: a link that is good still, and with `use` for the last time. Returns {purpose, id, credential version} or {}.
-local purpose, rest = string.match(redis.call('GET', K(name)) or '', '^([^:]+):(.+)$')
+-- args: name, use:flag
+-- sign_in_link: a link that is good still, and with `use` for the last time. Returns {account or operator, user,
+-- credential version, purpose} or {}.
+local purpose, holder, version = string.match(redis.call('GET', K(name)) or '', '^([^:]+):(.+):(%d+%.%d+)$')
 if not purpose then return {} end
-local id, credential_version = string.match(rest, '^(.+):(%d+%.%d+)$')
-if not id then id, credential_version = rest, '0.0' end -- made by an older version
-local is_good = credential_version == credential_version_of(holder .. ':' .. id)
+local is_good = version == credential_version_of(holder)
 if use or not is_good then redis.call('DEL', K(name)) end
-return is_good and {purpose, id, credential_version} or {}
+local id, user = string.match(holder, '^%a+:([^:]+):?(.*)$')
+return is_good and {id, user, version, purpose} or {}

@@ -1,7 +1,8 @@
 -- args: interface, plans:list
--- An account's use of its plan on one interface. Without a rate token nothing is counted; repeating a call with its rate token
--- counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first. A key with a limit of
--- its own is counted in a window of its own as well, which ends with the account's.
+-- A window counts an account's use of its plan on one interface. Without a rate token nothing is counted; repeating
+-- a call with its rate token counts nothing twice. `plans` are name, limit and window (ms) of each plan of the
+-- interface, the lowest first. A key with a limit of its own is also counted in a window of its own, which ends
+-- with the account's.
 local function plan_called(name)
   for i = 1, #plans, 3 do
     if plans[i] == name then return name, tonumber(plans[i + 1]), tonumber(plans[i + 2]) end
@@ -16,8 +17,9 @@ local function refused(status)
   return {status, '', '', name, 0, now + window_ms, now, '', '', '', ''}
 end
 
--- status, plan name, used, the window's end, limit; status: ok, or limited for a request that the plan, or the key's own limit,
--- leaves no space for. `limit` is the smaller of the two, and `used` what is not left of it.
+-- Returns status, plan name, used, the window's end, limit. The status is ok, or limited for a request for which
+-- the plan, or the key's own limit, leaves no space. `limit` is the smaller of the two, and `used` what is not left
+-- of it.
 local function count_request(rate_token, account_id, plan_name, key_id, key_limit)
   local plan, limit, window_ms = plan_called(plan_name)
   local window = rate_window(account_id)
@@ -42,7 +44,7 @@ local function count_request(rate_token, account_id, plan_name, key_id, key_limi
   return 'ok', plan, used + 1, ends, limit
 end
 
--- How many more requests the plan allows the account in the window that is open.
+-- Returns how many more requests the plan allows the account in the window that is open.
 local function requests_left(account_id, plan_name)
   local _, limit = plan_called(plan_name)
   return limit - redis.call('ZCARD', rate_window(account_id))

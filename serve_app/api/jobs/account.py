@@ -1,13 +1,13 @@
 """Path operations on a whole account: `/v1/account` deletes it, and `/v1/usage` tells what its completed jobs used."""
 
 from datetime import date, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.accounts.sign_in import check_password
 from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.jobs.schemas import Count
@@ -16,7 +16,7 @@ from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
-from serve_app.domain.audit import OWNER, Actor, api_key, user
+from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
@@ -89,7 +89,7 @@ async def delete_account(
     if body.account != caller.account_name:
         raise InvalidParameter("account: must be the name of the account that this API key belongs to")
     owner = await _owner(request, caller, body)
-    by = Actor(user(owner.user.id) if owner.user.id else OWNER, caller_address(request))
+    by = Actor(owner.actor, caller_address(request))
     deleted = await operations_of(request).deletion.delete_own(owner.account, by)
     if deleted is None:
         return json_response(AccountDeleted(account_id=caller.account_id, status="deleting"))
@@ -106,17 +106,10 @@ async def delete_account(
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
     """The owner whose password was sent. Raises `Forbidden`, `TooManyTries`."""
-    accounts = accounts_of(request)
-    who = await check_password(
-        accounts.store,
-        accounts.sign_ins,
-        accounts.audit,
-        body.user or caller.account_id,
-        body.password,
-        actor=api_key(caller.key_id),
-        address=caller_address(request),
-        owner_of=caller.account_id,
-    )
+    accounts, account_id, name = accounts_of(request), caller.account_id, body.user or caller.account_id
+    check = partial(accounts.store.check_password, name, body.password, owner_of=account_id)
+    by = Actor(api_key(caller.key_id), caller_address(request))
+    who = await accounts.sign_ins.check(check, name, by, log=account_id, within=account_id)
     if who is None:
         raise Forbidden("The password is not that of an owner of this account.")
     return who

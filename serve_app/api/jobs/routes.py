@@ -13,7 +13,7 @@ from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
 from serve_app.domain import jobs
-from serve_app.domain.audit import api_key
+from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.requests import GenerationRequest
@@ -181,8 +181,7 @@ async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) ->
     await jobs_of(request).deletion.delete_job(
         job_id,
         account_id=caller.account_id,
-        actor=api_key(caller.key_id),
-        address=caller_address(request),
+        by=Actor(api_key(caller.key_id), caller_address(request)),
     )
     return Response(status_code=204)
 
@@ -203,7 +202,6 @@ async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, 
         job_id,
         image_id,
         account_id=caller.account_id,
-        actor=api_key(caller.key_id),
-        address=caller_address(request),
+        by=Actor(api_key(caller.key_id), caller_address(request)),
     )
     return Response(status_code=204)

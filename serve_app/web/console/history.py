@@ -9,38 +9,38 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, settings_of, valid_job_id
+from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, valid_job_id
 from serve_app.api.jobs.schemas import CURSOR
-from serve_app.api.responses import base_url
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import Position
-from serve_app.domain.errors import JobUnfinished, NotFound
+from serve_app.domain.errors import JobUnfinished
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import NO_KEY, JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
-from serve_app.web.console.pages import FormSession, PageSession, render
-from serve_app.web.console.session import SignedIn
-from serve_app.web.console.snippets import curl_command, playground_query
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
+from serve_app.web.console.playground_form import values_of as fields_of
+from serve_app.web.console.snippets import curl_command
+from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
 PAGE_SIZE, LOOKED_AT = 24, 2_000
-"""Jobs of a page, and how many it looks at for them: the next page looks further back."""
+"""A page shows at most 24 jobs, and looks for them among 2,000: the next page looks further back."""
 MOST_OFFERED = 50
-"""LoRAs and keys that the filters offer, the newest."""
+"""The filters offer at most this many LoRAs and keys, the newest."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
-"""An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
+"""An image's bytes never change, so browsers may keep it; an hour after a sign-out, none is left."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FILTERS = ("state", "lora", "key", "from", "to")
 
 
 @router.get("/history")
 async def open_history(request: Request, session: PageSession) -> Response:
-    account_id = session.account.id
+    account_id = session.who.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
     after = Position.read(request.query_params.get("after", ""), CURSOR)
     adapters = await loras_of(request).catalog.adapters(account_id)
@@ -73,7 +73,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
 
 async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
     """Read the account's job. Raises 404 for any other."""
-    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
+    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.who.id)
     if job is None:
         raise HTTPException(404)
     return job
@@ -100,10 +100,7 @@ async def open_image(
     request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
 ) -> Response:
     """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
-    try:
-        png = await jobs_of(request).images.get(image.image_uri)
-    except NotFound:
-        raise HTTPException(404) from None
+    png = await jobs_of(request).images.get(image.image_uri)
     kind = "attachment" if download else "inline"
     name = f"{job.id}-{image.index + 1}.png"
     headers = {"Cache-Control": IMAGE_CACHE, "Content-Disposition": f'{kind}; filename="{name}"'}
@@ -112,10 +109,7 @@ async def open_image(
 
 @router.get("/history/{job_id}/{image_id}/thumbnail")
 async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
-    try:
-        webp = await thumbnail(jobs_of(request).images, jobs_of(request).space.disk, image.image_uri)
-    except NotFound:
-        raise HTTPException(404) from None
+    webp = await thumbnail(jobs_of(request).images, jobs_of(request).space.disk, image.image_uri)
     return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
 
 
@@ -123,28 +117,23 @@ async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
 async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "cancel job")
     valid_id = valid_job_id(job_id, "gen", "up")
-    state = await jobs_of(request).queue.cancel(valid_id, account_id=session.account.id)
+    state = await jobs_of(request).queue.cancel(valid_id, account_id=session.who.id)
     if state is None:
         raise HTTPException(404)
-    await accounts_of(request).audit.record(
-        session.account.id, Act.JOB_CANCELED, actor=session.actor, subject=valid_id, address=caller_address(request)
-    )
+    await record(request, session.who, Act.JOB_CANCELED, valid_id)
     return redirect(request, f"history/{valid_id}")
 
 
 @router.post("/history/{job_id}/delete")
 async def delete_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "delete job")
-    account_id = session.account.id
+    account_id = session.who.id
     try:
         await jobs_of(request).deletion.delete_job(
             valid_job_id(job_id, "gen", "up"),
             account_id=account_id,
-            actor=session.actor,
-            address=caller_address(request),
+            by=actor_of(request, session.who),
         )
-    except NotFound:
-        raise HTTPException(404) from None
     except JobUnfinished:
         job = await load_job(request, job_id, session)
         return await _job_page(request, session, job, status=409, notice="This job has not ended: cancel it first.")
@@ -155,24 +144,22 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
-    account_id, valid_id = session.account.id, valid_job_id(job_id, "gen", "up")
-    try:
-        await jobs_of(request).deletion.delete_image(
-            valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
-        )
-    except NotFound:
-        raise HTTPException(404) from None
+    account_id, valid_id = session.who.id, valid_job_id(job_id, "gen", "up")
+    await jobs_of(request).deletion.delete_image(
+        valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
+    )
     is_kept = await jobs_of(request).reader.get(valid_id, account_id=account_id) is not None
     return redirect(request, f"history/{valid_id}" if is_kept else "history")
 
 
-async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
+async def _job_page(
+    request: Request, session: ConsoleSession, job: Job, *, status: int = 200, notice: str = ""
+) -> Response:
     lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
-    lora = await loras_of(request).catalog.adapter_of(lora_id, session.account.id) if lora_id else None
+    lora = await loras_of(request).catalog.adapter_of(lora_id, session.who.id) if lora_id else None
     names = {lora_id: lora.adapter.name} if lora else {}
-    keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.account.id)}
+    keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.who.id)}
     key = keys.get(job.key_id)
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     return render(
         request,
         "job.html",
@@ -187,8 +174,8 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
         parameters=parameters(job, names),
         timeline=timeline(job),
         key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
-        curl=curl_command(job, address, key),
-        playground=playground_query(job),
+        curl=curl_command(job, service_url(request), key),
+        playground=urlencode(fields_of(job.request)) if isinstance(job.request, GenerationRequest) else "",
         cancel_token=form_token(session.token, "cancel job"),
         delete_token=form_token(session.token, "delete job"),
         delete_image_token=form_token(session.token, "delete image"),

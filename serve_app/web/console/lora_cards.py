@@ -1,7 +1,4 @@
-"""Cards of LoRAs: which of many a page shows, the search among them, and their pictures.
-
-LoRAs as text for pages: what was found in its file, how large it is, why one was refused.
-"""
+"""LoRAs on cards and as text: which of many a page shows, how they are searched, and what is known of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -41,7 +38,7 @@ _FIELDS = {
 
 
 class FormError(NamedTuple):
-    """Why a form was refused, as a sentence, and the answer's status."""
+    """The sentence that says why a form was refused, and the answer's status."""
 
     status: int
     text: str
@@ -53,7 +50,7 @@ def form_error(error: AtelierError) -> FormError:
 
 
 def form_message(message: str) -> str:
-    """A message that begins with a field's name, as a person reads it."""
+    """Turn a message that begins with a field's name into a sentence for people."""
     field, colon, rest = message.partition(": ")
     text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else message
     return text if text.endswith(".") else f"{text}."
@@ -90,12 +87,12 @@ def training_parts(adapter: Adapter) -> list[Part]:
 
 
 def suggested_words(adapter: Adapter) -> list[str]:
-    """Trigger words that the file names and the LoRA has not."""
+    """Return the trigger words that the file names and that the LoRA does not have yet."""
     return [word for word in adapter.found.get("suggested_trigger_words", ()) if word not in adapter.trigger_words]
 
 
 def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:
-    """The newest of these jobs with an image, of each LoRA."""
+    """Return for each LoRA the newest of these jobs that has an image."""
     found: dict[str, Job] = {}
     for job in jobs:
         if job.images and isinstance(job.request, GenerationRequest):
@@ -111,14 +108,14 @@ def size_text(number: int) -> str:
 
 
 MOST = 60
-"""Cards on one page."""
+"""One page shows at most this many cards."""
 RECENT = 60
-"""Newest jobs of the account among which it is looked for LoRAs that were used, and for their pictures."""
+"""LoRAs that were used last, and their pictures, are looked for among this many of the account's newest jobs."""
 LONGEST_SEARCH = 100
 
 
 class LoraCards(NamedTuple):
-    """The LoRAs shown, the number usable and the number that the search found, and pictures by LoRA."""
+    """The LoRAs that are shown, how many are usable, how many the search found, and a picture of each."""
 
     shown: Sequence[Adapter]
     total: int
@@ -130,7 +127,7 @@ class LoraCards(NamedTuple):
 
     @property
     def is_searchable(self) -> bool:
-        """Whether there are more LoRAs than a page shows."""
+        """There are more LoRAs than a page shows."""
         return self.total > MOST
 
 
@@ -167,7 +164,7 @@ async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapp
 
 
 def matches(adapter: Adapter, find: str) -> bool:
-    """Whether the LoRA's name, description, trigger words or id hold every word of the search."""
+    """Return whether the LoRA's name, description, trigger words or id hold every word of the search."""
     text = " ".join((adapter.name, adapter.description, *adapter.trigger_words, adapter.id)).casefold()
     return all(word in text for word in find.casefold().split())
 
@@ -182,5 +179,5 @@ def _few(
 
 
 def _used(jobs: Iterable[Job]) -> list[str]:
-    """The LoRAs of these jobs, the last used first."""
+    """Return the LoRAs of these jobs, the last used first."""
     return [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]

@@ -38,36 +38,34 @@ from serve_app.web.console.lora_cards import (
     suggested_words,
     training_parts,
 )
-from serve_app.web.console.pages import FormSession, PageSession, render, uncounted_owner
-from serve_app.web.console.session import SignedIn
+from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render, uncounted_owner
 from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect
 
 router = APIRouter()
 
-GROUPS = ("Yours", "Shared with you", "Of this service")
+GROUPS = ("Yours", "Shared with you", "Provided by this service")
 RECENT = 100
-"""Newest jobs among which a card's picture is looked for."""
+"""A card's picture is looked for among this many of the newest jobs."""
 SAMPLES, LOOKED_AT = 6, 3_000
-"""Pictures on a LoRA's page, and how many of the newest jobs are looked at for them."""
+"""A LoRA's page shows at most six pictures, and looks for them among the newest 3,000 jobs."""
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
-"""Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account.
-"""
+"""Uploads and shares of an account are limited: a file takes seconds to check, and names could be guessed."""
 _CLOSE = {"Connection": "close"}
-"""The body, which was not read, must not be taken for the next request."""
+"""A body that was not read must not be taken for the next request."""
 _VERDICTS = {
     "added": "The file matches its base model.",
     "same": "This account already has these weights, in this LoRA.",
-    "changed": "Changed.",
-    "shared": "Shared.",
-    "unshared": "No longer shared.",
+    "changed": "The changes are saved.",
+    "shared": "The LoRA is shared.",
+    "unshared": "The LoRA is no longer shared.",
 }
 
 
 def signed_in_by(request: Request, session: FormSession) -> AccountActor:
-    """The owner of the account, as the service names who acts."""
+    """Return who acts, as the use cases of LoRAs name them."""
     caller = uncounted_owner(request, session)
-    return AccountActor(caller=caller, address=caller_address(request), name=session.actor)
+    return AccountActor(caller=caller, address=caller_address(request), name=session.who.actor)
 
 
 ActorDep = Annotated[AccountActor, Depends(signed_in_by)]
@@ -75,7 +73,7 @@ ActorDep = Annotated[AccountActor, Depends(signed_in_by)]
 
 @router.get("/loras")
 async def open_loras(request: Request, session: PageSession) -> Response:
-    account_id = session.account.id
+    account_id = session.who.id
     adapters = await loras_of(request).catalog.adapters(account_id)
     find = request.query_params.get("find", "").strip()[:LONGEST_SEARCH]
     fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
@@ -116,7 +114,7 @@ def _page_address(find: str, page: int) -> str:
 
 
 async def _owner_names(accounts: AccountStore, account_ids: Iterable[str]) -> Mapping[str, str]:
-    """The names of accounts that share their LoRAs."""
+    """Return the names of accounts that share their LoRAs."""
     found = [await accounts.get(account_id) for account_id in sorted(account_ids)]
     return {each.id: each.name for each in found if each is not None}
 
@@ -132,7 +130,7 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
     form = None
     await _check_tries(request, session)
     try:
-        async with loras_of(request).uploads.hold(session.account.id) as place:
+        async with loras_of(request).uploads.hold(session.who.id) as place:
             sent = await read_upload(request, place, extra=("form_token",))
             form = sent.form
             check_form(session, sent.extra, "upload lora")
@@ -186,8 +184,6 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
         )
     except InvalidParameter as error:
         return await _refused(request, session, lora_id, form_error(error))
-    except NotFound:
-        raise HTTPException(404) from None
     return redirect(request, f"loras/{lora_id}?said=changed")
 
 
@@ -207,43 +203,34 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
 @router.post("/loras/{lora_id}/unshare")
 async def unshare(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "unshare lora")
-    try:
-        await loras_of(request).owned.unshare(by, lora_id, form.get("account", ""))
-    except NotFound:
-        raise HTTPException(404) from None
+    await loras_of(request).owned.unshare(by, lora_id, form.get("account", ""))
     return redirect(request, f"loras/{lora_id}?said=unshared")
 
 
 @router.post("/loras/{lora_id}/delete")
 async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "delete lora")
-    try:
-        await loras_of(request).owned.remove(by, lora_id)
-    except NotFound:
-        raise HTTPException(404) from None
+    await loras_of(request).owned.remove(by, lora_id)
     return redirect(request, "loras")
 
 
-async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdapter:
-    try:
-        return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
-    except NotFound:
-        raise HTTPException(404) from None
+async def _find(request: Request, session: ConsoleSession, lora_id: str) -> SharedAdapter:
+    return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
 
 
-async def _check_tries(request: Request, session: SignedIn) -> None:
-    if await accounts_of(request).throttle.hit(TRIES, session.account.id):
+async def _check_tries(request: Request, session: ConsoleSession) -> None:
+    if await accounts_of(request).throttle.hit(TRIES, session.who.id):
         raise HTTPException(
             429, f"At most {TRIES.tries} uploads and shares per {period_text(TRIES.per)}. Try again later.", _CLOSE
         )
 
 
-async def _refused(request: Request, session: SignedIn, lora_id: str, refused: FormError) -> Response:
+async def _refused(request: Request, session: ConsoleSession, lora_id: str, refused: FormError) -> Response:
     return await _lora_page(request, session, await _find(request, session, lora_id), refused=refused)
 
 
 async def _upload_page(
-    request: Request, session: SignedIn, *, refused: FormError | None = None, form: LoraForm | None = None
+    request: Request, session: ConsoleSession, *, refused: FormError | None = None, form: LoraForm | None = None
 ) -> Response:
     response = render(
         request,
@@ -263,9 +250,14 @@ async def _upload_page(
 
 
 async def _lora_page(
-    request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: FormError | None = None
+    request: Request,
+    session: ConsoleSession,
+    found: SharedAdapter,
+    *,
+    notice: str = "",
+    refused: FormError | None = None,
 ) -> Response:
-    account_id, adapter = session.account.id, found.adapter
+    account_id, adapter = session.who.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
     done = await jobs_of(request).history.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
     own = dict.fromkeys((JobState.QUEUED, JobState.RUNNING), 0)

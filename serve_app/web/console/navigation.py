@@ -1,6 +1,7 @@
-"""Lists the pages that make keys: *API* and *API Keys*, as the documents name them, and *Both interfaces*.
+"""Which pages the console has for keys, and which roles may open which page.
 
-`ROLES` is the one table of who may open which page; guards and links ask it.
+Keys are made on *API* and *API Keys*, as the two documents call them, and on *Both interfaces*. Guards and links ask
+`ROLES`, the one table of who may open what.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from serve_app.domain.requests import Variant
 KEY_NAME_LENGTH = 60
 EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
 ROLL_GRACE = timedelta(days=1)
-"""How long a rolled key still works beside its successor."""
+"""A rolled key still works this long beside its successor."""
 SCOPES: Mapping[Scope, str] = {
     Scope.READ: "Read jobs, images and LoRAs",
     Scope.GENERATE: "Generate, upscale, cancel and delete",
@@ -23,7 +24,7 @@ SCOPES: Mapping[Scope, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """A choice of the form: in words, and how long the key works; None is for good."""
+    """A choice of how long a key works, in words; `life` is None for one that works for good."""
 
     words: str
     life: timedelta | None
@@ -39,7 +40,7 @@ EXPIRIES: Mapping[str, Expiry] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyPage:
-    """A page's texts, and how its keys are sent; `variant` is the interface of its examples."""
+    """A page for keys: its texts, and how its keys are sent. `variant` is the interface of its examples."""
 
     slug: str
     title: str
@@ -48,7 +49,7 @@ class KeyPage:
     header: str
     about: str
     other_header: str = ""
-    """How keys are sent on the other interface, on the page whose keys work on both."""
+    """The header for the other interface, on the page whose keys work on both."""
 
     @property
     def interfaces(self) -> frozenset[Variant]:
@@ -82,12 +83,12 @@ BOTH = KeyPage(
     other_header="X-API-Key:",
 )
 KEY_PAGES = (API, API_KEYS)
-"""One for each interface."""
+"""Each interface has one of these pages."""
 ALL_KEY_PAGES = (*KEY_PAGES, BOTH)
 
 
 def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
-    """A first request that works when it is pasted into a shell."""
+    """Return a first request that works when it is pasted into a shell."""
     fields = {
         Variant.A: f'"prompt":"{EXAMPLE_PROMPT}","lora_id":"{lora_id}"',
         Variant.B: f'"positive_prompt":"{EXAMPLE_PROMPT}","model_id":"{lora_id}"',
@@ -116,16 +117,16 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/settings/{slug}": _DRAWING,
     "/sign-out": _ALL,
 }
-"""The longest beginning of a route's path decides who may open it. What is not here is the owner's alone."""
+"""The longest beginning of a route's path decides which roles may open it; others are for owners alone."""
 
 
 def may_open(role: Role, path: str) -> bool:
-    """Whether the role may open a route's path."""
+    """Return whether the role may open a route's path."""
     parts = path.split("/")
     beginnings = ("/".join(parts[:length]) for length in range(len(parts), 1, -1))
     return role in next((ROLES[each] for each in beginnings if each in ROLES), _OWNER)
 
 
 def home_of(role: Role) -> str:
-    """The page that a role sees first."""
+    """Return the page that a role sees first."""
     return "playground" if may_open(role, "/playground") else "usage"

@@ -1,7 +1,4 @@
-"""The panel of one job: its state as text, and a tile for each image, with previews while it runs.
-
-Comparisons: the requests of LoRAs across weights or seeds, and the grid of their pictures.
-"""
+"""How jobs look while they run: a panel for one job, and a grid of panels that compares LoRAs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +15,7 @@ from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
 from serve_app.web.console.playground_form import draw_seed, read_playground_form
-
-_STATES: Mapping[JobState, str] = {
-    JobState.QUEUED: "Waiting",
-    JobState.RUNNING: "Drawing",
-    JobState.COMPLETED: "Done",
-    JobState.FAILED: "Failed",
-    JobState.CANCELED: "Canceled",
-    JobState.EXPIRED: "Expired",
-}
+from serve_app.web.site.job_text import STATES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +37,7 @@ class Panel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the job has not ended yet."""
+        """The job has not ended yet."""
         return not self.job.state.is_terminal
 
 
@@ -63,7 +52,9 @@ async def panel_of(request: Request, job: Job) -> Panel:
 
 
 def _state(job: Job) -> str:
-    return "Enlarging" if job.state is JobState.RUNNING and job.id.startswith("up_") else _STATES[job.state]
+    if job.state is JobState.RUNNING:
+        return "Enlarging" if job.id.startswith("up_") else "Drawing"
+    return STATES[job.state]
 
 
 def _detail(job: Job) -> str:
@@ -104,14 +95,13 @@ def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | No
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
-"""One comparison has at most this many LoRAs, weights or seeds, and pictures in all, which the engine draws in one
-batch."""
+"""One comparison has at most so many LoRAs, weights or seeds, and pictures, which the engine draws in one batch."""
 AXES: Mapping[str, str] = {"": "LoRAs only", "weights": "LoRAs and weights", "seeds": "LoRAs and seeds"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 class Row(NamedTuple):
-    """The pictures of one LoRA, by column; None where there is none."""
+    """A row has the pictures of one LoRA, by column; None where there is none."""
 
     name: str
     panels: Sequence[Panel | None]

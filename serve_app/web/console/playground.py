@@ -1,7 +1,4 @@
-"""The playground: a form that submits an ordinary job for the account, and the job as it is drawn.
-
-Compare: one prompt over several LoRAs, across weights or seeds; each picture is a job of its own.
-"""
+"""The routes of the playground, whose form submits an ordinary job, and of Compare, where it submits several."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,13 +8,21 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, valid_job_id
+from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable, UnreadableRecord
+from serve_app.domain.errors import AtelierError, UnreadableRecord
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.web.console.history import ChosenJob
-from serve_app.web.console.pages import FormSession, PageSession, call_of, owner_caller, render, uncounted_owner
+from serve_app.web.console.pages import (
+    ConsoleSession,
+    FormSession,
+    PageSession,
+    call_of,
+    owner_caller,
+    render,
+    uncounted_owner,
+)
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
 from serve_app.web.console.playground_form import COMPARISON, draw_seed, read_playground_form, values_of
 from serve_app.web.console.playground_page import (
@@ -26,10 +31,10 @@ from serve_app.web.console.playground_page import (
     panel_values,
     playground_page,
     query_values,
-    status_of,
+    refusal,
 )
-from serve_app.web.console.session import SignedIn
 from serve_app.web.site.forms import Form, check_form, redirect
+from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
@@ -69,10 +74,8 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
         wanted = read_playground_form(form).to_domain()
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
-        return await playground_page(request, session, form, status=status_of(error), notice=error.message)
+        return await playground_page(request, session, form, **refusal(error))
     return redirect(request, f"playground/{accepted.job.id}")
 
 
@@ -105,8 +108,6 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     try:
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -119,8 +120,6 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     try:
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.upscale(caller, image_id, factor, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -129,25 +128,16 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
 @router.post("/playground/{job_id}/cancel")
 async def cancel(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    account_id = session.account.id
-    await jobs_of(request).queue.cancel(job.id, account_id=account_id)
-    address = caller_address(request)
-    await accounts_of(request).audit.record(
-        account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address
-    )
+    await jobs_of(request).queue.cancel(job.id, account_id=session.who.id)
+    await record(request, session.who, Act.JOB_CANCELED, job.id)
     return redirect(request, f"playground/{job.id}")
 
 
 @router.post("/playground/{job_id}/delete")
 async def delete_job(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    account_id, address = session.account.id, caller_address(request)
     try:
-        await jobs_of(request).deletion.delete_job(job.id, account_id=account_id, actor=session.actor, address=address)
-    except NotFound:
-        raise HTTPException(404) from None
-    except StoreUnavailable:
-        raise
+        await jobs_of(request).deletion.delete_job(job.id, account_id=session.who.id, by=actor_of(request, session.who))
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, "playground")
@@ -155,7 +145,7 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
 
 async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
     values = _values(request, job)
-    return await playground_page(request, session, values, job=job, status=status_of(error), notice=error.message)
+    return await playground_page(request, session, values, job=job, **refusal(error))
 
 
 def _values(request: Request, job: Job) -> dict[str, str]:
@@ -165,7 +155,7 @@ def _values(request: Request, job: Job) -> dict[str, str]:
 
 
 CHOICE = "lora:"
-"""Begins the name of the field of each LoRA that was chosen."""
+"""The fields of chosen LoRAs have names that begin with this."""
 
 
 @router.get("/compare")
@@ -197,7 +187,7 @@ async def open_grid(request: Request, session: PageSession) -> Response:
     panels = await _panels(request, session)
     if not panels:
         raise HTTPException(404)
-    names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.account.id)}
+    names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.who.id)}
     return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
 
 
@@ -210,11 +200,8 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
         asked = read_comparison(form, chosen)
         caller = uncounted_owner(request, session)
         jobs = await jobs_of(request).submission.generate_all(caller, asked, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
-        status, notice = status_of(error), error.message
-        return await playground_page(request, session, form, comparing=chosen, status=status, notice=notice)
+        return await playground_page(request, session, form, comparing=chosen, **refusal(error))
     across = {name: form.get(name, "") for name in COMPARISON} if form.get("across") else {}
     return redirect(request, f"compare?{urlencode({'jobs': ','.join(job.id for job in jobs), **across}, safe=',')}")
 
@@ -224,9 +211,9 @@ def _chosen(fields: Iterable[str]) -> list[str]:
     return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
 
 
-async def _panels(request: Request, session: SignedIn) -> list[Panel]:
+async def _panels(request: Request, session: ConsoleSession) -> list[Panel]:
     """Return the panels of the account's jobs that the address names."""
-    account_id = session.account.id
+    account_id = session.who.id
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):

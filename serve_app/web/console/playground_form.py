@@ -1,4 +1,4 @@
-"""The playground's form: its fields, what they take, and the request that they make."""
+"""The playground's form: which fields it has, what they take, and which request they make."""
 
 import secrets
 from collections.abc import Mapping

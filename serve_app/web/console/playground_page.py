@@ -1,4 +1,4 @@
-"""Rendering of the playground: the form as it was filled in, beside the job that it made."""
+"""Renders the playground: the form as it was filled in, beside the job that it made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,21 +6,19 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import accounts_of, loras_of, settings_of
+from serve_app.api.dependencies import accounts_of, loras_of
 from serve_app.api.errors import ANSWERS
-from serve_app.api.responses import base_url
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
-from serve_app.web.console.pages import render
+from serve_app.web.console.pages import ConsoleSession, render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
 from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES, TUNED
-from serve_app.web.console.session import SignedIn
 from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
-from serve_app.web.site.forms import form_token
+from serve_app.web.site.forms import form_token, service_url
 
 PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
@@ -31,7 +29,7 @@ MOST_KEYS = 20
 
 async def playground_page(
     request: Request,
-    session: SignedIn,
+    session: ConsoleSession,
     given: Mapping[str, str],
     *,
     job: Job | None = None,
@@ -41,7 +39,7 @@ async def playground_page(
     notice: str = "",
 ) -> HTMLResponse:
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
-    adapters = await loras_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
     values = _complete(given, adapters, cards)
     vocabulary = loras_of(request).vocabulary
@@ -76,10 +74,10 @@ async def playground_page(
 
 
 async def cards_part(
-    request: Request, session: SignedIn, given: Mapping[str, str], comparing: Sequence[str] | None = None
+    request: Request, session: ConsoleSession, given: Mapping[str, str], comparing: Sequence[str] | None = None
 ) -> HTMLResponse:
     """The part of the page that offers LoRAs."""
-    adapters = await loras_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
     words = await loras_of(request).vocabulary.words()
     values = _complete(given, adapters, cards)
@@ -88,26 +86,25 @@ async def cards_part(
 
 async def _cards(
     request: Request,
-    session: SignedIn,
+    session: ConsoleSession,
     given: Mapping[str, str],
     adapters: Sequence[Adapter],
     comparing: Sequence[str] | None,
 ) -> LoraCards:
     """The LoRAs that the form offers; those that are chosen come first of too many."""
     chosen = [given.get("lora_id", "")] if comparing is None else comparing
-    return await choose_cards(request, session.account.id, adapters, chosen=chosen, find=given.get("find", ""))
+    return await choose_cards(request, session.who.id, adapters, chosen=chosen, find=given.get("find", ""))
 
 
-async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
+async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)
     snippets, chosen = list[Snippet](), None
     if isinstance(request_, GenerationRequest):
         keys = [key for key in keys if variant_of(request_) in key.interfaces]
         wanted = request.query_params.get("key", "")
         chosen = next((key for key in keys if key.id == wanted), keys[0] if keys else None)
-        snippets = snippets_of(request_, address, chosen)
+        snippets = snippets_of(request_, service_url(request), chosen)
     is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
     return {
         "panel": await panel_of(request, job),
@@ -124,8 +121,12 @@ def query_values(query: Mapping[str, str]) -> dict[str, str]:
     return {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
 
 
-def status_of(error: AtelierError) -> int:
-    return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+def refusal(error: AtelierError) -> dict[str, Any]:
+    """Return the status and notice of a page that shows an error. Raises an outage again, which has its own page."""
+    if isinstance(error, StoreUnavailable):
+        raise error
+    status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+    return {"status": status, "notice": error.message}
 
 
 def _complete(given: Mapping[str, str], adapters: Sequence[Adapter], cards: LoraCards) -> dict[str, str]:

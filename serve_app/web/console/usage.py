@@ -41,7 +41,7 @@ class Month(NamedTuple):
 
 @router.get("/usage")
 async def open_usage(request: Request, session: PageSession) -> Response:
-    account_id = session.account.id
+    account_id = session.who.id
     month = await _month(request, account_id)
     by_day = _sums(month.rows, lambda row: row.day.isoformat())
     return render(
@@ -62,7 +62,7 @@ async def open_usage(request: Request, session: PageSession) -> Response:
 
 @router.get("/usage.csv")
 async def download_usage(request: Request, session: PageSession) -> Response:
-    month = await _month(request, session.account.id)
+    month = await _month(request, session.who.id)
     rows = (
         (
             *(row.day.isoformat(), month.keys[row.key_id], row.key_id, month.loras[row.lora_id], row.lora_id),

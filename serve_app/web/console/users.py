@@ -5,15 +5,14 @@ from datetime import timedelta
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from serve_app.accounts.sign_in import Limit, LinkPurpose
-from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, settings_of
-from serve_app.api.responses import base_url
+from serve_app.api.dependencies import accounts_of, jobs_of
 from serve_app.domain.accounts import Role, User
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter
-from serve_app.web.console.pages import FormSession, PageSession, render
-from serve_app.web.console.session import SignedIn
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
+from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
+from serve_app.web.site.sign_in import record
 
 _PURPOSE = "users"
 TRIES = Limit("console-users", 30, timedelta(hours=1))
@@ -36,17 +35,17 @@ async def open_users(request: Request, session: PageSession) -> Response:
 async def invite(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
     role = form.get("role", "")
-    if await accounts_of(request).throttle.hit(TRIES, session.account.id):
+    if await accounts_of(request).throttle.hit(TRIES, session.who.id):
         raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
     if role not in set(Role):
         return await _users_page(request, session, status=400, problem="Choose a role.")
     await jobs_of(request).space.check()
     try:
-        user = await accounts_of(request).users.create(session.account.id, form.get("name", ""), Role(role))
+        user = await accounts_of(request).users.create(session.who.id, form.get("name", ""), Role(role))
     except InvalidParameter as error:
         problem = f"The {error.message.replace(': ', ' ', 1)}."
         return await _users_page(request, session, status=400, problem=problem)
-    await _record(request, session, Act.USER_INVITED, user)
+    await record(request, session.who, Act.USER_INVITED, user.id)
     return await _page_with_link(request, session, user)
 
 
@@ -55,7 +54,7 @@ async def make_link(request: Request, user_id: str, session: FormSession, form: 
     """Make another link, after a link or a password was lost."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
-    await _record(request, session, Act.SIGN_IN_LINK_MADE, user)
+    await record(request, session.who, Act.SIGN_IN_LINK_MADE, user.id)
     return await _page_with_link(request, session, user)
 
 
@@ -64,26 +63,25 @@ async def remove(request: Request, user_id: str, session: FormSession, form: For
     """Remove a user, end its sessions and revoke its keys."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
-    await accounts_of(request).users.remove(session.account.id, user.id)
-    await _record(request, session, Act.USER_REMOVED, user)
+    await accounts_of(request).users.remove(session.who.id, user.id)
+    await record(request, session.who, Act.USER_REMOVED, user.id)
     return redirect(request, "settings/users")
 
 
-async def _existing(request: Request, session: SignedIn, user_id: str) -> User:
-    user = await accounts_of(request).users.get(session.account.id, user_id)
+async def _existing(request: Request, session: ConsoleSession, user_id: str) -> User:
+    user = await accounts_of(request).users.get(session.who.id, user_id)
     if user is None:
         raise HTTPException(404)
     return user
 
 
-async def _page_with_link(request: Request, session: SignedIn, user: User) -> Response:
-    token = await accounts_of(request).links.create(session.account.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
-    return await _users_page(request, session, invited=user, invitation=f"{address}/console/links/{token}")
+async def _page_with_link(request: Request, session: ConsoleSession, user: User) -> Response:
+    token = await accounts_of(request).links.create(session.who.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
+    return await _users_page(request, session, invited=user, invitation=f"{service_url(request)}/console/links/{token}")
 
 
 async def _users_page(
-    request: Request, session: SignedIn, *, status: int = 200, problem: str = "", invited: User | None = None,
+    request: Request, session: ConsoleSession, *, status: int = 200, problem: str = "", invited: User | None = None,
     invitation: str = "",
 ) -> Response:  # fmt: skip
     return render(
@@ -93,14 +91,9 @@ async def _users_page(
         here="users",
         status=status,
         problem=problem,
-        users=[User.first(session.account), *await accounts_of(request).users.list(session.account.id)],
+        users=[User.first(session.who.account), *await accounts_of(request).users.list(session.who.id)],
         roles=ROLE_WORDS,
         invited=invited,
         invitation=invitation,
         form_token=form_token(session.token, _PURPOSE),
     )
-
-
-async def _record(request: Request, session: SignedIn, act: Act, user: User) -> None:
-    audit, address = accounts_of(request).audit, caller_address(request)
-    await audit.record(session.account.id, act, actor=session.actor, subject=user.id, address=address)

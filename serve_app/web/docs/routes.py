@@ -1,7 +1,4 @@
-"""Serves the OpenAPI documents, and pages to find and read them.
-
-Texts of the landing page, and of `robots.txt` and `llms.txt`.
-"""
+"""Serves the landing page, the OpenAPI documents with pages to read them, `robots.txt` and `llms.txt`."""
 
 import json
 import re
@@ -39,8 +36,8 @@ class InterfaceRow(NamedTuple):
 
 INTERFACE_ROWS = (
     InterfaceRow(
-        "Take it for",
-        "up to four images a request, of 20 to 50 steps, and upscaling them",
+        "Use it for",
+        "up to four images per request, in 20 to 50 steps, and upscaling them",
         "one image of any size from 256 to 1024, with a negative prompt",
     ),
     InterfaceRow("Your key goes in", "Authorization: Bearer", "X-API-Key"),
@@ -67,7 +64,8 @@ def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
 
 Programs send an API key and get the id of a job; they poll it every 5 seconds until its status is completed or failed.
 Two interfaces share `POST {base_url}/v1/generate`. The header that carries the key decides which one answers:
-`Authorization: Bearer` is interface A (one to four images, upscaling), `X-API-Key` is interface B (one image, negative prompt).
+`Authorization: Bearer` is interface A (one to four images, upscaling),
+`X-API-Key` is interface B (one image, negative prompt).
 Every error is JSON: `{{"error": {{"code": "...", "message": "..."}}}}`.
 
 ## Documents

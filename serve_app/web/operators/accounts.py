@@ -1,7 +1,4 @@
-"""The operators' pages of accounts: the list, and each account with its plans, state and links.
-
-The operators' page of the audit log: newest first, filtered by account and act.
-"""
+"""The operators' pages of accounts and of the audit log."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -17,9 +14,9 @@ from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.operations.reports import log_names
-from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
-from serve_app.web.operators.session import SignedIn
-from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, site_of
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, OperatorSession, PageSession, render
+from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, service_url
+from serve_app.web.site.sign_in import actor_of
 
 JOBS_SHOWN = 10
 _PLANS, _STATE, _LINK = "account plans", "account state", "account link"
@@ -69,7 +66,7 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
     check_form(session, form, _PLANS)
     plans = {"plan_a": form.get("plan_a", ""), "plan_b": form.get("plan_b", "")}
     try:
-        await operations_of(request).acts.set_plans(account, by(request, session), **plans)
+        await operations_of(request).acts.set_plans(account, actor_of(request, session.who), **plans)
     except InvalidParameter as error:
         return await _account_page(request, session, account, status=400, notice=error.message)
     return redirect(request, f"accounts/{account.id}")
@@ -78,14 +75,14 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
 @router.post("/accounts/{account_id}/disable")
 async def disable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     check_form(session, form, _STATE)
-    await operations_of(request).acts.disable(account, by(request, session))
+    await operations_of(request).acts.disable(account, actor_of(request, session.who))
     return redirect(request, f"accounts/{account.id}")
 
 
 @router.post("/accounts/{account_id}/enable")
 async def enable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     check_form(session, form, _STATE)
-    await operations_of(request).acts.enable(account, by(request, session))
+    await operations_of(request).acts.enable(account, actor_of(request, session.who))
     return redirect(request, f"accounts/{account.id}")
 
 
@@ -93,14 +90,14 @@ async def enable(request: Request, session: FormSession, account: ChosenAccount,
 async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     """Show once the link by which a user sets a password that no operator learns."""
     check_form(session, form, _LINK)
-    path = await operations_of(request).acts.make_sign_in_link(account, by(request, session), LinkPurpose.NEW_PASSWORD)
-    public_url = settings_of(request).public_url.rstrip("/")
-    base = public_url or f"{request.url.scheme}://{request.url.netloc}{site_of(request)}"
-    return await _account_page(request, session, account, link=base + path)
+    path = await operations_of(request).acts.make_sign_in_link(
+        account, actor_of(request, session.who), LinkPurpose.NEW_PASSWORD
+    )
+    return await _account_page(request, session, account, link=service_url(request) + path)
 
 
 async def _account_page(
-    request: Request, session: SignedIn, account: Account, *, status: int = 200, notice: str = "", link: str = ""
+    request: Request, session: OperatorSession, account: Account, *, status: int = 200, notice: str = "", link: str = ""
 ) -> Response:
     reader, now = operations_of(request).reader, datetime.now(UTC)
     [row] = await reader.account_rows([account.id])

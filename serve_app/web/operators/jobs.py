@@ -1,7 +1,4 @@
-"""The operators' page of one job of any account.
-
-The operators' page of failed jobs: counts by code, and jobs to queue again or drop.
-"""
+"""The operators' pages of single jobs, and of failed jobs, which can be queued again or dropped."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +15,10 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
-from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, render
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.sign_in import actor_of
 
 _CANCEL = "cancel any job"
 _SHOW_PROMPT = (JobState.RUNNING, JobState.FAILED)
@@ -63,12 +61,12 @@ async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Re
 @router.post("/jobs/{job_id}/cancel")
 async def cancel(request: Request, session: FormSession, job: ChosenJob, form: Form) -> Response:
     check_form(session, form, _CANCEL)
-    await operations_of(request).acts.cancel_job(job.id, by(request, session))
+    await operations_of(request).acts.cancel_job(job.id, actor_of(request, session.who))
     return redirect(request, f"jobs/{job.id}")
 
 
 WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
-    "": ("As long as kept", None),
+    "": ("Any time", None),
     "hour": ("The last hour", timedelta(hours=1)),
     "day": ("The last 24 hours", timedelta(days=1)),
     "week": ("The last 7 days", timedelta(days=7)),
@@ -117,7 +115,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
 async def requeue(request: Request, session: FormSession, form: Form) -> Response:
     """Queue the jobs of the form again, with all their attempts."""
     check_form(session, form, _REQUEUE)
-    acts, who = operations_of(request).acts, by(request, session)
+    acts, who = operations_of(request).acts, actor_of(request, session.who)
     done = [await acts.requeue_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "requeued", sum(done))
 
@@ -126,7 +124,7 @@ async def requeue(request: Request, session: FormSession, form: Form) -> Respons
 async def drop(request: Request, session: FormSession, form: Form) -> Response:
     """Take the jobs of the form off the list."""
     check_form(session, form, _DROP)
-    acts, who = operations_of(request).acts, by(request, session)
+    acts, who = operations_of(request).acts, actor_of(request, session.who)
     done = [await acts.drop_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "dropped", sum(done))
 

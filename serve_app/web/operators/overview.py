@@ -1,12 +1,7 @@
-"""The operators' first page: queues, workers and stores as they are now.
+"""The operators' pages that show the service as it is now: overview, queue, models and checks.
 
-It refreshes itself, and reloads without JavaScript.
-
-The operators' page of checks, which runs those of `atelier doctor` that this process can.
-
-The operators' page of models: base models with the workers that hold them, and all LoRAs.
-
-The operators' page of the queue, which lists every account that waits in the order of their turns.
+The overview refreshes itself; without JavaScript it is reloaded by hand. The checks are those of `atelier doctor` that
+this process can run.
 """
 
 import asyncio
@@ -26,8 +21,7 @@ from serve_app.operations.overview import readiness
 from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
 from serve_app.store.measures import ShownWorker
-from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, PageSession, render
-from serve_app.web.operators.session import SignedIn
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, OperatorSession, PageSession, render
 from serve_app.web.site.forms import Form, check_form, form_token, page_number
 
 MOST_ROWS = 10
@@ -116,7 +110,7 @@ async def run_checks(request: Request, session: FormSession, form: Form) -> Resp
     return _checks_page(request, session, found)
 
 
-def _checks_page(request: Request, session: SignedIn, found: list[Check] | None) -> Response:
+def _checks_page(request: Request, session: OperatorSession, found: list[Check] | None) -> Response:
     return render(
         request,
         "checks.html",

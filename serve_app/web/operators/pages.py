@@ -1,24 +1,52 @@
-"""Admits operators to their pages, and renders these.
-
-Dependencies of the path operations check who may open an operators' page or send its form.
-
-`render` puts a page into the layout that all pages share; `size` formats bytes for it.
-"""
+"""Who signs in to the operators' pages, and how these are rendered."""
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import accounts_of, caller_address
-from serve_app.domain.audit import Act, Actor, operator
+from serve_app.accounts import sessions
+from serve_app.accounts.sessions import Holder
+from serve_app.api.dependencies import accounts_of, caller_address, operations_of
+from serve_app.domain.accounts import Operator
+from serve_app.domain.audit import ANYONE, Actor, operator
 from serve_app.domain.durations import rounded_duration
-from serve_app.web.operators.session import SignedIn, read_session
 from serve_app.web.site import page_templates
-from serve_app.web.site.forms import form_token, root_of, site_of
 from serve_app.web.site.pages import PageResponse
+from serve_app.web.site.sign_in import Realm, SignedIn, SignInRequired, page_values
+
+OperatorSession = SignedIn[Operator]
+
+PAGE_SIZE = 50
+_TEMPLATES = page_templates(Path(__file__).parent / "templates")
+
+
+def render(
+    request: Request,
+    template: str,
+    session: OperatorSession | None,
+    *,
+    here: str = "",
+    status: int = 200,
+    **values: Any,
+) -> HTMLResponse:
+    """Render a page for operators. `here` names the link in the header that leads to it."""
+    shared = {
+        **page_values(request, session),
+        "for_operators": True,
+        "operator": session.who if session else None,
+        "here": here,
+        "duration": _duration,
+        "size": size,
+    }
+    return PageResponse(_TEMPLATES.get_template(template), shared | values, status)
+
+
+def _duration(seconds: float) -> str:
+    return rounded_duration(timedelta(seconds=seconds))
 
 
 def size(number: float) -> str:
@@ -29,74 +57,44 @@ def size(number: float) -> str:
     return f"{number:.0f} B"
 
 
-class SignInRequired(Exception):
-    """A page was opened without a session; the browser is sent to the sign-in page."""
+async def _find(request: Request, holder: Holder) -> Operator | None:
+    return await operations_of(request).operators.get(holder.id)
 
 
-async def page_session(request: Request) -> SignedIn:
-    """Return the session of a browser that opens a page. Raises `SignInRequired`."""
-    session = await read_session(request)
+async def _check(request: Request, name: str, password: str) -> Operator | None:
+    """Check a password. Tries are counted apart from those for accounts, whose names have no line break."""
+    look = partial(operations_of(request).operators.check_password, name, password)
+    by = Actor(ANYONE, caller_address(request))
+    return await accounts_of(request).sign_ins.check(look, f"operator\n{name}", by, log=operator(name))
+
+
+async def _set_password(request: Request, who: Operator, password: str) -> str:
+    return await operations_of(request).operators.set_password(who.name, password)
+
+
+OPERATORS = Realm(
+    sessions=sessions.OPERATORS,
+    cookie="atelier_operator",
+    same_site="strict",
+    is_whole_site=False,
+    parts=operations_of,
+    find=_find,
+    check=_check,
+    set_password=_set_password,
+    page_of=lambda _who, _wanted: "",
+    greet=lambda _request, _response, _who: None,
+    render=render,
+)
+
+
+async def live_session(request: Request) -> OperatorSession:
+    """Return the session of a page that refreshes itself, without extending it. Raises `SignInRequired`."""
+    session = await OPERATORS.read(request, extends=False)
     if session is None:
         raise SignInRequired
     return session
 
 
-async def live_session(request: Request) -> SignedIn:
-    """Return the session of a page that refreshes itself, without extending it."""
-    session = await read_session(request, extends=False)
-    if session is None:
-        raise SignInRequired
-    return session
-
-
-async def form_session(request: Request) -> SignedIn:
-    """Return the session of a browser that sends a form."""
-    session = await read_session(request)
-    if session is None:
-        raise HTTPException(403, "You have been signed out. Sign in and try again.")
-    return session
-
-
-def by(request: Request, session: SignedIn) -> Actor:
-    """Return the session's operator as the audit log names them."""
-    return Actor(operator(session.operator.name), caller_address(request))
-
-
-async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
-    """Record an act upon an operator in the audit log."""
-    await accounts_of(request).audit.record(operator(name), act, actor=actor, address=caller_address(request))
-
-
-PageSession = Annotated[SignedIn, Depends(page_session)]
-LiveSession = Annotated[SignedIn, Depends(live_session)]
-FormSession = Annotated[SignedIn, Depends(form_session)]
-
-
-_TEMPLATES = page_templates(Path(__file__).parent / "templates")
-
-PAGE_SIZE = 50
-
-
-def render(
-    request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
-) -> HTMLResponse:
-    """Render a page for operators. `here` names the link in the header that leads to it."""
-    shared = {
-        "root": root_of(request),
-        "site": site_of(request),
-        "operator": session.operator if session else None,
-        "sign_out_token": form_token(session.token, "sign out") if session else "",
-        "here": here,
-        "duration": _duration,
-        "size": size,
-    }
-    return PageResponse(_TEMPLATES.get_template(template), shared | values, status)
-
-
-def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
-    """Render a page that says what went wrong, and where to go on."""
-    return render(request, "problem.html", None, status=status, title=title, text=text)
-
-
-def _duration(seconds: float) -> str:
-    return rounded_duration(timedelta(seconds=seconds))
+PageSession = Annotated[OperatorSession, Depends(OPERATORS.page_session)]
+LiveSession = Annotated[OperatorSession, Depends(live_session)]
+FormSession = Annotated[OperatorSession, Depends(OPERATORS.form_session)]

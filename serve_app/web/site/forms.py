@@ -1,9 +1,4 @@
-"""The fields of a form, read within limits: size, time, media type.
-
-Addresses of pages: where their application is mounted, redirects within it, what their query says.
-
-Form tokens: by them only the session that was given a form can send it.
-"""
+"""Forms of pages, which are read within limits and sent by the session that was given them; and addresses of pages."""
 
 import hmac
 import secrets
@@ -16,6 +11,7 @@ from starlette.responses import RedirectResponse
 
 from serve_app.api.body import check_length, read_bytes
 from serve_app.api.dependencies import settings_of
+from serve_app.api.responses import base_url
 from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
 
 FORM_BYTES = 64 * 1024
@@ -75,6 +71,12 @@ def site_of(request: Request) -> str:
     return request.scope.get("app_root_path", "").rstrip("/")
 
 
+def service_url(request: Request) -> str:
+    """Return the service's address, as callers outside use it."""
+    pages = root_of(request).removeprefix(site_of(request))
+    return base_url(request, settings_of(request).public_url).removesuffix(pages)
+
+
 def is_secure(request: Request) -> bool:
     """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
     return request.url.scheme == "https" or settings_of(request).public_url.startswith("https://")
@@ -83,14 +85,14 @@ def is_secure(request: Request) -> bool:
 EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
 
 
-class Session(Protocol):
-    """A live session, of an account or of an operator."""
+class HasToken(Protocol):
+    """A live session of either realm."""
 
     @property
     def token(self) -> str: ...
 
 
-def check_form(session: Session, form: Mapping[str, str], purpose: str) -> None:
+def check_form(session: HasToken, form: Mapping[str, str], purpose: str) -> None:
     """Raises 403 when the form was not given to this session."""
     if not is_form_token(session.token, purpose, form.get("form_token", "")):
         raise HTTPException(403, EXPIRED_FORM)

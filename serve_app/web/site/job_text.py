@@ -1,4 +1,4 @@
-"""Jobs as text for pages: state, failure, parameters, times."""
+"""Says in words what pages show of a job: its state, why it failed, its parameters and how long it took."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -46,7 +46,7 @@ def title(job: Job) -> str:
     if isinstance(job.request, GenerationRequest):
         return job.request.prompt
     if isinstance(job.request, UpscaleRequest):
-        return f"An image, {job.request.scale_factor} times as large"
+        return f"An image enlarged {job.request.scale_factor} times"
     return "A request that this version of the service cannot read"
 
 
@@ -90,11 +90,11 @@ def timeline(job: Job) -> list[Part]:
     if job.timings is not None:
         parts += [
             Part("Loaded the LoRA", measured_duration(timedelta(seconds=job.timings.load))),
-            Part("Drew", measured_duration(timedelta(seconds=job.timings.denoise))),
+            Part("Generated", measured_duration(timedelta(seconds=job.timings.denoise))),
             Part("Stored", measured_duration(timedelta(seconds=job.timings.store))),
         ]
     if job.finished_at is not None:
-        parts.append(Part("In all", measured_duration(job.finished_at - job.created_at)))
+        parts.append(Part("Total", measured_duration(job.finished_at - job.created_at)))
     if job.seconds is not None:
         parts.append(Part("Worker time", measured_duration(timedelta(seconds=job.seconds))))
     if job.attempt:

@@ -1,13 +1,4 @@
-"""Gives all pages what they share: how they are rendered, their error pages and their security headers.
-
-While `PageResponse` renders a long page, it lets other requests go on.
-
-Browsers get errors as pages, in the console and for operators in the layout there; programs get the envelope.
-
-`Protection` sets the security headers of every page, and rejects a POST from another site.
-
-`static/samples` has pictures of the bundled LoRAs, which `docs/images/draw.py` draws.
-"""
+"""What all pages share: how they are rendered, their error pages and their security headers."""
 
 import asyncio
 import time
@@ -32,9 +23,9 @@ Answer = Callable[[Request, Exception], Awaitable[Response]]
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 _TITLES = {404: "Not found", 405: "Method not allowed", 500: "Internal error", 503: "Temporarily unavailable"}
-_TEXTS = {
+_TEXTS: Mapping[int, str] = {
     404: "There is nothing at this address.",
-    405: "This address cannot be used that way.",
+    405: "This address does not support that method.",
     500: "The error has been logged. Going back and trying again may help.",
     503: "The service is temporarily unavailable. Try again in a few seconds.",
 }
@@ -70,7 +61,7 @@ def _page_or(answer: Answer) -> Answer:
 
 def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> HTMLResponse:
     html = _TEMPLATES.get_template("problem.html").render(
-        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text
+        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text, here=""
     )
     return HTMLResponse(
         html, status, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **headers}
@@ -107,28 +98,29 @@ class PageResponse(HTMLResponse):
         return "".join(parts)
 
 
-ProblemPage = Callable[[Request, int, str, str], Response]
-"""Renders status, title and text."""
-
-_PROBLEM_TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
-"""Instead of what the router says."""
-LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
+Render = Callable[..., Response]
+"""Renders a template of some pages: `render(request, template, session, status=…, **values)`."""
 
 
-def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
+def answer_with_pages(app: FastAPI, render: Render) -> None:
     """Answer client errors, outages and unexpected errors with pages."""
+
+    def page(request: Request, status: int, title: str, text: str) -> Response:
+        return render(request, "problem.html", None, status=status, title=title, text=text)
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        text = _PROBLEM_TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
+        text = _TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
         response = page(request, status, status.phrase.capitalize(), text)
         response.headers.update(error.headers or {})
         return response
 
+    async def not_found(request: Request, _error: Exception) -> Response:
+        return page(request, 404, _TITLES[404], _TEXTS[404])
+
     async def unavailable(request: Request, _error: Exception) -> Response:
-        text = "The service is temporarily unavailable. Try again in a few seconds."
-        response = page(request, 503, "Temporarily unavailable", text)
+        response = page(request, 503, _TITLES[503], _TEXTS[503])
         response.headers["Retry-After"] = "5"
         return response
 
@@ -137,10 +129,10 @@ def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
         return page(request, 500, "This record cannot be read", text)
 
     async def internal_error(request: Request, _error: Exception) -> Response:
-        text = "The error has been logged. Going back and trying again may help."
-        return page(request, 500, "Internal error", text)
+        return page(request, 500, _TITLES[500], _TEXTS[500])
 
     app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(NotFound, not_found)
     app.add_exception_handler(StoreUnavailable, unavailable)
     app.add_exception_handler(UnreadableRecord, unreadable)
     app.add_exception_handler(Exception, internal_error)

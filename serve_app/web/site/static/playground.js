@@ -28,7 +28,7 @@ function check() {
   const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
   const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
   const text = unknown.length
-    ? `${words.dataset.say} ${unknown.join(", ")}. It knows colours, shapes and a few landscapes.` : "";
+    ? `${words.dataset.say} ${unknown.join(", ")}. It knows colors, shapes and a few landscapes.` : "";
   if (words.textContent !== text) words.textContent = text;
 }
 
