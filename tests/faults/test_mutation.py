@@ -3,21 +3,24 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
 
+from serve_app.domain.errors import AtelierError
 from serve_app.jobs.queue import Fairness
 from tests.accounts.auth_scenario import run_auth_scenario
-from tests.faults.mutation import PARTS, LuaMutant, lua_mutants, python_mutants, run_for
+from tests.faults.mutation import LuaMutant, lua_mutants, python_mutants
+from tests.faults.mutation_run import PARTS, Outcome, Verdict, shuffled
 from tests.jobs.job_model import run_model
 from tests.jobs.logical_queue import LogicalQueue, model_settings, roomy_settings
 from tests.jobs.scenarios import SCENARIOS, Scenario
 from tests.support import ROOT
 
-DEFECTS = (AssertionError, ResponseError, TypeError, ValueError, KeyError, IndexError)
+DEFECTS = (AssertionError, ResponseError, AtelierError, TypeError, ValueError, KeyError, IndexError)
 """A planted defect shows itself as a broken promise, a script that stops, or an answer that makes no sense."""
 SEEDS = range(12)
 RUN_S = 540.0
@@ -42,7 +45,7 @@ def test_every_kind_of_lua_defect_is_planted() -> None:
     assert whole == f"-- before\n{text.replace('4', '5')}-- after\n"
 
 
-@pytest.mark.parametrize("module", [module for modules in PARTS.values() for module in modules])
+@pytest.mark.parametrize("module", [module for part in PARTS.values() for module in part.modules])
 def test_every_kind_of_python_defect_is_planted(module: str) -> None:
     mutants = python_mutants(module)
     kinds = {mutant.described.split("`")[-1].strip() for mutant in mutants}
@@ -59,8 +62,13 @@ def test_defects_of_the_scripts_are_found(redis_url: str, tmp_path: Path, pytest
     mutants = [
         mutant for name in (*JOB_SCRIPTS, *AUTH_SCRIPTS) for mutant in lua_mutants(name, FILES[name].read_text())
     ]
-
-    outcome = run_for(RUN_S, mutants, lambda mutant: asyncio.run(_finding(mutant, redis_url, tmp_path)) is None)
+    ends, verdicts = time.monotonic() + RUN_S, dict[str, Verdict]()
+    for mutant in shuffled(mutants):
+        if time.monotonic() > ends:
+            break
+        finding = asyncio.run(_finding(mutant, redis_url, tmp_path))
+        verdicts[str(mutant)] = Verdict.SURVIVED if finding is None else Verdict.FOUND
+    outcome = Outcome(verdicts)
     pytestconfig.get_terminal_writer().line(f"\n{outcome}")
     assert outcome.is_good
 
@@ -72,7 +80,7 @@ def test_defects_of_the_code_are_found(part: str, pytestconfig: pytest.Config) -
     command = [
         sys.executable,
         "-m",
-        "tests.faults.mutation",
+        "tests.faults.mutation_run",
         part,
         str(RUN_S),
     ]  # a process that has none of the modules yet
