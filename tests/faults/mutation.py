@@ -4,14 +4,16 @@ Nothing here quotes the code, so that a rename breaks no test. `mutation_run` pl
 """
 
 import ast
+import gc
+import inspect
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 
-ROOT = Path(__file__).parents[2]
-"""Not from `tests.support`, which imports modules that are to be imported with a defect."""
+from tests.lua_coverage import SCRIPTS, load_scripts_from
 
 LUA_TURNED: Mapping[str, str] = {
     "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=",
@@ -31,7 +33,7 @@ PYTHON_TURNED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True, slots=True)
 class LuaMutant:
-    """Replaces the characters from `start` to `end` of the script file `name` by `new`."""
+    """Replaces the characters from `start` to `end` of the script file `name`, as in `jobs/claim`, by `new`."""
 
     name: str
     text: str
@@ -39,17 +41,26 @@ class LuaMutant:
     end: int
     new: str
 
-    def rewrite(self, _script: str, whole: str) -> str:
-        """Plant the defect in a script that is this file or includes it."""
-        return whole.replace(self.text, self.text[: self.start] + self.new + self.text[self.end :])
+    def plant(self, folder: Path) -> None:
+        """Have this process run the scripts with the defect, from a copy in the folder."""
+        for scripts in SCRIPTS.glob("*/scripts"):
+            shutil.copytree(scripts, folder / scripts.relative_to(SCRIPTS))
+        script_file(self.name, folder).write_text(self.text[: self.start] + self.new + self.text[self.end :])
+        load_scripts_from(folder)
 
     def __str__(self) -> str:
         line = self.text.count("\n", 0, self.start) + 1
-        return f"{self.name}.lua:{line}: `{self.text[self.start : self.end].strip()}` becomes `{self.new}`"
+        column = self.start - self.text.rfind("\n", 0, self.start)
+        return f"{self.name}.lua:{line}:{column}: `{self.text[self.start : self.end].strip()}` becomes `{self.new}`"
+
+
+def script_file(name: str, folder: Path = SCRIPTS) -> Path:
+    concern, _, script = name.partition("/")
+    return folder / concern / "scripts" / f"{script}.lua"
 
 
 def lua_mutants(name: str, text: str) -> Iterator[LuaMutant]:
-    """Return every defect that can be planted in the script file."""
+    """Return every defect that can be planted in a script file of this text."""
     at = 0
     while found := _LUA_TOKEN.search(text, at):
         at = found.end()
@@ -67,41 +78,80 @@ def lua_mutants(name: str, text: str) -> Iterator[LuaMutant]:
 
 @dataclass(frozen=True, slots=True)
 class PythonMutant:
-    """The defect at one place of a module, counted in the order in which `_Planter` visits them."""
+    """The defect at one place of a module's functions, counted in the order in which `_Planter` visits them."""
 
     module: str
     place: int
     line: int
+    function: int
+    """The first line of the outermost function that has the place."""
     described: str
 
     def code(self) -> CodeType:
-        """Compile the module with the defect."""
+        """Compile the function with the defect."""
         path = source_of(self.module)
         planter = _Planter(self.place)
         tree = ast.fix_missing_locations(planter.visit(ast.parse(path.read_text())))
-        return compile(tree, str(path), "exec")
+        (code,) = _functions_at(self.function, compile(tree, str(path), "exec"))
+        return code
+
+    def plant(self) -> None:
+        """Put the defect into the function of this process. Raises `LookupError` when there is none."""
+        code = self.code()
+        gc.unfreeze()  # `tests/conftest.py` hides what was imported from the collector
+        functions = [
+            found
+            for found in gc.get_objects()
+            if type(found) is FunctionType
+            and found.__code__.co_firstlineno == self.function
+            and found.__code__.co_filename == code.co_filename
+        ]
+        if not functions:
+            raise LookupError(str(self))
+        for function in functions:
+            function.__code__ = code
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line}: {self.described}"
 
 
+def _functions_at(line: int, code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and inner.co_flags & inspect.CO_OPTIMIZED:
+            if inner.co_firstlineno == line:
+                yield inner
+        elif isinstance(inner, CodeType):
+            yield from _functions_at(line, inner)  # a class
+
+
 def python_mutants(module: str) -> list[PythonMutant]:
-    """Return every defect that can be planted in the module."""
+    """Return every defect that can be planted in the module's functions."""
     planter = _Planter(None)
     planter.visit(ast.parse(source_of(module).read_text()))
     return [PythonMutant(module, place, *found) for place, found in enumerate(planter.places)]
 
 
 def source_of(module: str) -> Path:
-    return ROOT / (module.replace(".", "/") + ".py")
+    return SCRIPTS.parent / (module.replace(".", "/") + ".py")
 
 
 class _Planter(ast.NodeTransformer):
-    """Lists the places of a module, and plants a defect at the `wanted` one."""
+    """Lists the places of a module's functions, and plants a defect at the `wanted` one."""
 
     def __init__(self, wanted: int | None) -> None:
-        self.places: list[tuple[int, str]] = []
+        self.places: list[tuple[int, int, str]] = []
         self._wanted = wanted
+        self._function: int | None = None
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        if self._function is not None:
+            return self.generic_visit(node)
+        self._function = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        node.body = [self.visit(statement) for statement in node.body]  # the defaults belong to the module
+        self._function = None
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -136,11 +186,8 @@ class _Planter(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return ast.Pass() if self._is_here(node, f"`{ast.unparse(node)}` is left out") else self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if node.value is not None:
-            node.value = self.visit(node.value)  # an annotation is no behavior
-        return node
-
     def _is_here(self, node: ast.expr | ast.stmt, described: str) -> bool:
-        self.places.append((node.lineno, described[:120]))
+        if self._function is None:
+            return False
+        self.places.append((node.lineno, self._function, described[:120]))
         return len(self.places) - 1 == self._wanted

@@ -1,11 +1,10 @@
-"""Plants defects of the job protocol's or the engine's code, one at a time, and runs the tests that should find them.
+"""Plants defects, one at a time, and runs the tests that should find them: `python -m tests.faults.mutation_run engine 240`.
 
-`python -m tests.faults.mutation_run protocol 240` plants for 240 s. The tests run once with nothing planted, which records
-which of them execute which lines; a defect then meets the fastest of those that execute its line. The order is shuffled
-by a fixed seed: a run that ends early has looked everywhere a little.
+The tests are collected once. They run with nothing planted, which records what each executes; then each defect is
+planted in a fork of this process and meets the fastest of the tests that execute its place. The order is shuffled by a
+fixed seed: a run that ends early, as this one after 240 s, has looked everywhere a little.
 """
 
-import importlib
 import os
 import pickle
 import random
@@ -14,177 +13,152 @@ import sys
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from itertools import accumulate
+from pathlib import Path
 from resource import RLIMIT_CPU, setrlimit
-from tempfile import TemporaryFile
-from types import ModuleType
-from typing import NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import coverage
 import pytest
 
-from tests.faults.mutation import PythonMutant, python_mutants, source_of
-
-T = TypeVar("T")
+from serve_app.store.script import Argument, ScriptSource
+from tests.faults.mutation import LuaMutant, PythonMutant, lua_mutants, python_mutants, script_file, source_of
 
 SEED = 20261126
-TESTS_S = 8.0
-"""A defect meets tests that take at most this long together while nothing is planted."""
+TESTS_S = 5.0
+"""A defect meets tests that take at most this much of the processor together while nothing is planted."""
 PROCESSOR_S = 60
 """Tests that use more of the processor than this run in a circle, which is a way of being found."""
-HANG_S = 240.0
+HANG_S = 180.0
 """Tests that do not end within this time, however busy the machine is, wait for what never comes."""
 LEAST_FOUND = 0.85
 """Some defects change nothing that anyone could see, such as a bound that no number meets; those of the last whole run
 are judged in docs/decisions/0052-mutants-by-meaning.md."""
+NOT_PLANTED = 99
+"""A status of no test run."""
 
 
 class Part(NamedTuple):
-    """Modules, and the tests that have to notice their defects."""
+    """What gets defects, and the tests that have to notice them."""
 
     modules: Sequence[str]
+    scripts: Sequence[str]
     tests: Sequence[str]
+
+    def mutants(self) -> list[PythonMutant | LuaMutant]:
+        found: list[PythonMutant | LuaMutant] = [found for name in self.modules for found in python_mutants(name)]
+        found += [found for name in self.scripts for found in lua_mutants(name, script_file(name).read_text())]
+        return random.Random(SEED).sample(found, len(found))
+
+
+def _named(prefix: str, names: str) -> list[str]:
+    return [prefix + name for name in names.split()]
 
 
 PARTS: Mapping[str, Part] = {
     "protocol": Part(
-        (
+        modules=[
             "serve_app.jobs.queue",
-            "serve_app.worker.attempt",
-            "serve_app.worker.step_thread",
-            "serve_app.worker.worker",
-        ),
-        (
-            "tests/jobs/test_jobs.py",
-            "tests/jobs/test_jobs_fairness.py",
-            "tests/worker/test_attempt.py",
-            "tests/worker/test_claim_loop.py",
-            "tests/worker/test_step_thread.py",
-            "tests/worker/test_worker.py",
-        ),
+            *_named("serve_app.worker.", "attempt step_thread worker"),
+        ],
+        scripts=[],
+        tests=[
+            *_named("tests/jobs/", "test_jobs.py test_jobs_fairness.py"),
+            *_named("tests/worker/", "test_attempt.py test_claim_loop.py test_step_thread.py test_worker.py"),
+        ],
+    ),
+    "scripts": Part(
+        modules=[],
+        scripts=[
+            *_named("jobs/", "queue end_attempt acceptance accept claim owners heartbeat finish fail release reap"),
+            *_named("jobs/", "cancel requeue_dead"),
+            *_named("accounts/", "window caller api_key create_key roll_key limit_key"),
+            "jobs/poll",
+        ],
+        tests=[
+            *_named("tests/", "jobs accounts operations/test_reap.py operations/test_metrics.py"),
+            *_named("tests/api/", "test_idempotency.py test_key_life.py test_limits.py test_poll_limit.py"),
+            *_named("tests/api/", "test_polls.py test_usage.py"),
+        ],
     ),
     "engine": Part(
-        (
-            "serve_app.engine.scheduler",
-            "serve_app.engine.runner",
-            "serve_app.engine.live_runs",
-            "serve_app.engine.engine",
-            "serve_app.engine.sampler",
-            "serve_app.engine.adapter_pool",
-        ),
-        (
-            "tests/engine/test_aborts.py",
-            "tests/engine/test_adapter_pool.py",
-            "tests/engine/test_engine.py",
-            "tests/engine/test_runner.py",
-            "tests/engine/test_sampler.py",
-            "tests/engine/test_scheduler.py",
-            "tests/engine/test_seeds.py",
-            "tests/engine/test_state_machine.py",
-        ),
+        modules=_named("serve_app.engine.", "scheduler runner live_runs engine sampler adapter_pool"),
+        scripts=[],
+        tests=[
+            *_named("tests/engine/", "test_aborts.py test_adapter_pool.py test_engine.py test_runner.py"),
+            *_named("tests/engine/", "test_sampler.py test_scheduler.py test_seeds.py test_state_machine.py"),
+        ],
     ),
 }
 
 
-class _Planted(MetaPathFinder, Loader):
-    """Imports one module with its defect."""
-
-    def __init__(self, mutant: PythonMutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if fullname == self._mutant.module else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(source_of(self._mutant.module))
-        exec(self._mutant.code(), module.__dict__)
-
-
-class Coverage(NamedTuple):
+class Record(NamedTuple):
     """What the tests do while nothing is planted."""
 
     seconds: Mapping[str, float]
-    """How long each test function takes."""
+    """How much of the processor each test takes."""
     lines: Mapping[str, Mapping[int, Sequence[str]]]
-    """The test functions that execute a line, by module and line; none for a line that an import executes."""
-    libraries: Sequence[str]
-    """The modules of others that they import."""
+    """The tests that execute a line, by module and line."""
+    scripts: Mapping[str, set[str]]
+    """The tests that run a script, by its whole text."""
 
-    def tests_of(self, mutant: PythonMutant) -> list[str]:
-        """Return the fastest of the tests that execute the mutant's line, as many as `TESTS_S` holds and at least one."""
-        lines = self.lines[mutant.module]
-        at = max((line for line in lines if line <= mutant.line), default=None)  # a statement may have several lines
-        tests = (lines[at] if at is not None else ()) or {test for tests in lines.values() for test in tests}
-        ordered = sorted(tests, key=self.seconds.__getitem__)
+    def tests_of(self, mutant: PythonMutant | LuaMutant) -> list[str]:
+        """Return the fastest of the tests that execute the defect, as many as `TESTS_S` holds and at least one."""
+        ordered = sorted(self._executing(mutant), key=self.seconds.__getitem__)
         total = list(accumulate(self.seconds[test] for test in ordered))
         return ordered[: max(1, bisect_right(total, TESTS_S))]
 
+    def _executing(self, mutant: PythonMutant | LuaMutant) -> set[str]:
+        if isinstance(mutant, LuaMutant):
+            return {test for text, tests in self.scripts.items() if mutant.text in text for test in tests}
+        lines = self.lines[mutant.module]
+        first = max((line for line in lines if mutant.function <= line <= mutant.line), default=0)
+        return set(lines.get(first, ()))  # a place may be in a later line of its statement, which is not recorded
+
 
 class _Recorder:
-    """Records, as a pytest plugin, which test functions execute which lines."""
+    """Records, as a pytest plugin, what each test executes."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._paths = {module: str(source_of(module)) for module in modules}
+    def __init__(self, part: Part, answer: Path) -> None:
+        self._paths = {module: str(source_of(module)) for module in part.modules}
         self._coverage = coverage.Coverage(data_file=None, config_file=False, include=list(self._paths.values()))
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._answer = answer
+        self._seconds: dict[str, float] = {}
+        self._scripts: defaultdict[str, set[str]] = defaultdict(set)
+        self._test = ""
+        encode = ScriptSource.encode
+
+        def recorded(self_: ScriptSource, args: Mapping[str, Argument]) -> list[str | bytes | int | float]:
+            self._scripts[self_.text].add(self._test)
+            return encode(self_, args)
+
+        pytest.MonkeyPatch().setattr(ScriptSource, "encode", recorded)  # each call of a script comes by here
         self._coverage.start()
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._coverage.switch_context(_function(item.nodeid))
+        self._test = item.nodeid
+        self._coverage.switch_context(item.nodeid)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call":
-            self._seconds[_function(report.nodeid)] += report.duration
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        began = time.process_time()
+        try:
+            return (yield)
+        finally:
+            self._seconds[item.nodeid] = time.process_time() - began
 
-    def recorded(self) -> Coverage:
+    def pytest_sessionfinish(self) -> None:
         self._coverage.stop()
         data = self._coverage.get_data()
         lines = {
             module: {line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(path).items()}
             for module, path in self._paths.items()
         }
-        libraries = [
-            name
-            for name, module in sys.modules.items()
-            if "site-packages" in str(getattr(module, "__file__", "")) and not name.startswith(("_pytest", "ray"))
-        ]
-        return Coverage(self._seconds, lines, libraries)
-
-
-def _function(node_id: str) -> str:
-    return node_id.partition("[")[0]
-
-
-def _run_tests(tests: Sequence[str], *plugins: object) -> int:
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not ray and not gpu"]
-    return pytest.main([*options, *tests], plugins=plugins)
-
-
-def covered(part: Part) -> Coverage:
-    """Run the part's tests in another process with nothing planted.
-
-    Raises `SystemExit` when one fails.
-    """
-    with TemporaryFile() as answer:
-        child = os.fork()
-        if child == 0:
-            os.dup2(2, 1)
-            recorder = _Recorder(part.modules)
-            status = _run_tests(part.tests, recorder)
-            answer.write(pickle.dumps(recorder.recorded()))
-            answer.flush()
-            os._exit(status)
-        if os.waitpid(child, 0)[1] != 0:
-            raise SystemExit("the tests fail though nothing is planted")
-        answer.seek(0)
-        return pickle.load(answer)
+        self._answer.write_bytes(pickle.dumps(Record(self._seconds, lines, dict(self._scripts))))
 
 
 class Verdict(StrEnum):
@@ -192,83 +166,123 @@ class Verdict(StrEnum):
     HUNG = "hung"
     """The tests did not end: the defect counts as found, and is listed."""
     SURVIVED = "survived"
+    UNTESTED = "survived, and no test executes it"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of each defect that was planted."""
 
     verdicts: Mapping[str, Verdict]
+    places: int
 
     @property
     def is_good(self) -> bool:
-        return self._survived <= (1 - LEAST_FOUND) * len(self.verdicts)
+        return len(self.verdicts) > 0 and self.found >= LEAST_FOUND * len(self.verdicts)
 
     @property
-    def _survived(self) -> int:
-        return list(self.verdicts.values()).count(Verdict.SURVIVED)
+    def found(self) -> int:
+        return sum(verdict in (Verdict.FOUND, Verdict.HUNG) for verdict in self.verdicts.values())
 
     def __str__(self) -> str:
         unseen = sorted(f"{verdict}: {name}" for name, verdict in self.verdicts.items() if verdict is not Verdict.FOUND)
-        planted = len(self.verdicts)
-        return "\n".join([f"{planted - self._survived} of {planted} planted defects were found", *unseen])
+        head = f"{self.found} of {len(self.verdicts)} planted defects were found; there are {self.places} places"
+        return "\n".join([head, *unseen])
 
 
-def shuffled(mutants: Sequence[T]) -> list[T]:
-    return random.Random(SEED).sample(mutants, len(mutants))
+class _Planting:
+    """Plants the defects, as a pytest plugin, where pytest would run the tests that it collected."""
 
+    def __init__(self, part: Part, seconds: float, folder: Path) -> None:
+        self._part = part
+        self._seconds = seconds
+        self._folder = folder
+        self.outcome = Outcome({}, 0)
 
-def plant(mutant: PythonMutant, tests: Sequence[str]) -> int:
-    """Start the tests over a module with the defect and return their process.
-
-    It is a fork of this one, which has imported the libraries and nothing of what the tests look at.
-    """
-    child = os.fork()
-    if child != 0:
-        return child
-    os.setsid()  # so that servers which the tests start end with them
-    setrlimit(RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    sys.meta_path.insert(0, _Planted(mutant))
-    os._exit(_run_tests(tests))
-
-
-def run_for(seconds: float, mutants: Sequence[PythonMutant], recorded: Coverage) -> Outcome:
-    """Plant the defects for so long, as many at a time as there are cores."""
-    ends = time.monotonic() + seconds
-    waiting, running, verdicts = shuffled(mutants), dict[int, tuple[str, float]](), dict[str, Verdict]()
-    while running or (waiting and time.monotonic() < ends):
-        while waiting and len(running) < (os.cpu_count() or 1) and time.monotonic() < ends:
-            mutant = waiting.pop()
-            running[plant(mutant, recorded.tests_of(mutant))] = (str(mutant), time.monotonic() + HANG_S)
-        signal.sigtimedwait([signal.SIGCHLD], 0.1)
-        for child, (name, deadline) in list(running.items()):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if not ended and time.monotonic() < deadline:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Return None in a fork, in which pytest goes on with the tests that are left to it."""
+        answer = self._folder / "record"
+        child = os.fork()
+        if child == 0:
+            os.dup2(2, 1)
+            session.config.pluginmanager.register(_Recorder(self._part, answer))
+            return None
+        if os.waitpid(child, 0)[1] != 0:
+            raise SystemExit("the tests fail though nothing is planted")
+        record: Record = pickle.loads(answer.read_bytes())
+        mutants = self._part.mutants()
+        ends = time.monotonic() + self._seconds
+        running, verdicts = dict[int, tuple[str, float]](), dict[str, Verdict]()
+        waiting = iter(mutants)
+        while True:
+            has_room = len(running) < (os.cpu_count() or 1) and time.monotonic() < ends
+            if has_room and (mutant := next(waiting, None)):
+                tests = record.tests_of(mutant)
+                if not tests:
+                    verdicts[str(mutant)] = Verdict.UNTESTED
+                elif child := os.fork():
+                    running[child] = (str(mutant), time.monotonic() + HANG_S)
+                else:
+                    self._plant(mutant, tests, session)
+                    return None
                 continue
-            with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            if not ended:
-                os.waitpid(child, 0)
-            verdicts[name] = Verdict.HUNG if not ended else Verdict.FOUND if status else Verdict.SURVIVED
-            del running[child]
-    return Outcome(verdicts)
+            if not running:
+                break
+            signal.sigtimedwait([signal.SIGCHLD], 0.05)
+            for child, (name, deadline) in list(running.items()):
+                if verdict := _verdict(child, deadline):
+                    verdicts[name] = verdict
+                    del running[child]
+        self.outcome = Outcome(verdicts, len(mutants))
+        return True
+
+    def _plant(self, mutant: PythonMutant | LuaMutant, tests: Sequence[str], session: pytest.Session) -> None:
+        os.setsid()  # so that servers which the tests start end with them
+        setrlimit(RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
+        try:
+            if isinstance(mutant, LuaMutant):
+                mutant.plant(self._folder / str(os.getpid()))
+            else:
+                mutant.plant()
+        except Exception as failed:  # noqa: BLE001 - whatever it is, no test has run
+            sys.stderr.write(f"{mutant}: {failed!r}\n")
+            os._exit(NOT_PLANTED)
+        items = {item.nodeid: item for item in session.items}
+        session.items[:] = [items[test] for test in tests]
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
 
 
-def main(name: str, seconds: str) -> int:
+def _verdict(child: int, deadline: float) -> Verdict | None:
+    """Return what came of a run of tests; None while it lasts."""
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended and time.monotonic() < deadline:
+        return None
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        os.waitpid(child, 0)
+        return Verdict.HUNG
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_PLANTED:
+        raise SystemExit("a defect could not be planted")
+    return Verdict.FOUND if status else Verdict.SURVIVED
+
+
+def main(part: str, seconds: str) -> int:
     """Run one part for so long and print what came of it; 1 when more survive than may."""
+    mother = os.getpid()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    part = PARTS[name]
-    recorded = covered(part)
-    for library in recorded.libraries:
-        with suppress(Exception):  # some can only be imported by another
-            importlib.import_module(library)
-    mutants = [mutant for module in part.modules for mutant in python_mutants(module)]
-    outcome = run_for(float(seconds), mutants, recorded)
-    sys.stdout.write(f"{outcome}\n")
-    return 0 if outcome.is_good else 1
+    with TemporaryDirectory() as folder:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
+        planting = _Planting(PARTS[part], float(seconds), Path(folder))
+        options = ["-x", "-q", "-s", "-p", "no:cacheprovider", "--disable-warnings"]
+        chosen = ["-m", "not soak and not ray and not gpu and not script_text"]
+        status = pytest.main([*options, *chosen, *PARTS[part].tests], plugins=[planting])
+        if os.getpid() != mother:
+            os._exit(status)
+    sys.stdout.write(f"{planting.outcome}\n")
+    return 0 if planting.outcome.is_good else 1
 
 
 if __name__ == "__main__":
