@@ -160,6 +160,9 @@ class _Planter(ast.NodeTransformer):
                 node.ops[index] = PYTHON_TURNED[type(operator)]()
         return node
 
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        return node if node.arg == "strict" else self.generic_visit(node)  # as an assertion: `zip` of equal lengths
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
         if self._is_here(node, f"`{ast.unparse(node)}`: and, or exchanged"):
@@ -182,6 +185,9 @@ class _Planter(ast.NodeTransformer):
         if not isinstance(node.value, (ast.Call, ast.Await)):
             return node  # a docstring
         return ast.Pass() if self._is_here(node, f"`{ast.unparse(node)}` is left out") else self.generic_visit(node)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node  # a check that never fails is not missed
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return ast.Pass() if self._is_here(node, f"`{ast.unparse(node)}` is left out") else self.generic_visit(node)
