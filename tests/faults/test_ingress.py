@@ -34,7 +34,7 @@ SEED = 20261121
 class Ingress:
     """The application in this process and a caller with a key.
 
-    No worker runs, so every job is cancelled in the end.
+    No worker runs, so every job is canceled in the end.
     """
 
     settings: Settings

@@ -196,7 +196,7 @@ async def test_many_accepts_survive_forty_kills(tmp_path: Path) -> None:
 
 
 async def _end_under_kills(env: Environment, *, kills: int) -> None:
-    """Every job cancelled, which ends it."""
+    """Every job canceled, which ends it."""
     total = len(env.acknowledged.all)
     done = 0
 
