@@ -1,8 +1,9 @@
 """Plants defects, one at a time, and runs the tests that should find them.
 
-`python -m tests.faults.mutation_run engine 240` does so for the engine and 240 s. The tests are collected once. They run with nothing planted, which records what each executes; then each defect is
-planted in a fork of this process and meets the fastest of the tests that execute its place. The order is shuffled by a
-fixed seed: a run that ends early has looked everywhere a little.
+`python -m tests.faults.mutation_run engine 240` does so for the engine and 240 s. The tests are collected once. They run
+with nothing planted, which records what each executes; then each defect is planted in a fork of this process and meets
+the fastest of the tests that execute its place. The order is shuffled by a fixed seed: a run that ends early has looked
+everywhere a little.
 """
 
 import os
