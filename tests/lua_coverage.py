@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
-    load_scripts_from(FOLDER / "serve_app")
+    _load_scripts_from(FOLDER / "serve_app")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,15 +75,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """A test that rewrites or damages a script's text runs the scripts as they are."""
     if item.get_closest_marker("script_text") is None:
         return (yield)
-    load_scripts_from(SCRIPTS)
+    _load_scripts_from(SCRIPTS)
     try:
         return (yield)
     finally:
-        load_scripts_from(FOLDER / "serve_app")
+        _load_scripts_from(FOLDER / "serve_app")
 
 
-def load_scripts_from(folder: Path) -> None:
-    """Have this process run the Lua scripts of a copy of `serve_app`."""
+def _load_scripts_from(folder: Path) -> None:
     from serve_app.store import script  # here, once coverage.py measures imports
 
     script._ROOT = folder  # pyright: ignore[reportPrivateUsage]

@@ -7,14 +7,12 @@ import ast
 import gc
 import inspect
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from tests.lua_coverage import SCRIPTS, load_scripts_from
-
+ROOT = Path(__file__).parents[2]
 LUA_TURNED: Mapping[str, str] = {
     "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=",
     "and": "or", "or": "and", "true": "false", "false": "true",
@@ -33,7 +31,7 @@ PYTHON_TURNED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True, slots=True)
 class LuaMutant:
-    """Replaces the characters from `start` to `end` of the script file `name`, as in `jobs/claim`, by `new`."""
+    """Replaces the characters from `start` to `end` of the script file `name` by `new`."""
 
     name: str
     text: str
@@ -41,22 +39,14 @@ class LuaMutant:
     end: int
     new: str
 
-    def plant(self, folder: Path) -> None:
-        """Have this process run the scripts with the defect, from a copy in the folder."""
-        for scripts in SCRIPTS.glob("*/scripts"):
-            shutil.copytree(scripts, folder / scripts.relative_to(SCRIPTS))
-        script_file(self.name, folder).write_text(self.text[: self.start] + self.new + self.text[self.end :])
-        load_scripts_from(folder)
+    def rewrite(self, _script: str, whole: str) -> str:
+        """Plant the defect in a script that is this file or includes it."""
+        return whole.replace(self.text, self.text[: self.start] + self.new + self.text[self.end :])
 
     def __str__(self) -> str:
         line = self.text.count("\n", 0, self.start) + 1
         column = self.start - self.text.rfind("\n", 0, self.start)
         return f"{self.name}.lua:{line}:{column}: `{self.text[self.start : self.end].strip()}` becomes `{self.new}`"
-
-
-def script_file(name: str, folder: Path = SCRIPTS) -> Path:
-    concern, _, script = name.partition("/")
-    return folder / concern / "scripts" / f"{script}.lua"
 
 
 def lua_mutants(name: str, text: str) -> Iterator[LuaMutant]:
@@ -132,7 +122,7 @@ def python_mutants(module: str) -> list[PythonMutant]:
 
 
 def source_of(module: str) -> Path:
-    return SCRIPTS.parent / (module.replace(".", "/") + ".py")
+    return ROOT / (module.replace(".", "/") + ".py")
 
 
 class _Planter(ast.NodeTransformer):

@@ -21,13 +21,14 @@ from itertools import accumulate
 from pathlib import Path
 from resource import RLIMIT_CPU, setrlimit
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import coverage
 import pytest
 
-from serve_app.store.script import Argument, ScriptSource
-from tests.faults.mutation import LuaMutant, PythonMutant, lua_mutants, python_mutants, script_file, source_of
+from tests.faults.mutation import PythonMutant, python_mutants, source_of
+
+T = TypeVar("T")
 
 SEED = 20261126
 TESTS_S = 6.0
@@ -44,16 +45,14 @@ NOT_PLANTED = 99
 
 
 class Part(NamedTuple):
-    """What gets defects, and the tests that have to notice them."""
+    """Modules, and the tests that have to notice their defects."""
 
     modules: Sequence[str]
-    scripts: Sequence[str]
     tests: Sequence[str]
 
-    def mutants(self) -> list[PythonMutant | LuaMutant]:
-        found: list[PythonMutant | LuaMutant] = [found for name in self.modules for found in python_mutants(name)]
-        found += [found for name in self.scripts for found in lua_mutants(name, script_file(name).read_text())]
-        return random.Random(SEED).sample(found, len(found))
+
+def shuffled(mutants: Sequence[T]) -> list[T]:
+    return random.Random(SEED).sample(mutants, len(mutants))
 
 
 def _named(prefix: str, names: str) -> list[str]:
@@ -66,29 +65,13 @@ PARTS: Mapping[str, Part] = {
             "serve_app.jobs.queue",
             *_named("serve_app.worker.", "attempt step_thread worker"),
         ],
-        scripts=[],
         tests=[
             *_named("tests/jobs/", "test_jobs.py test_jobs_fairness.py"),
             *_named("tests/worker/", "test_attempt.py test_claim_loop.py test_step_thread.py test_worker.py"),
         ],
     ),
-    "scripts": Part(
-        modules=[],
-        scripts=[
-            *_named("jobs/", "queue end_attempt acceptance accept claim owners heartbeat finish fail release reap"),
-            *_named("jobs/", "cancel requeue_dead"),
-            *_named("accounts/", "window caller api_key create_key roll_key limit_key"),
-            "jobs/poll",
-        ],
-        tests=[
-            *_named("tests/", "jobs accounts operations/test_reap.py operations/test_metrics.py"),
-            *_named("tests/api/", "test_idempotency.py test_key_life.py test_limits.py test_poll_limit.py"),
-            *_named("tests/api/", "test_polls.py test_usage.py"),
-        ],
-    ),
     "engine": Part(
         modules=_named("serve_app.engine.", "scheduler runner live_runs engine sampler adapter_pool"),
-        scripts=[],
         tests=[
             *_named("tests/engine/", "test_aborts.py test_adapter_pool.py test_engine.py test_runner.py"),
             *_named("tests/engine/", "test_sampler.py test_scheduler.py test_seeds.py test_previews.py test_parity.py"),
@@ -104,10 +87,8 @@ class Record(NamedTuple):
     """How much of the processor each test takes."""
     lines: Mapping[str, Mapping[int, Sequence[str]]]
     """The tests that execute a line, by module and line."""
-    scripts: Mapping[str, set[str]]
-    """The tests that run a script, by its whole text."""
 
-    def tests_of(self, mutant: PythonMutant | LuaMutant) -> list[str]:
+    def tests_of(self, mutant: PythonMutant) -> list[str]:
         """Return tests that execute the defect, the fastest of each file in turn, while `TESTS_S` holds them."""
         chosen: list[tuple[int, float, str]] = []
         place = defaultdict[str, int](int)
@@ -119,9 +100,7 @@ class Record(NamedTuple):
         total = list(accumulate(seconds for _, seconds, _ in chosen))
         return [test for _, _, test in chosen[: max(1, bisect_right(total, TESTS_S))]]
 
-    def _executing(self, mutant: PythonMutant | LuaMutant) -> set[str]:
-        if isinstance(mutant, LuaMutant):
-            return {test for text, tests in self.scripts.items() if mutant.text in text for test in tests}
+    def _executing(self, mutant: PythonMutant) -> set[str]:
         lines = self.lines[mutant.module]
         first = max((line for line in lines if mutant.function <= line <= mutant.line), default=0)
         return set(lines.get(first, ()))  # a place may be in a later line of its statement, which is not recorded
@@ -135,19 +114,9 @@ class _Recorder:
         self._coverage = coverage.Coverage(data_file=None, config_file=False, include=list(self._paths.values()))
         self._answer = answer
         self._seconds: dict[str, float] = {}
-        self._scripts: defaultdict[str, set[str]] = defaultdict(set)
-        self._test = ""
-        encode = ScriptSource.encode
-
-        def recorded(self_: ScriptSource, args: Mapping[str, Argument]) -> list[str | bytes | int | float]:
-            self._scripts[self_.text].add(self._test)
-            return encode(self_, args)
-
-        pytest.MonkeyPatch().setattr(ScriptSource, "encode", recorded)  # each call of a script comes by here
         self._coverage.start()
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._test = item.nodeid
         self._coverage.switch_context(item.nodeid)
 
     @pytest.hookimpl(wrapper=True)
@@ -165,7 +134,7 @@ class _Recorder:
             module: {line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(path).items()}
             for module, path in self._paths.items()
         }
-        self._answer.write_bytes(pickle.dumps(Record(self._seconds, lines, dict(self._scripts))))
+        self._answer.write_bytes(pickle.dumps(Record(self._seconds, lines)))
 
 
 class Verdict(StrEnum):
@@ -217,7 +186,7 @@ class _Planting:
         if os.waitpid(child, 0)[1] != 0:
             raise SystemExit("the tests fail though nothing is planted")
         record: Record = pickle.loads(answer.read_bytes())
-        mutants = self._part.mutants()
+        mutants = shuffled([found for module in self._part.modules for found in python_mutants(module)])
         ends = time.monotonic() + self._seconds
         running, verdicts = dict[int, tuple[str, float]](), dict[str, Verdict]()
         waiting = iter(mutants)
@@ -243,14 +212,11 @@ class _Planting:
         self.outcome = Outcome(verdicts, len(mutants))
         return True
 
-    def _plant(self, mutant: PythonMutant | LuaMutant, tests: Sequence[str], session: pytest.Session) -> None:
+    def _plant(self, mutant: PythonMutant, tests: Sequence[str], session: pytest.Session) -> None:
         os.setsid()  # so that servers which the tests start end with them
         setrlimit(RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
         try:
-            if isinstance(mutant, LuaMutant):
-                mutant.plant(self._folder / str(os.getpid()))
-            else:
-                mutant.plant()
+            mutant.plant()
         except Exception as failed:  # noqa: BLE001 - whatever it is, no test has run
             sys.stderr.write(f"{mutant}: {failed!r}\n")
             os._exit(NOT_PLANTED)
@@ -284,7 +250,7 @@ def main(part: str, seconds: str) -> int:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
         planting = _Planting(PARTS[part], float(seconds), Path(folder))
         options = ["-x", "-q", "-s", "-p", "no:cacheprovider", "--disable-warnings"]
-        chosen = ["-m", "not soak and not ray and not gpu and not script_text"]
+        chosen = ["-m", "not soak and not ray and not gpu"]
         status = pytest.main([*options, *chosen, *PARTS[part].tests], plugins=[planting])
         if os.getpid() != mother:
             os._exit(status)
