@@ -37,9 +37,9 @@ PROCESSOR_S = 60
 """Tests that use more of the processor than this run in a circle, which is a way of being found."""
 HANG_S = 180.0
 """Tests that do not end within this time, however busy the machine is, wait for what never comes."""
-LEAST_FOUND = 0.85
-"""Some defects change nothing that anyone could see, such as a bound that no number meets; those of the last whole run
-are judged in docs/decisions/0052-mutants-by-meaning.md."""
+LEAST_FOUND = 0.7
+"""Some defects change nothing that anyone could see, such as a bound that no number meets. The shares that were seen, and
+what survived, are in docs/decisions/0052-mutants-by-meaning.md."""
 NOT_PLANTED = 99
 """A status of no test run."""
 
