@@ -74,7 +74,7 @@ PARTS: Mapping[str, Part] = {
         modules=_named("serve_app.engine.", "scheduler runner live_runs engine sampler adapter_pool"),
         tests=[
             *_named("tests/engine/", "test_aborts.py test_adapter_pool.py test_engine.py test_runner.py"),
-            *_named("tests/engine/", "test_sampler.py test_scheduler.py test_seeds.py test_previews.py test_parity.py"),
+            *_named("tests/engine/", "test_sampler.py test_scheduler.py test_seeds.py test_previews.py"),
         ],
     ),
 }
