@@ -80,7 +80,7 @@ def pocket() -> Path:
 def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where all workers' tests keep the layer tables of base models.
 
-    Making the bundled model's takes a process of its own 5 s, and the first worker that asks, which has the libraries, one.
+    The bundled model's takes a process of its own 5 s, and 1 s the first worker that asks, which has the libraries.
     """
     from serve_app.engine.adapters.layer_table import outlined_table
 

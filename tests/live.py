@@ -3,19 +3,16 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from io import BytesIO
 from typing import Literal
-
-from PIL import Image
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_image_id
+from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.served import Served, served
+from tests.support import store_image
 
 Outcome = Literal["complete", "fail", "leave"]
 
@@ -45,24 +42,8 @@ class Live(Served):
             await self.resources.queue.fail(claim.lease, failure, retry=False)
             return
         rows = claim.request.num_images if isinstance(claim.request, GenerationRequest) else 1
-        images = [await self._store(claim, index) for index in range(rows)]
+        images = [await store_image(self.resources.images, claim, index) for index in range(rows)]
         await self.resources.queue.finish(claim.lease, images, seconds=0.5)
-
-    async def _store(self, claim: Claim, index: int) -> StoredImage:
-        size = (claim.request.width, claim.request.height)
-        png = BytesIO()
-        Image.new("RGB", size, (200, 90, 40)).save(png, "PNG")
-        lease, images = claim.lease, self.resources.images
-        name = images.object_name(claim.account_id, lease.job_id, lease.attempt, index, datetime.now(UTC))
-        uri = await images.put(name, png.getvalue())
-        return StoredImage(
-            image_id=new_image_id(),
-            image_uri=uri,
-            width=size[0],
-            height=size[1],
-            sha256="0" * 64,
-            size_bytes=png.tell(),
-        )
 
 
 @contextmanager

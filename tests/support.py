@@ -1,6 +1,7 @@
 """What all tests share: waiting without sleeping, Redis without a disk, a free port, tiny adapters."""
 
 import asyncio
+import hashlib
 import inspect
 import json
 import os
@@ -12,6 +13,8 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +22,11 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from PIL import Image
 
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import Claim, StoredImage, new_image_id
+from serve_app.jobs.images import ImageStore
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_binary
 from tests.lua_coverage import REDIS_LOG_FOLDER
@@ -141,6 +147,27 @@ def free_port() -> int:
 def adapter_id(name: str) -> str:
     """The id of the adapter called `name` in the test catalog."""
     return "model_" + name.ljust(26, "2")
+
+
+async def store_image(images: ImageStore, claim: Claim, index: int = 0) -> StoredImage:
+    """Store a picture of the size asked for, as a worker does."""
+    size = (claim.request.width, claim.request.height)
+    png, lease = png_of(size), claim.lease
+    name = images.object_name(claim.account_id, lease.job_id, lease.attempt, index, datetime.now(UTC))
+    return StoredImage(
+        image_id=new_image_id(),
+        image_uri=await images.put(name, png),
+        width=size[0],
+        height=size[1],
+        sha256=hashlib.sha256(png).hexdigest(),
+        size_bytes=len(png),
+    )
+
+
+def png_of(size: tuple[int, int]) -> bytes:
+    out = BytesIO()
+    Image.new("RGB", size, (120, 60, 30)).save(out, "png", compress_level=1)
+    return out.getvalue()
 
 
 def write_safetensors(path: Path, *, fill: int = 0) -> Path:

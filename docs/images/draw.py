@@ -17,8 +17,8 @@ POCKET = HERE.parents[1] / "models" / "pocket"
 STEPS = 30
 TILE, GAP, CAPTION = 256, 8, 24
 COLUMNS = 4
-SAMPLES, SAMPLE = HERE.parents[1] / "serve_app" / "api" / "site" / "static" / "samples", 384
-COLOURS = 256
+SAMPLES, SAMPLE = HERE.parents[1] / "serve_app" / "web" / "site" / "static" / "samples", 384
+COLORS = 256
 """Size of the PNG's palette: the pictures are flat, and each file stays below 300 kB."""
 
 FLOWER = "a yellow flower with a red middle on a blue background"
@@ -53,9 +53,9 @@ SHEETS = {
         Picture(FLOWER, "outline", 0.75, 3),
     ),
     "scenes.png": (
-        Picture(MOUNTAINS, "neon", 0.75, 1),
+        Picture(MOUNTAINS, "shadow", 0.75, 1),
         Picture(BOAT, "stripes", 0.75, 3),
-        Picture(HEART, "shadow", 0.75, 3),
+        Picture(HEART, "confetti", 1.0, 3),
         Picture(HILLS, "mosaic", 0.75, 1),
     ),
 }
@@ -68,7 +68,7 @@ def main() -> None:
             images = draw_together(engine, pictures, steps=STEPS)
             if name == "eight-styles.png":
                 save_samples(pictures, images)
-            contact_sheet(pictures, images).quantize(COLOURS, kmeans=4, dither=Image.Dither.NONE).save(
+            contact_sheet(pictures, images).quantize(COLORS, kmeans=4, dither=Image.Dither.NONE).save(
                 HERE / name, optimize=True
             )
 

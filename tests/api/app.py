@@ -5,23 +5,20 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import yaml
-from PIL import Image
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_image_id
+from serve_app.domain.jobs import Claim, Job, JobKind, Lease
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
-from tests.support import adapter_id, volatile_redis, write_catalog
+from tests.support import adapter_id, store_image, volatile_redis, write_catalog
 
 BASE = "http://service.test"
 LORA = adapter_id("outline")
@@ -139,13 +136,8 @@ class TestService:
 
     async def complete(self, job_id: str) -> Job:
         """Do the job as a worker does: store real PNGs of the size asked for, then commit them."""
-        lease = await self.lease(job_id)
-        job = await self.resources.jobs.find(job_id)
-        assert job is not None
-        assert job.request is not None
-        rows = job.request.num_images
-        size = (job.request.width, job.request.height)
-        images = [await self._store(job, lease, index, size) for index in range(rows)]
+        lease, claim = await self.lease(job_id), self._leases[job_id]
+        images = [await store_image(self.resources.images, claim, index) for index in range(claim.request.num_images)]
         await self.resources.queue.finish(lease, images, seconds=0.5)
         done = await self.resources.jobs.find(job_id)
         assert done is not None
@@ -155,19 +147,6 @@ class TestService:
         """The id of a finished image of variant A."""
         job = await self.complete(await self.submit(member, **fields))
         return job.images[0].image_id
-
-    async def _store(self, job: Job, lease: Lease, index: int, size: tuple[int, int]) -> StoredImage:
-        png = png_of(size)
-        name = self.resources.images.object_name(job.account_id, job.id, lease.attempt, index, datetime.now(UTC))
-        uri = await self.resources.images.put(name, png)
-        return StoredImage(
-            image_id=new_image_id(),
-            image_uri=uri,
-            width=size[0],
-            height=size[1],
-            sha256="0" * 64,
-            size_bytes=len(png),
-        )
 
 
 @asynccontextmanager
@@ -223,12 +202,6 @@ async def send_curl(client: httpx.AsyncClient, words: Sequence[str]) -> httpx.Re
                 url = word
     method = method or ("GET" if body is None else "POST")
     return await client.request(method, url, headers=headers, content=body, files=form or None)
-
-
-def png_of(size: tuple[int, int]) -> bytes:
-    out = BytesIO()
-    Image.new("RGB", size, (120, 60, 30)).save(out, "png", compress_level=1)
-    return out.getvalue()
 
 
 def error_of(answer: httpx.Response) -> Mapping[str, str]:

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from serve_app.jobs import images as image_access
-from tests.api.app import Member, TestService, error_of, open_service, png_of
-from tests.support import wait_until
+from tests.api.app import Member, TestService, error_of, open_service
+from tests.support import png_of, wait_until
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.api.app import BASE, BODY_A, BODY_B, Member, TestService, png_of
+from tests.api.app import BASE, BODY_A, BODY_B, Member, TestService
+from tests.support import png_of
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ async def test_the_curl_lines_work_and_answer_as_shown(service: TestService, mem
 def _shown() -> list[Shown]:
     documents = (ROOT / "README.md", ROOT / "docs" / "how-to" / "call-the-interfaces.md")
     text = "".join(document.read_text() for document in documents).replace("\\\n", "")
-    pairs = re.findall(r"^(curl -s .*)\n# (.*)$", text, flags=re.MULTILINE)
+    pairs = re.findall(r"^(curl -s [^#]*)\n((?:# .*\n)+)", text, flags=re.MULTILINE)
     assert len(pairs) == text.count("curl -s") == 8
-    return [Shown(line, answer) for line, answer in pairs]
+    return [Shown(line, answer.removeprefix("# ")) for line, answer in pairs]
 
 
 def _with(ids: dict[str, str], line: str) -> str:
@@ -59,7 +59,7 @@ def _with(ids: dict[str, str], line: str) -> str:
 
 
 async def _send(client: httpx.AsyncClient, member: Member, line: str) -> httpx.Response:
-    shell = {"$BASE": "", "$KEY_A": member.key, "$KEY_B": member.key, "$JSON": "Content-Type: application/json"}
+    shell = {"$ATELIER_BASE_URL": "", "$ATELIER_KEY": member.key, "$JSON": "Content-Type: application/json"}
     return await send_curl(client, [_with_variables(word, shell) for word in shlex.split(line)])
 
 

@@ -12,7 +12,8 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
-from tests.api.app import POLL_PATH, Member, TestService, png_of
+from tests.api.app import POLL_PATH, Member, TestService
+from tests.support import png_of
 
 A, B = Variant.A, Variant.B
 NAME = "[a-z2-7]{26}"

@@ -25,10 +25,10 @@ from tests.browser.site import Site, open_site, sign_in
 from tests.support import ROOT, volatile_redis
 
 FLOWER = "a yellow flower with a red middle on a blue background"
-MOUNTAINS = "purple mountains under a black sky with a yellow moon"
+HILLS = "a yellow sun over green hills under a blue sky"
 OTHERS = (
-    ("a yellow sun over green hills under a blue sky", "Mosaic", 1),
-    ("a red boat with a white sail on blue water under a yellow sky", "Stripes", 3),
+    ("purple mountains under a black sky with a yellow moon", "Shadow", 1),
+    ("a red boat with a white sail on blue water under a yellow sky", "Mosaic", 3),
     ("a large red heart in the center on a pink background", "Shadow", 3),
     ("a tree with green leaves on a yellow hill under a pink sky", "Confetti", 2),
 )
@@ -94,13 +94,13 @@ async def take_console(page: Page, site: Site, into: Path) -> None:
     await take_looks(page, "console-compare-drawing", into)
     await page.get_by_role("heading", name="Done").wait_for(timeout=DRAWN_MS)
     await take_looks(page, "console-compare-done", into)
-    await open_form(page, site, "playground", prompt=MOUNTAINS, lora_id=loras["Neon"], seed=1, num_images=4)
+    await open_form(page, site, "playground", prompt=HILLS, lora_id=loras["Stripes"], seed=1, num_images=4)
     await page.get_by_role("button", name="Generate").click()
     await page.locator("img.preview").first.wait_for(timeout=DRAWN_MS)
     await take_looks(page, "console-playground-drawing", into)
     await page.get_by_role("heading", name="Done").wait_for(timeout=DRAWN_MS)
     job = page.url.rpartition("/")[2]
-    await take_pages(page, site, "/console/", pages.CONSOLE, into, job=job, lora=loras["Neon"])
+    await take_pages(page, site, "/console/", pages.CONSOLE, into, job=job, lora=loras["Stripes"])
     await page.goto(f"{site.base_url}/console/playground/{job}")
     await page.get_by_role("button", name="Upscale 2×").first.click()
     await page.wait_for_url("**/playground/up_*")

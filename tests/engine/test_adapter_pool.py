@@ -39,6 +39,10 @@ def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
     assert start(small, replace(SHORT, adapter=loras[2])).slot == first.slot
     assert pool.resident == {loras[1].id, loras[2].id}
     assert second.slot != first.slot
+    for slot in (first.slot, second.slot, start(small, replace(SHORT, adapter=loras[1])).slot):
+        pool.release(slot)
+    start(small, replace(SHORT, adapter=loras[3]))
+    assert pool.resident == {loras[1].id, loras[3].id}, "the other was used again"
 
 
 def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: list[AdapterFile]) -> None:
@@ -57,7 +61,7 @@ def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[Adap
     )
     with Engine.load(sd, replace(EXACT_FLOAT32, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
         finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
-        assert len(engine.resident_adapters) == 5
+        assert len(engine.resident_adapters) == len(engine.measured.loads) == 5
         assert finish(engine, [replace(SHORT, adapter=big)])["short"].image is not None
         (model,) = engine.base_models.values()
         held = sum(
@@ -99,6 +103,20 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
     full.pool.wait_for_loader()
     assert not full.pool.preload(loras[1]), "two do not fit"
     assert full.pool.in_memory == {loras[0].id}
+
+
+def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
+    one = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    start(one, replace(SHORT, adapter=loras[0]))
+    size = one.pool.host_bytes
+    for_three = BaseModel.load("m", sd, replace(EXACT_FLOAT32, host_memory=3 * size), lambda: None)
+    held: list[int] = []
+    for lora in loras[:4]:
+        start(for_three, replace(SHORT, adapter=lora))
+        held.append(for_three.pool.host_bytes // size)
+        if len(held) == 1:
+            assert for_three.pool.has_space(), "two more fit"
+    assert held == [1, 2, 3, 3]
 
 
 def test_an_adapter_is_in_host_memory_in_one_form(sd: Path, loras: list[AdapterFile]) -> None:

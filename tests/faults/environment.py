@@ -134,6 +134,11 @@ class Environment:
 
         await wait_until(is_over, timeout=timeout)
 
+    async def ends_well(self) -> None:
+        """Wait until every acknowledged job has ended, as the auditor confirms."""
+        await self.until_ended()
+        assert not await self.audit()
+
     async def cancel_all(self) -> None:
         """The cheapest way to end every acknowledged job."""
         for job_id in self.acknowledged.all:

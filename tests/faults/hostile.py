@@ -38,52 +38,64 @@ FIELDS: dict[str, dict[str, Sequence[Any]]] = {
 IMAGE = "img_" + "a" * 26
 ODD_NAMES = ("image_id", "scale_factor", "extra", "", "\0", "\ud83d", "Prompt", "__proto__", "__class__")
 JUNK: Sequence[Any] = (
-    None, True, False, "", " ", "\0", "a\0b", "\ud800", "\udfff\ud800", "\U0010ffff", "ﷺ" * 5000, "x" * 4001, "../../etc/passwd", "'; DROP TABLE jobs; --",
-    "${jndi:ldap://x/y}", "{{7*7}}", "<script>", "%00%0d%0aX: y", "\r\n", "EVAL 'return 1' 0", "{job:0}:job:x", "-OOM", "NaN", "null", "0x10", "1e3", "١٢٣",
-    "🎨" * 200, "\u202e", "\ufeff", 0, -0.0, -1, 1, 19, 21, 51, 255, 257, 513, 1025, 2**31, 2**53 + 1, 2**64, -(2**63) - 1, 10**308, 10**4299, 0.1 + 0.2,
-    1e-320, 1e308, 0.09999999999999999, 1.0000000000000002, 2.0000001, 512.0, 512.5, 20.000001, [], [[]], [1], ["a"], [None] * 50, [1] * 200, [[[[[[]]]]]],
-    {}, {"a": 1}, {"": {}}, {"prompt": "x"}, {"$gt": ""}, {"__proto__": {}},
+    None, True, False, "", " ", "\0", "a\0b", "\ud800", "\udfff\ud800", "\U0010ffff", "ﷺ" * 5000, "x" * 4001,
+    "../../etc/passwd", "'; DROP TABLE jobs; --", "${jndi:ldap://x/y}", "{{7*7}}", "<script>", "%00%0d%0aX: y", "\r\n",
+    "EVAL 'return 1' 0", "{job:0}:job:x", "-OOM", "NaN", "null", "0x10", "1e3", "١٢٣", "🎨" * 200, "\u202e", "\ufeff",
+    0, -0.0, -1, 1, 19, 21, 51, 255, 257, 513, 1025, 2**31, 2**53 + 1, 2**64, -(2**63) - 1, 10**308, 10**4299,
+    0.1 + 0.2, 1e-320, 1e308, 0.09999999999999999, 1.0000000000000002, 2.0000001, 512.0, 512.5, 20.000001, [], [[]],
+    [1], ["a"], [None] * 50, [1] * 200, [[[[[[]]]]]], {}, {"a": 1}, {"": {}}, {"prompt": "x"}, {"$gt": ""},
+    {"__proto__": {}},
 )  # fmt: skip
 RAW: Sequence[bytes] = (
-    b"", b" ", b"null", b"true", b"17", b'"text"', b"[]", b"{", b"}", b'{"a"', b"{'a': 1}", b'{"a": 1,}', b"{} {}", b"\xef\xbb\xbf{}", "{}".encode("utf-16"),
-    "{}".encode("utf-32"), b"\x00", b"\xff\xfe", b"\xc0\x80", b'"\xed\xa0\x80"', b'{"seed": NaN}', b'{"seed": Infinity}', b'{"seed": -Infinity}',
-    b'{"seed": 01}', b'{"seed": 1e999}', b'{"a": 0x1}', b'{"prompt": "a", "prompt": "b"}', b'{"a\\u0000": 1}', b'{"\\ud800": 1}', b'{"prompt": "\\uZZZZ"}',
-    b'{"a": "\t"}', b'{"seed": ' + b"9" * 5000 + b"}", b'{"seed": ' + b"9" * 60_000 + b"}", b'{"seed": -' + b"9" * 4300 + b"}", b"[" * 30_000, b'{"a":' * 10_000,
-    b"[" * 20_000 + b"]" * 20_000, b'{"a":1e' + b"9" * 1000 + b"}", b"{" + b" " * MAX_BODY_BYTES + b"}", b'"' + b"a" * (MAX_BODY_BYTES + 1) + b'"', b"<xml/>",
-    b"a=1&b=2",
+    b"", b" ", b"null", b"true", b"17", b'"text"', b"[]", b"{", b"}", b'{"a"', b"{'a': 1}", b'{"a": 1,}', b"{} {}",
+    b"\xef\xbb\xbf{}", "{}".encode("utf-16"), "{}".encode("utf-32"), b"\x00", b"\xff\xfe", b"\xc0\x80",
+    b'"\xed\xa0\x80"', b'{"seed": NaN}', b'{"seed": Infinity}', b'{"seed": -Infinity}', b'{"seed": 01}',
+    b'{"seed": 1e999}', b'{"a": 0x1}', b'{"prompt": "a", "prompt": "b"}', b'{"a\\u0000": 1}', b'{"\\ud800": 1}',
+    b'{"prompt": "\\uZZZZ"}', b'{"a": "\t"}', b'{"seed": ' + b"9" * 5000 + b"}", b'{"seed": ' + b"9" * 60_000 + b"}",
+    b'{"seed": -' + b"9" * 4300 + b"}", b"[" * 30_000, b'{"a":' * 10_000, b"[" * 20_000 + b"]" * 20_000,
+    b'{"a":1e' + b"9" * 1000 + b"}", b"{" + b" " * MAX_BODY_BYTES + b"}", b'"' + b"a" * (MAX_BODY_BYTES + 1) + b'"',
+    b"<xml/>", b"a=1&b=2",
 )  # fmt: skip
 TOKENS: Sequence[bytes] = (
-    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e-400", b"01", b"+1", b".5", b"0x1", b"1e", b"--1", b"'x'", b"undefined", b"//", b"/**/", b"\xff",
-    b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf", b'"\\ud800"', b'"\\u0000"', b'"\\x"', b'"', b"{", b"}", b"[" * 900, b"9" * 4400, b'{"a":1,"a":2}',
-    b",", b":", b"\\", b"\x7f", b"\xe2\x80\xa8",
+    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e-400", b"01", b"+1", b".5", b"0x1", b"1e", b"--1", b"'x'",
+    b"undefined", b"//", b"/**/", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf", b'"\\ud800"',
+    b'"\\u0000"', b'"\\x"', b'"', b"{", b"}", b"[" * 900, b"9" * 4400, b'{"a":1,"a":2}', b",", b":", b"\\", b"\x7f",
+    b"\xe2\x80\xa8",
 )  # fmt: skip
 """What may stand anywhere in a damaged body."""
 MEDIA_TYPES: Sequence[bytes] = (
-    b"application/json", b"application/json; charset=utf-8", b"application/json; charset=utf-16", b"text/plain", b"", b"application/x-www-form-urlencoded",
-    b"multipart/form-data; boundary=x", b"application/vnd.api+json", b"json", b"*/*", b"a" * 5000, b"\xff/\xff", b"/", b";",
+    b"application/json", b"application/json; charset=utf-8", b"application/json; charset=utf-16", b"text/plain", b"",
+    b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=x", b"application/vnd.api+json", b"json",
+    b"*/*", b"a" * 5000, b"\xff/\xff", b"/", b";",
 )  # fmt: skip
 ODD_VALUES: Sequence[bytes] = (
-    b"", b" ", b"\t", b"\x00", b"\xff", b"a" * 256, b"a" * 9000, b"-1", b"1e9", b"99999999999999999999", b"\r\nX: y", b"key-1", "é".encode(), b"*", b"null",
-    b"Bearer", b"Bearer  ", b"Basic YTpi", b"atl_", b"atl_" + b"x" * 38, b"{job:0}:count", b"gzip", b"identity", b"bytes=0-1", b"nothing/*", b"a b", b"evil",
-    b"x=" + b"y" * 4000, b"wait=1", b"wait=-1, wait=" + b"9" * 40,
+    b"", b" ", b"\t", b"\x00", b"\xff", b"a" * 256, b"a" * 9000, b"-1", b"1e9", b"99999999999999999999", b"\r\nX: y",
+    b"key-1", "é".encode(), b"*", b"null", b"Bearer", b"Bearer  ", b"Basic YTpi", b"atl_", b"atl_" + b"x" * 38,
+    b"{job:0}:count", b"gzip", b"identity", b"bytes=0-1", b"nothing/*", b"a b", b"evil", b"x=" + b"y" * 4000,
+    b"wait=1", b"wait=-1, wait=" + b"9" * 40,
 )  # fmt: skip
 ODD_HEADERS: Sequence[bytes] = (
-    b"idempotency-key", b"x-request-id", b"content-length", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key", b"host", b"cookie",
-    b"origin", b"range", b"expect", b"if-none-match", b"prefer", b"accept", b"x-forwarded-for", b"x-forwarded-host", b"x-request-timeout-seconds", b"te",
+    b"idempotency-key", b"x-request-id", b"content-length", b"content-encoding", b"transfer-encoding",
+    b"authorization", b"x-api-key", b"host", b"cookie", b"origin", b"range", b"expect", b"if-none-match", b"prefer",
+    b"accept", b"x-forwarded-for", b"x-forwarded-host", b"x-request-timeout-seconds", b"te",
 )  # fmt: skip
 IDS: Sequence[str] = (
-    "", "gen_" + "a" * 26, "up_" + "a" * 26, IMAGE, "gen_", "GEN_" + "A" * 26, "gen_" + "a" * 25, "../x", "gen_" + "a" * 26 + "\0", "a" * 5000, "%2e%2e",
-    "\ud7ff", "🎨", "*", "{job:0}:job:x", "gen_" + "１" * 26, "a b", "-1",
+    "", "gen_" + "a" * 26, "up_" + "a" * 26, IMAGE, "gen_", "GEN_" + "A" * 26, "gen_" + "a" * 25, "../x",
+    "gen_" + "a" * 26 + "\0", "a" * 5000, "%2e%2e", "\ud7ff", "🎨", "*", "{job:0}:job:x", "gen_" + "１" * 26, "a b",
+    "-1",
 )  # fmt: skip
 PARTS: Sequence[str] = (
-    "v1", "generate", "generations", "upscale", "models", "jobs", "loras", "grants", "usage", "operators", "files", "images", "docs", "openapi", "console", "cancel", "a.json", "..", "%2e%2e", "%00",
-    "%ff", "", "*", "x" * 300, "a;b", "🎨", "gen_" + "a" * 26,
+    "v1", "generate", "generations", "upscale", "models", "jobs", "loras", "grants", "usage", "operators", "files",
+    "images", "docs", "openapi", "console", "cancel", "a.json", "..", "%2e%2e", "%00", "%ff", "", "*", "x" * 300,
+    "a;b", "🎨", "gen_" + "a" * 26,
 )  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "NONSENSE")
 QUERIES: Sequence[bytes] = (
-    b"", b"limit=0", b"limit=-1", b"limit=1e9", b"limit=" + b"9" * 5000, b"limit=a&limit=b", b"limit=%ff", b"before=yesterday", b"%", b"x=1", b"state=nope",
-    b"before=2026-11-21T12:00:00Z", b"before=9999-99-99", b"before=0001-01-01T00:00:00%2B23:59", b"&&=&=", b"exp=1&kid=local&sig=x", b"exp=1&kid=local&sig=%00",
-    b"exp=" + b"9" * 400 + b"&kid=local&sig=x", b"exp=\xff&kid=&sig=", b"\x00", b"cursor=%00", b"cursor=" + b"9" * 30, b"q=" + b"a" * 101, b"base_model=" + b"a" * 129, b"limit=201", b"from=9999-12-31&to=0001-01-01",
+    b"", b"limit=0", b"limit=-1", b"limit=1e9", b"limit=" + b"9" * 5000, b"limit=a&limit=b", b"limit=%ff",
+    b"before=yesterday", b"%", b"x=1", b"state=nope", b"before=2026-11-21T12:00:00Z", b"before=9999-99-99",
+    b"before=0001-01-01T00:00:00%2B23:59", b"&&=&=", b"exp=1&kid=local&sig=x", b"exp=1&kid=local&sig=%00",
+    b"exp=" + b"9" * 400 + b"&kid=local&sig=x", b"exp=\xff&kid=&sig=", b"\x00", b"cursor=%00", b"cursor=" + b"9" * 30,
+    b"q=" + b"a" * 101, b"base_model=" + b"a" * 129, b"limit=201", b"from=9999-12-31&to=0001-01-01",
 )  # fmt: skip
 
 

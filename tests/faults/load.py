@@ -98,7 +98,7 @@ class Callers:
         await self._client.aclose()
 
     async def run_steadily(self) -> None:
-        """Poll one job and accept others, which are cancelled, at a steady rate, however long a call takes."""
+        """Poll one job and accept others, which are canceled, at a steady rate, however long a call takes."""
         polled = await self._ask("/v1/generate", self._body("b"), self._headers["b"])
         async with asyncio.TaskGroup() as group:
             for number in itertools.count():

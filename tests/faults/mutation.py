@@ -1,65 +1,21 @@
-"""Plants small defects by meaning, one at a time, for the tests to find.
+"""Makes small defects by meaning: a comparison turned, a constant moved, a statement left out, a condition negated.
 
-A comparison is turned, a constant moved, a statement left out, a condition negated. Nothing here quotes the code, so that a
-rename breaks no test. The order is shuffled by a fixed seed: a run that ends early has looked everywhere a little.
+Nothing here quotes the code, so that a rename breaks no test. `mutation_run` plants them for the tests to find.
 """
 
 import ast
-import importlib
-import os
-import random
+import gc
+import inspect
 import re
-import signal
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import TypeVar
-
-import pytest
-
-T = TypeVar("T")
+from types import CodeType, FunctionType
 
 ROOT = Path(__file__).parents[2]
-"""Not from `tests.support`, which imports modules that are to be imported with a defect."""
-
-SEED = 20261126
-HANG_S = 180.0
-"""A mutant whose tests take longer than this hangs, which is a way of being found."""
-LEAST_FOUND = 0.85
-"""Some defects change nothing that anyone could see, such as a bound that no number meets; those of the last whole run are
-judged in docs/decisions/0052-mutants-by-meaning.md."""
-PROTOCOL: Mapping[str, Sequence[str]] = {
-    "serve_app.jobs.queue": ["tests/jobs/test_jobs.py", "tests/jobs/test_jobs_fairness.py"],
-    "serve_app.worker.attempt": ["tests/worker/test_attempt.py", "tests/worker/test_worker.py"],
-    "serve_app.worker.step_thread": ["tests/worker/test_step_thread.py", "tests/worker/test_worker.py"],
-    "serve_app.worker.worker": ["tests/worker/test_claim_loop.py", "tests/worker/test_worker.py"],
-}
-ENGINE: Mapping[str, Sequence[str]] = {
-    "serve_app.engine.scheduler": ["tests/engine/test_scheduler.py", "tests/engine/test_state_machine.py"],
-    "serve_app.engine.runner": [
-        "tests/engine/test_runner.py",
-        "tests/engine/test_engine.py",
-        "tests/engine/test_seeds.py",
-    ],
-    "serve_app.engine.live_runs": ["tests/engine/test_engine.py", "tests/engine/test_aborts.py"],
-    "serve_app.engine.engine": [
-        "tests/engine/test_engine.py",
-        "tests/engine/test_aborts.py",
-        "tests/engine/test_state_machine.py",
-    ],
-    "serve_app.engine.sampler": ["tests/engine/test_sampler.py"],
-    "serve_app.engine.adapter_pool": ["tests/engine/test_adapter_pool.py", "tests/engine/test_engine.py"],
-}
-PARTS = {"protocol": PROTOCOL, "engine": ENGINE}
-"""Modules, and the tests that have to notice their defects."""
 LUA_TURNED: Mapping[str, str] = {
-    "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=", "and": "or", "or": "and", "true": "false", "false": "true",
+    "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=",
+    "and": "or", "or": "and", "true": "false", "false": "true",
 }  # fmt: skip
 _LUA_SKIPPED = r"--[^\n]*|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 _LUA_TOKEN = re.compile(
@@ -89,11 +45,12 @@ class LuaMutant:
 
     def __str__(self) -> str:
         line = self.text.count("\n", 0, self.start) + 1
-        return f"{self.name}.lua:{line}: `{self.text[self.start : self.end].strip()}` becomes `{self.new}`"
+        column = self.start - self.text.rfind("\n", 0, self.start)
+        return f"{self.name}.lua:{line}:{column}: `{self.text[self.start : self.end].strip()}` becomes `{self.new}`"
 
 
 def lua_mutants(name: str, text: str) -> Iterator[LuaMutant]:
-    """Return every defect that can be planted in the script file."""
+    """Return every defect that can be planted in a script file of this text."""
     at = 0
     while found := _LUA_TOKEN.search(text, at):
         at = found.end()
@@ -111,28 +68,57 @@ def lua_mutants(name: str, text: str) -> Iterator[LuaMutant]:
 
 @dataclass(frozen=True, slots=True)
 class PythonMutant:
-    """The defect at one place of a module, counted in the order in which `_Planter` visits them."""
+    """The defect at one place of a module's functions, counted in the order in which `_Planter` visits them."""
 
     module: str
     place: int
+    line: int
+    function: int
+    """The first line of the outermost function that has the place."""
     described: str
 
     def code(self) -> CodeType:
-        """Compile the module with the defect."""
+        """Compile the function with the defect."""
         path = source_of(self.module)
         planter = _Planter(self.place)
         tree = ast.fix_missing_locations(planter.visit(ast.parse(path.read_text())))
-        return compile(tree, str(path), "exec")
+        (code,) = _functions_at(self.function, compile(tree, str(path), "exec"))
+        return code
+
+    def plant(self) -> None:
+        """Put the defect into the function of this process. Raises `LookupError` when there is none."""
+        code = self.code()
+        gc.unfreeze()  # `tests/conftest.py` hides what was imported from the collector
+        functions = [
+            found
+            for found in gc.get_objects()
+            if type(found) is FunctionType
+            and found.__code__.co_firstlineno == self.function
+            and found.__code__.co_filename == code.co_filename
+        ]
+        if not functions:
+            raise LookupError(str(self))
+        for function in functions:
+            function.__code__ = code
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.described}"
+        return f"{self.module}:{self.line}: {self.described}"
+
+
+def _functions_at(line: int, code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and inner.co_flags & inspect.CO_OPTIMIZED:
+            if inner.co_firstlineno == line:
+                yield inner
+        elif isinstance(inner, CodeType):
+            yield from _functions_at(line, inner)  # a class
 
 
 def python_mutants(module: str) -> list[PythonMutant]:
-    """Return every defect that can be planted in the module."""
+    """Return every defect that can be planted in the module's functions."""
     planter = _Planter(None)
     planter.visit(ast.parse(source_of(module).read_text()))
-    return [PythonMutant(module, place, described) for place, described in enumerate(planter.places)]
+    return [PythonMutant(module, place, *found) for place, found in enumerate(planter.places)]
 
 
 def source_of(module: str) -> Path:
@@ -140,11 +126,22 @@ def source_of(module: str) -> Path:
 
 
 class _Planter(ast.NodeTransformer):
-    """Lists the places of a module, and plants a defect at the `wanted` one."""
+    """Lists the places of a module's functions, and plants a defect at the `wanted` one."""
 
     def __init__(self, wanted: int | None) -> None:
-        self.places: list[str] = []
+        self.places: list[tuple[int, int, str]] = []
         self._wanted = wanted
+        self._function: int | None = None
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        if self._function is not None:
+            return self.generic_visit(node)
+        self._function = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        node.body = [self.visit(statement) for statement in node.body]  # the defaults belong to the module
+        self._function = None
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -152,6 +149,9 @@ class _Planter(ast.NodeTransformer):
             if self._is_here(node, f"`{ast.unparse(node)}` is turned"):
                 node.ops[index] = PYTHON_TURNED[type(operator)]()
         return node
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        return node if node.arg == "strict" else self.generic_visit(node)  # as an assertion: `zip` of equal lengths
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -176,115 +176,14 @@ class _Planter(ast.NodeTransformer):
             return node  # a docstring
         return ast.Pass() if self._is_here(node, f"`{ast.unparse(node)}` is left out") else self.generic_visit(node)
 
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node  # a check that never fails is not missed
+
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return ast.Pass() if self._is_here(node, f"`{ast.unparse(node)}` is left out") else self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if node.value is not None:
-            node.value = self.visit(node.value)  # an annotation is no behaviour
-        return node
-
     def _is_here(self, node: ast.expr | ast.stmt, described: str) -> bool:
-        self.places.append(f"{node.lineno}: {described[:120]}")
+        if self._function is None:
+            return False
+        self.places.append((node.lineno, self._function, described[:120]))
         return len(self.places) - 1 == self._wanted
-
-
-class _Planted(MetaPathFinder, Loader):
-    """Imports one module with its defect."""
-
-    def __init__(self, mutant: PythonMutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if fullname == self._mutant.module else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(source_of(self._mutant.module))
-        exec(self._mutant.code(), module.__dict__)
-
-
-def survives(mutant: PythonMutant | None, tests: Sequence[str]) -> bool:
-    """Run the tests over a module with the defect, or with none, and return whether all pass.
-
-    They run in a fork of this process, which has imported the slow libraries and nothing of what the tests look at.
-    """
-    child = os.fork()
-    if child == 0:
-        os.setsid()  # so that servers which the tests start end with them
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        if mutant is not None:
-            sys.meta_path.insert(0, _Planted(mutant))
-        os._exit(
-            pytest.main(
-                [
-                    "-x",
-                    "-q",
-                    "-p",
-                    "no:cacheprovider",
-                    "-m",
-                    "not soak and not ray and not gpu",
-                    *tests,
-                ]
-            )
-        )
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
-        signal.sigtimedwait([signal.SIGCHLD], 0.2)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
-
-
-def shuffled(mutants: Sequence[T]) -> list[T]:
-    return random.Random(SEED).sample(mutants, len(mutants))
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How many defects were planted, and those that no test found."""
-
-    planted: int
-    survivors: Sequence[str]
-
-    @property
-    def is_good(self) -> bool:
-        return len(self.survivors) <= (1 - LEAST_FOUND) * self.planted
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [f"{self.planted - len(self.survivors)} of {self.planted} planted defects were found", *self.survivors]
-        )
-
-
-def run_for(seconds: float, mutants: Sequence[T], is_missed: Callable[[T], bool]) -> Outcome:
-    """Plant one defect after another for so long."""
-    ends, planted, survivors = time.monotonic() + seconds, 0, list[str]()
-    for mutant in shuffled(mutants):
-        if time.monotonic() > ends:
-            break
-        planted += 1
-        if is_missed(mutant):
-            survivors.append(str(mutant))
-    return Outcome(planted, survivors)
-
-
-def main(part: str, seconds: str) -> int:
-    """Run one part for so long and print what came of it; 1 when more survive than may."""
-    for library in ("torch", "diffusers", "transformers", "redis", "pydantic", "fastapi"):
-        importlib.import_module(library)
-    tests_of = PARTS[part]
-    if not survives(None, sorted({test for tests in tests_of.values() for test in tests})):
-        raise SystemExit("the tests fail though nothing is planted")
-    mutants = [mutant for module in tests_of for mutant in python_mutants(module)]
-    outcome = run_for(float(seconds), mutants, lambda mutant: survives(mutant, tests_of[mutant.module]))
-    sys.stdout.write(f"{outcome}\n")
-    return 0 if outcome.is_good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-PROC = Path("/proc")
+import psutil
 
 VICTIMS: Mapping[str, str] = {
     "generator": "ray::ServeReplica:atelier:generator",
@@ -24,13 +24,11 @@ CONSTRUCTORS = (".__init__", ".initialize")
 
 def descendants(root: int) -> dict[int, str]:
     """pid → command line of every process under `root`."""
-    parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
-    found: dict[int, str] = {}
-    frontier = {root}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found.keys()
-        found |= {pid: command_line(pid) for pid in frontier}
-    return found
+    try:
+        below = psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return {}
+    return {process.pid: command_line(process.pid) for process in below}
 
 
 def of_part(root: int, part: str) -> list[int]:
@@ -49,8 +47,8 @@ def started_of_part(root: int, part: str) -> list[int]:
 def is_alive(pid: int) -> bool:
     """False for a zombie too."""
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -65,26 +63,14 @@ def kill(pid: int) -> bool:
 
 def command_line(pid: int) -> str:
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return ""
 
 
 def program(pid: int) -> str:
     """The name of the program that a process runs; empty for one that has ended."""
     try:
-        return (PROC / str(pid) / "exe").readlink().name
-    except OSError:
+        return Path(psutil.Process(pid).exe()).name
+    except psutil.Error:
         return ""
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        stat = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[1])

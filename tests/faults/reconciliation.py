@@ -30,7 +30,7 @@ class AcknowledgedJobs:
 
     ids: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     may_end_as: dict[str, frozenset[JobState]] = field(default_factory=dict[str, frozenset[JobState]])
-    """Jobs that were meant to end otherwise than completed: cancelled, poisoned, with a broken adapter."""
+    """Jobs that were meant to end otherwise than completed: canceled, poisoned, with a broken adapter."""
 
     def note(self, account_id: str, job_id: str, *, may_end_as: Sequence[JobState] = ()) -> None:
         self.ids.setdefault(account_id, []).append(job_id)

@@ -41,8 +41,7 @@ async def test_a_lost_device_costs_its_process_and_no_job(env: Environment) -> N
     lost = env.worker(WorkerBehavior(is_device_lost=True))
     await wait_until(lambda: lost.exitcode == UNHEALTHY, timeout=60)
     env.worker()
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 async def test_an_image_that_is_no_numbers_is_not_stored_as_a_black_one(env: Environment) -> None:

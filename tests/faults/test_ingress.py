@@ -7,8 +7,10 @@ import random
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
@@ -34,7 +36,7 @@ SEED = 20261121
 class Ingress:
     """The application in this process and a caller with a key.
 
-    No worker runs, so every job is cancelled in the end.
+    No worker runs, so every job is canceled in the end.
     """
 
     settings: Settings
@@ -68,6 +70,20 @@ async def ingress(tmp_path: Path) -> AsyncIterator[Ingress]:
     async with open_resources(settings) as resources, client_of(resources.app()) as client:
         yield Ingress(settings, resources, client, await TestService(resources, client).member(), AcknowledgedJobs())
     stop_redis(settings.data_dir)
+
+
+@asynccontextmanager
+async def _in_another_process(ingress: Ingress, fault: Fault) -> AsyncGenerator[tuple[BaseProcess, httpx.AsyncClient]]:
+    """An ingress with a fault, and a client of it; it is killed in the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        process = start_ingress(ingress.settings, listening.fileno(), fault)
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+                yield process, client
+        finally:
+            process.kill()
+            process.join(10)
 
 
 async def test_a_storm_of_one_request_is_one_job(ingress: Ingress) -> None:
@@ -114,13 +130,10 @@ async def test_a_caller_who_disconnects_gets_one_job_or_none_and_the_same_when_a
 
 @pytest.mark.parametrize("fault", ["dies before accept", "dies after accept"])
 async def test_an_ingress_killed_around_its_accept_costs_the_caller_one_repeat(ingress: Ingress, fault: Fault) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        dying = start_ingress(ingress.settings, listening.fileno(), fault)
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-            with pytest.raises(httpx.TransportError):
-                await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("once"))
-    await wait_until(lambda: dying.exitcode == -signal.SIGKILL, timeout=30)
+    async with _in_another_process(ingress, fault) as (dying, client):
+        with pytest.raises(httpx.TransportError):
+            await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("once"))
+        await wait_until(lambda: dying.exitcode == -signal.SIGKILL, timeout=30)
     accepted = (await ingress.resources.queue_stats.counts()).get("accepted", 0)
     assert accepted == (1 if fault == "dies after accept" else 0)
     again = await ingress.client.post("/v1/generate", json=BODY_A, headers=ingress.headers("once"))
@@ -140,35 +153,25 @@ async def test_an_upload_of_another_ingress_is_let_alone_until_that_ingress_is_k
         yield FILE_PART + bytes(2 * BLOCK_BYTES)
         await asyncio.Event().wait()
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        other = start_ingress(ingress.settings, listening.fileno(), "dies before accept")
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-            sending = client.post("/v1/loras", headers=FORM | ingress.member.a, content=endless())
-            uploading = asyncio.create_task(sending)
-            await wait_until(lambda: bool(left()), timeout=30)
-            ingress.resources.uploads.sweep()
-            assert left()
-            other.kill()
-            other.join(10)
-            uploading.cancel()
+    async with _in_another_process(ingress, "dies before accept") as (other, client):
+        sending = client.post("/v1/loras", headers=FORM | ingress.member.a, content=endless())
+        uploading = asyncio.create_task(sending)
+        await wait_until(lambda: bool(left()), timeout=30)
+        ingress.resources.uploads.sweep()
+        assert left()
+        other.kill()
+        other.join(10)
+        uploading.cancel()
     ingress.resources.uploads.sweep()
     assert not list(folder.iterdir())
 
 
 async def test_an_ingress_whose_log_disk_is_full_refuses_and_accepts_as_ever(ingress: Ingress) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        process = start_ingress(ingress.settings, listening.fileno(), "log disk full")
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        try:
-            async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-                ingress.note(await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("first")))
-                os.kill(ensure_redis(ingress.settings.data_dir).pid, signal.SIGKILL)
-                refused = await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("second"))
-                ensure_redis(ingress.settings.data_dir)
-                ingress.note(await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("second")))
-        finally:
-            process.kill()
-            process.join(10)
+    async with _in_another_process(ingress, "log disk full") as (_, client):
+        ingress.note(await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("first")))
+        os.kill(ensure_redis(ingress.settings.data_dir).pid, signal.SIGKILL)
+        refused = await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("second"))
+        ensure_redis(ingress.settings.data_dir)
+        ingress.note(await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("second")))
     assert refused.status_code == 503
     assert not await ingress.audit()

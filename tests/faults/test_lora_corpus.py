@@ -14,7 +14,9 @@ from tests.faults.lora_corpus import CORPUS, reason_of
 from tests.support import POCKET
 
 LONGEST_S, MOST_MB = 5.0, 512.0
-"""Processor time per file, and memory, of the process that offers them all and of the children that read them. safetensors itself took 12 s and 1.3 GB for one of them."""
+"""Bounds of the processor time for a file, and of the memory of the process that offers them and of its children.
+
+safetensors itself took 12 s and 1.3 GB for one of them."""
 
 REFUSED_BEFORE_ITS_NUMBERS = {"128 MB, the last value NaN": "the base model has no such layers"}
 """By registration, which knows the base model; no layer of one is so large."""

@@ -81,8 +81,7 @@ async def test_jobs_outlive_a_redis_killed_while_they_are_drawn(env: Environment
         await env.accept(steps=4)
         env.kill_redis()
         await asyncio.to_thread(ensure_redis, env.settings.data_dir)
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(env: Environment) -> None:
@@ -157,8 +156,7 @@ async def test_forgotten_scripts_are_taught_again(env: Environment) -> None:
         client.script_flush()
         with pytest.raises(NoScriptError):
             client.evalsha("0" * 40, 0)
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 @pytest.mark.soak
@@ -172,8 +170,7 @@ async def test_both_versions_of_the_scripts_work_side_by_side(env: Environment) 
     for claim in claims:
         await following.heartbeat(claim.lease, progress=5)
         assert await env.resources.queue.release(claim.lease) is CommitReply.REQUEUED
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 @pytest.mark.soak
@@ -196,7 +193,7 @@ async def test_many_accepts_survive_forty_kills(tmp_path: Path) -> None:
 
 
 async def _end_under_kills(env: Environment, *, kills: int) -> None:
-    """Every job cancelled, which ends it."""
+    """Every job canceled, which ends it."""
     total = len(env.acknowledged.all)
     done = 0
 

@@ -49,8 +49,7 @@ async def test_a_killed_workers_job_is_finished_by_another(env: Environment, poi
     killed = env.worker(WorkerBehavior(die=point), lease=HASTY)
     await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
     env.worker()
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
     job = await env.job(job_id)
     assert job.attempt == attempt
     with env.redis() as client:
@@ -209,8 +208,7 @@ async def test_a_hung_step_loses_its_job_and_its_process(env: Environment) -> No
     hung = env.worker(WorkerBehavior(hangs=True, timing=strict), lease=HASTY)
     await wait_until(lambda: hung.exitcode == UNHEALTHY, timeout=60)
     env.worker()
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
     assert (await env.job(job_id)).attempt == 2
 
 
@@ -230,8 +228,7 @@ async def test_heartbeats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: 
     async with open_environment(tmp_path, lease=HASTY, max_attempts=1) as env:
         await env.accept(steps=ENDLESS)
         env.worker(WorkerBehavior(reaps=True))
-        await env.until_ended()
-        assert not await env.audit()
+        await env.ends_well()
 
 
 @pytest.mark.soak
@@ -254,8 +251,7 @@ async def _until_dead(env: Environment, poison: str) -> None:
         return (await env.job(poison)).state.is_terminal
 
     await wait_until(is_over, timeout=60)
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
     assert [job.id for job in await env.resources.dead_letters.list()] == [poison]
 
 
@@ -266,8 +262,7 @@ async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path
         await _until_dead(env, poison)
         for seed in range(3):
             await env.accept(seed=seed)
-        await env.until_ended()
-        assert not await env.audit()
+        await env.ends_well()
 
 
 @pytest.mark.soak
@@ -301,16 +296,14 @@ async def test_jobs_wait_for_a_reaper_that_was_away(env: Environment) -> None:
     killed = env.worker(WorkerBehavior(die="denoising"), lease=HASTY)
     await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
     env.worker(WorkerBehavior(reaps=True))  # any process may reap; this one also draws
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 async def test_a_worker_whose_log_disk_is_full_completes_its_jobs(env: Environment) -> None:
     await env.accept()
     await env.accept(lora="no-such", may_end_as=[JobState.FAILED])
     env.worker(WorkerBehavior(is_log_full=True))
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
 
 
 @pytest.mark.soak
@@ -321,6 +314,5 @@ async def test_a_storm_of_cancels_ends_every_job_once(env: Environment) -> None:
     await env.until_running(ids[0])
     for job_id in ids + ids[::-1]:
         await env.resources.queue.cancel(job_id, account_id=None)
-    await env.until_ended()
-    assert not await env.audit()
+    await env.ends_well()
     assert len(env.images) == sum([(await env.job(job_id)).state is JobState.COMPLETED for job_id in ids])

@@ -64,7 +64,7 @@ class WorkerBehavior:
 QUICK = WorkerTiming(poll=timedelta(milliseconds=50), heartbeat=timedelta(milliseconds=50))
 
 FORKED_WORKERS = pytest.mark.xdist_group("forked workers")
-"""For tests that start some: the model is then loaded once, by 5 s of processor time, and not by each worker of pytest."""
+"""Marks tests that start workers: the model, which takes 5 s of processor time, is then loaded once for all of them."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded_engine", __name__])

@@ -10,8 +10,8 @@ from serve_app.domain.errors import NotFound
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.settings import Settings
-from tests.api.app import png_of
 from tests.composition import Resources, open_resources
+from tests.support import png_of
 
 
 async def _put(resources: Resources, png: bytes) -> str:

@@ -27,6 +27,10 @@ TOO_LARGE = Failure(code=FailureCode.OUT_OF_MEMORY, message="The image does not 
 SOON = timedelta(seconds=30)
 
 
+async def _is_at(resources: Resources, job_id: str, progress: int) -> bool:
+    return (await job_of(resources, job_id)).progress == progress
+
+
 def _stored(resources: Resources) -> Sequence[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*.png") if path.is_file()]
 
@@ -129,6 +133,7 @@ async def test_a_canceled_job_leaves_neither_runs_nor_images(resources: Resource
     job_id = await accept(resources, images=2)
     async with working(resources, executor):
         await wait_until(lambda: _stored(resources))
+        await wait_until(lambda: _is_at(resources, job_id, 75))  # one image is done, the other half
         await resources.queue.cancel(job_id, account_id=None)
         await until(resources, job_id, JobState.CANCELED)
         await wait_until(lambda: not _stored(resources))
@@ -160,11 +165,7 @@ async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resourc
     )
     job_id = await accept(resources)
     async with working(refusing, ScriptedExecutor("hang")):
-
-        async def has_progress() -> bool:
-            return (await job_of(resources, job_id)).progress == 50
-
-        await wait_until(has_progress)
+        await wait_until(lambda: _is_at(resources, job_id, 50))
         assert (await job_of(resources, job_id)).attempt == 1
     await resources.queue.cancel(job_id, account_id=None)
     assert audit(redis_db, max_attempts=5) == []
