@@ -25,6 +25,7 @@ from redis.retry import Retry
 from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_folder
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.locked_exec import locked_command
+from serve_app.store.redis_inspection import release_of
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, server_binary, server_process, version_of
 
 SOCKET_PATH_LIMIT = 100
@@ -52,12 +53,11 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedRedis:
-    """A running server: where to connect, its process id, and which program it is."""
+    """A running server: where to connect, its process id, and the name and version of its program."""
 
     url: str
     pid: int
-    server: str
-    version: str
+    release: str
 
 
 def ensure_redis(data_dir: Path, *, silence_s: float = SILENCE_LIMIT_S) -> EmbeddedRedis:
@@ -108,12 +108,6 @@ def redis_left_as_it_was(data_dir: Path) -> Generator[None]:
     finally:
         if not was_there:
             stop_redis(data_dir)
-
-
-def embedded_release(data_dir: Path) -> str:
-    """Say which server is running: the system's own, or an older one from the packages."""
-    running = running_redis(data_dir)
-    return f"{running.server} {running.version}" if running else ""
 
 
 def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
@@ -184,9 +178,7 @@ def _running(socket: Path, timeout_s: float = ANSWER_LIMIT_S) -> EmbeddedRedis |
             info: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
         except redis.RedisError:
             return None
-    server = "valkey" if "valkey_version" in info else "redis"
-    version = info.get("valkey_version", info["redis_version"])
-    return EmbeddedRedis(url=f"unix://{socket}", pid=int(info["process_id"]), server=server, version=version)
+    return EmbeddedRedis(url=f"unix://{socket}", pid=int(info["process_id"]), release=release_of(info))
 
 
 def _revive(home: Path, socket: Path, silence_s: float) -> EmbeddedRedis:

@@ -161,6 +161,7 @@ RESERVE_SHARE = 0.1
 """Of `maxmemory`. The least that we set, 256 MiB, leaves 26 MiB: more than all ingress replicas take in between two looks, and
 ten times what ending 10,000 jobs needs, which is less than they needed while they waited."""
 CHECK_EVERY_S = 1.0
+"""How often free memory and free disk are looked at, at the most."""
 
 
 class RedisMemory(NamedTuple):

@@ -1,7 +1,4 @@
-"""Sends commands of many callers on one connection to Redis, and answers them in order.
-
-Redis clients. Every failure to be served is `StoreUnavailable`.
-"""
+"""Clients of Redis. Every failure to be served is `StoreUnavailable`."""
 
 import asyncio
 import math
@@ -13,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import hiredis
-import redis as redis_py
 import redis.asyncio as redis_async
 from redis.asyncio import ConnectionPool
 from redis.asyncio.client import Pipeline
@@ -110,9 +106,8 @@ class SharedConnection:
                 answer.set_exception(RedisConnectionError("the connection was lost before the answer"))
 
 
-_pack = cast(
-    Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.pack_command
-)  # its stub knows tuples of one
+_pack = cast(Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.pack_command)
+"""hiredis' own stub knows tuples of one item."""
 
 
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
@@ -212,18 +207,20 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     return cast(RedisClient, client)
 
 
-def connect_sync(url: str) -> redis_py.Redis:
-    """Open a blocking client, for the autoscaling thread and the doctor.
+@contextmanager
+def connect_sync(url: str) -> Generator[Any]:
+    """Open a blocking client, for the autoscaling thread and the doctor. Untyped: it is redis-py's own.
 
-    Use it inside `redis_errors()`.
+    Raises `StoreUnavailable` in the block for every failure to be served.
     """
-    return blocking_client(
-        url,
+    options: dict[str, Any] = {
         **TEXT,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
-        retry=SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
-    )
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "retry": SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
+    }
+    with redis_errors(), blocking_client(url, **options) as client:
+        yield client
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from serve_app.jobs.images import ImageStore
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from serve_app.store.storage import close_to_others, open_to_others
+from serve_app.store.storage import open_to_others
 from tests.support import write_safetensors
 
 OTHER_USER = 65_534
@@ -104,19 +104,16 @@ async def test_another_user_opens_nothing(place: Path, tmp_path: Path) -> None:
         stop_redis(data_dir)
 
 
-async def test_what_an_earlier_version_left_open_is_closed_and_the_rest_left_alone(place: Path, tmp_path: Path) -> None:
+def test_what_others_can_open_is_named_unless_the_folder_is_closed(place: Path) -> None:
     data_dir = place / "var"
-    for folder in ("images", "weights", "somebody's"):
-        (data_dir / folder).mkdir(parents=True, mode=0o755)
-    (data_dir / "images" / "one.png").touch(mode=0o644)
+    (data_dir / "images").mkdir(parents=True)
+    (data_dir / "weights").mkdir(mode=0o700)
     (data_dir / "local.json").touch(mode=0o644)
-    data_dir.chmod(0o755)
-    (tmp_path / "elsewhere").touch(mode=0o644)
-    (data_dir / "redis").symlink_to(tmp_path / "elsewhere")
-    assert {path.name for path in open_to_others(data_dir)} == {"var", "images", "local.json", "somebody's", "weights"}
-    close_to_others(data_dir)
-    assert {path.name for path in open_to_others(data_dir)} == {"var", "somebody's"}
-    assert mode(tmp_path / "elsewhere") == 0o644, "what a link leads to is not the service's"
+    (data_dir / "redis").symlink_to("/tmp")
+    assert [path.name for path in open_to_others(data_dir)] == ["var", "images", "local.json"]
+    assert open_to_others(data_dir / "local.json") == [data_dir / "local.json"]
+    data_dir.chmod(0o700)
+    assert open_to_others(data_dir) == open_to_others(data_dir / "nothing") == []
 
 
 async def test_storage_that_the_operator_shares_stays_shared(place: Path) -> None:
