@@ -202,7 +202,7 @@ class LoraRegistration:
         parts, files = {part: Path(uri) for part, uri in weight_files(adapter).items()}, self.weights.files
         async with self.weights.held(files.uri(adapter.sha256, parts)):
             adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
-            registration = await self.registry.register_under(adapter, terms)
+            registration = await self.registry.register(adapter, terms)
             registered = await self._settled(registration, adapter, terms)
         if registered.status == "added":
             with suppress(StoreUnavailable):
@@ -221,7 +221,7 @@ class LoraRegistration:
         """
         if terms is None:
             return None
-        registration = await self.registry.register_under(adapter, terms, asks=True)
+        registration = await self.registry.register(adapter, terms, asks=True)
         return None if registration.status == "added" else await self._settled(registration, adapter, terms)
 
     async def _settled(self, registration: Registration, adapter: Adapter, terms: Terms | None) -> Registered:

@@ -37,7 +37,7 @@ async def _record(resources: Resources, uri: str, lora_id: str = "model_mine") -
         base_model="pocket",
         accounts=frozenset(),
     )
-    assert await resources.adapter_registry.register(record)
+    await resources.adapter_registry.register(record)
 
 
 def _is_stored(resources: Resources) -> bool:

@@ -78,7 +78,7 @@ async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_d
 
 async def _register(resources: Resources, owner: str, numbers: range) -> None:
     for number in numbers:
-        assert await resources.adapter_registry.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
+        await resources.adapter_registry.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
 
 
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
