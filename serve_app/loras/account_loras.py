@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,7 +129,7 @@ class AccountLoras:
         """Change the given fields of the account's own LoRA. Raises `NotFound`."""
         words = None if trigger_words is None else json.dumps(list(trigger_words))
         given = {"name": name, "description": description, "trigger_words": words}
-        fields: Mapping[str, str] = {field: value for field, value in given.items() if value is not None}
+        fields = {field: value for field, value in given.items() if value is not None}
         found = await self._own(by.caller, lora_id)
         if not fields:
             return found

@@ -1,7 +1,4 @@
-"""The catalog file as it is applied to Redis: its adapters, base models and rows left out.
-
-Applies changes of the catalog file without a restart.
-"""
+"""Applies the catalog file to Redis, and its changes without a restart."""
 
 import asyncio
 import json
@@ -40,11 +37,10 @@ class AppliedCatalog:
         try:
             catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
         except CatalogError as error:
-            applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
-            if applied is None:
+            if not (applied := await self.applied_base_models()):
                 raise
             _log.warning("using the base models that were applied last: %s", error)
-            return [BaseModel(**row) for row in json.loads(applied)]
+            return applied
         return list(catalog.base_models.values())
 
     async def applied_base_models(self) -> list[BaseModel]:
@@ -94,8 +90,7 @@ def _taken(lora_id: str) -> SetAside:
 
 
 AGAIN_AFTER = timedelta(minutes=1)
-"""Rows that are set aside are tried again after this, even though the file is the same: their weights may be there now.
-"""
+"""How soon rows that are set aside are tried again with the same file: their weights may be there now."""
 Version = tuple[int, int, int] | None
 
 
@@ -103,8 +98,7 @@ class CatalogFollower:
     """Applies the catalog file when it has changed, and logs each error once."""
 
     def __init__(self, catalog: AppliedCatalog, file: Path, *, again_after: timedelta = AGAIN_AFTER) -> None:
-        self._catalog, self._file = catalog, file
-        self._again_after = again_after.total_seconds()
+        self._catalog, self._file, self._again_after = catalog, file, again_after.total_seconds()
         self._applied: Version = None
         self._logged: Sequence[str] = ()
         self._again = 0.0

@@ -1,7 +1,4 @@
-"""Weight files in their storage, a safetensors file or a PEFT folder: their digests and versions.
-
-Fetches LoRAs from the storage addresses that the operator allows, streaming their files.
-"""
+"""Weight files, a safetensors file or a PEFT folder, in whichever storage they are: digests, versions, fetching."""
 
 import asyncio
 import hashlib
@@ -24,13 +21,15 @@ PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = (PEFT_CONFIG, "adapter_model.safetensors")
 """The files of a folder that count; others beside them are not read."""
 MAX_CONFIG_BYTES = 1 << 20
-_BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "generation")
 """What storages call a file's version."""
 
+log = logging.getLogger(__name__)
+
 
 def weight_files(adapter: Adapter) -> Mapping[str, str]:
-    """The adapter's files by name: a folder's own names, '' for a file."""
+    """Return the URIs of the adapter's files by name: a folder's own names, '' for a file."""
     if not adapter.is_folder:
         return {"": adapter.file}
     return {name: f"{adapter.file.rstrip('/')}/{name}" for name in PEFT_FILES}
@@ -49,7 +48,7 @@ def weights_digest(digests: Mapping[str, str]) -> str:
 
 @contextmanager
 def opened(uri: str, options: Mapping[str, Any]) -> Generator[BinaryIO]:
-    """A file of any storage, for reading. Raises OSError."""
+    """Open a file of any storage for reading. Raises `OSError`."""
     with cast(Any, fsspec.open(uri, "rb", **_options_of(uri, options))) as file:
         yield file
 
@@ -57,7 +56,7 @@ def opened(uri: str, options: Mapping[str, Any]) -> Generator[BinaryIO]:
 def file_digest(uri: str, options: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     with opened(uri, options) as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
 
@@ -67,7 +66,7 @@ def file_version(uri: str, options: Mapping[str, Any]) -> str | None:
 
     None where the storage knows neither.
     """
-    files, path = cast(tuple[Any, str], fsspec.core.url_to_fs(uri, **_options_of(uri, options)))
+    files, path = open_filesystem(uri, _options_of(uri, options))
     info: Mapping[str, Any] = files.info(path)
     marks: Sequence[str] = [str(info[name]) for name in _VERSIONS if info.get(name) is not None]
     return f"{info.get('size')} {marks[0]}" if marks else None
@@ -77,12 +76,9 @@ def _options_of(uri: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options if "://" in uri and not uri.startswith("file://") else {}
 
 
-log = logging.getLogger(__name__)
-
 LIMIT_S = 60.0
 """All files of one source are read within this time; whatever takes longer is uploaded by its owner."""
 FETCHES_AT_ONCE = 4
-BLOCK_BYTES = 1 << 20
 _NEVER = re.compile(r"::|[?#%\\\s]|(?:^|/)\.{1,2}(?:/|$)|//.*//")
 """Chains of file systems, queries, escapes, and paths that lead out of their folder."""
 _pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="lora-source")

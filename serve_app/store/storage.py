@@ -8,7 +8,7 @@ import importlib
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -35,7 +35,7 @@ PROBES = ThreadPoolExecutor(1, thread_name_prefix="storage-probe")
 _Answer = TypeVar("_Answer")
 
 
-def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the file system of an fsspec URL and the URL's path in it. Untyped, as fsspec is."""
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
 

@@ -116,9 +116,9 @@ def test_a_row_with_a_mistake_is_set_aside_by_name_and_the_rest_is_read(
     ("text", "complaint"),
     [
         ("{a: [", "not YAML"),
-        ("[]", "must hold"),
-        ("adapters: {a: 1}", "adapters: must be a list"),
-        ("loras: []", "unknown section 'loras'"),
+        ("[]", "must be a mapping"),
+        ("adapters: {a: 1}", "adapters must be a list"),
+        ("loras: []", "unknown field 'loras'"),
         ("base_models: [{id: pocket}]", r"row 1 \(pocket\): must have either a folder or a file"),
     ],
 )
