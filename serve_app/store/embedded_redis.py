@@ -32,15 +32,16 @@ SOCKET_PATH_LIMIT = 100
 """Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
 LOG_FILE = "redis.log"
 NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
-"""Servers since Redis 7 keep the append-only file there; they take over the one of older servers, which do not look
-there."""
+"""Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not
+look there."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
 bytes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
-"""Of the machine's memory: the models need the rest. Full, new jobs are refused and running ones finish; without a bound
-the kernel would end a process of its choice. The least holds 220,000 completed jobs."""
+"""The server may take this share of the machine's memory; the models need the rest. When it is full, new jobs are refused
+and running ones finish; without a bound the kernel would end a process of its choice. The least holds 220,000 completed
+jobs."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 TRY_S, ANSWER_LIMIT_S = 1.0, 5.0
@@ -172,9 +173,12 @@ def _client(socket: Path, timeout_s: float = ANSWER_LIMIT_S) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(socket), socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0))
 
 
-def _running(socket: Path, timeout_s: float = ANSWER_LIMIT_S) -> EmbeddedRedis | None:
+def _running(socket: Path, timeout_s: float = ANSWER_LIMIT_S, *, has_replayed: bool = False) -> EmbeddedRedis | None:
+    """Return the server that answers; with `has_replayed`, only once it has read its append-only file."""
     with _client(socket, timeout_s) as client:
         try:
+            if has_replayed:
+                client.ping()  # the server refuses it before
             info: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
         except redis.RedisError:
             return None
@@ -237,19 +241,10 @@ def _start(home: Path, socket: Path) -> None:
 def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
     deadline = time.monotonic() + START_TIMEOUT_S
     while server_process(home) is not None and time.monotonic() < deadline:
-        running = _running(socket)
-        if running is not None and _answers(socket):
+        running = _running(socket, has_replayed=True)
+        if running is not None:
             return running
         time.sleep(POLL_S)
     log = home / LOG_FILE
     log_end = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
     raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {log_end}")
-
-
-def _answers(socket: Path) -> bool:
-    """Return whether the server has replayed its append-only file."""
-    with _client(socket) as client:
-        try:
-            return bool(client.ping())
-        except redis.RedisError:
-            return False

@@ -27,8 +27,8 @@ VALUES: dict[str, Argument] = {"text": "x", "number": 1, "flag": True, "list": [
 class Silent:
     """Any call to a server fails the test: nothing may be sent."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} was called")
+    async def execute_write(self, *args: object) -> Any:
+        raise AssertionError(f"{args} was sent")
 
 
 def _args(name: str) -> dict[str, Argument]:
