@@ -21,9 +21,9 @@ class BaseModel:
 class Adapter:
     """A LoRA adapter: `lora_id` of variant A, `model_id` of variant B.
 
-    `file` is a URI of a safetensors file, or of a folder as PEFT saves one; `sha256` (hex) is the identity of its weights;
-    `accounts` names who may use it, and None means everyone. An adapter with an `owner` (an account's id) is that account's,
-    one without is the operator's.
+    `file` is a URI of a safetensors file, or of a folder as PEFT saves one; `sha256` (hex) is the identity of its
+    weights; `accounts` names who may use it, and None means everyone. An adapter with an `owner` (an account's id) is
+    that account's, one without is the operator's.
     """
 
     id: str

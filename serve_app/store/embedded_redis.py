@@ -1,9 +1,9 @@
 """The embedded Redis: a real server for one machine, started on first use, never on the network.
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
-it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a killed
-server comes back with everything it had confirmed. A server that does not answer is never given a second one beside it:
-it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
+killed server comes back with everything it had confirmed. A server that does not answer is never given a second one
+beside it: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
 """
 
 import fcntl
@@ -39,14 +39,14 @@ COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 bytes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
-"""The server may take this share of the machine's memory; the models need the rest. When it is full, new jobs are refused
-and running ones finish; without a bound the kernel would end a process of its choice. The least holds 220,000 completed
-jobs."""
+"""The server may take this share of the machine's memory; the models need the rest. When it is full, new jobs are
+refused and running ones finish; without a bound the kernel would end a process of its choice. The least holds 220,000
+completed jobs."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 TRY_S, ANSWER_LIMIT_S = 1.0, 5.0
-"""How long one question to the server may take, and how many seconds of silence are an error for everybody but the caller
-that waits for it: a crowded machine answers by then."""
+"""How long one question to the server may take, and how many seconds of silence are an error for everybody but the
+caller that waits for it: a crowded machine answers by then."""
 SILENCE_LIMIT_S = 30.0
 """A disk that stalls or a machine that pauses is mostly back by then; a server that is not, is replaced."""
 POLL_S = 0.02
@@ -64,8 +64,9 @@ class EmbeddedRedis:
 def ensure_redis(data_dir: Path, *, silence_s: float = SILENCE_LIMIT_S) -> EmbeddedRedis:
     """Return the server of `data_dir/redis`, started if there is none.
 
-    One that does not answer is replaced after `silence_s` seconds. Raises `StoreUnavailable` with the end of the server's
-    log when it does not come up, and within `ANSWER_LIMIT_S` when another caller already waits for a silent one.
+    One that does not answer is replaced after `silence_s` seconds. Raises `StoreUnavailable` with the end of the
+    server's log when it does not come up, and within `ANSWER_LIMIT_S` when another caller already waits for a silent
+    one.
     """
     home = _private_directory(data_dir.resolve() / "redis")
     socket = _socket_path(home)

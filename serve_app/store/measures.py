@@ -157,8 +157,9 @@ def is_cancelled() -> bool:
 
 
 RESERVE_SHARE = 0.1
-"""This share of `maxmemory` is kept. Of the least that we set, 256 MiB, it is 26 MiB: more than all ingress replicas take
-in between two looks, and ten times what ending 10,000 jobs needs, which is less than they needed while they waited."""
+"""This share of `maxmemory` is kept. Of the least that we set, 256 MiB, it is 26 MiB: more than all ingress replicas
+take in between two looks, and ten times what ending 10,000 jobs needs, which is less than they needed while they
+waited."""
 CHECK_EVERY_S = 1.0
 """How often free memory and free disk are looked at, at the most."""
 

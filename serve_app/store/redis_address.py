@@ -1,7 +1,7 @@
 """Addresses of Redis: one server by TCP, TLS or a socket, or the primary that Sentinels name.
 
-`redis+sentinel://user:password@host:26379,host:26379/name/db` asks the Sentinels in turn for the primary called `name`; with
-`rediss+sentinel://` they and the servers speak TLS. User and password are the servers'; `sentinel_username` and
+`redis+sentinel://user:password@host:26379,host:26379/name/db` asks the Sentinels in turn for the primary called `name`;
+with `rediss+sentinel://` they and the servers speak TLS. User and password are the servers'; `sentinel_username` and
 `sentinel_password` in the query are the Sentinels' own.
 """
 

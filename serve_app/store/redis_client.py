@@ -113,7 +113,8 @@ _pack = cast(Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.p
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
 """A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
 during the handshake for a broken connection. Two seconds to connect: while this process's event loop stands still, the
-time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of 1 s)."""
+time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of
+1 s)."""
 RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
 TEXT: Mapping[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
@@ -262,7 +263,8 @@ class _Turns:
     async def take(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
         """Make a call when it is its turn, within the limit of time.
 
-        Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too long.
+        Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too
+        long.
         """
         if self._free.locked():
             await self._wait()

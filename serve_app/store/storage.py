@@ -95,8 +95,8 @@ class Disk(NamedTuple):
 class DiskReserve:
     """Reports whether enough disk is free.
 
-    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it calls
-    each of `make_space` in turn until there is enough, in a thread.
+    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it
+    calls each of `make_space` in turn until there is enough, in a thread.
     """
 
     def __init__(self, settings: Settings, storage_folder: Path | None, *make_space: Callable[[], None]) -> None:

@@ -19,7 +19,8 @@ from tests.support import adapter_id
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
 FEW, MANY = 8, 1_000
 VARIES = 200
-"""Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of itself."""
+"""Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of
+itself."""
 REGISTERED = Adapter(
     id="",
     name="Registered",

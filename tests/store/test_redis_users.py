@@ -46,7 +46,8 @@ async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
 async def of_the_chart(folder: Path, users: tuple[str, ...] = USERS) -> AsyncGenerator[dict[str, str]]:
     """A server as the chart's pod starts it, by a Secret of these users; yields the address of each.
 
-    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this machine.
+    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this
+    machine.
     """
     documents = rendered("many-gpus")
     (script,) = find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]["spec"]["containers"][0][
