@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 import redis
 from PIL import Image
 
+from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim, StoredImage, new_image_id
 from serve_app.jobs.images import ImageStore
@@ -186,6 +188,22 @@ def write_safetensors(path: Path, *, fill: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<f", fill / 16) * (offset // 4))
     return path
+
+
+def lora_record(file: str | Path = "memory://mine.safetensors", **fields: Any) -> Adapter:
+    """Return a LoRA of the pocket model, with the digest of its file if that is here; `fields` replace what it has."""
+    sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else "1" * 64
+    record = Adapter(
+        id="model_mine",
+        name="Mine",
+        description="",
+        created_at=datetime(2026, 11, 22, tzinfo=UTC),
+        file=str(file),
+        sha256=sha256,
+        base_model="pocket",
+        accounts=frozenset(),
+    )
+    return replace(record, **fields)
 
 
 def write_catalog(folder: Path) -> Path:

@@ -190,9 +190,8 @@ class AccountLoras:
         owner = await self.accounts.get(account_id)
         if owner is None:
             raise NotFound("The account was deleted meanwhile.")
-        table = self.settings.plan_table
         names = {Variant.A: owner.plan_a, Variant.B: owner.plan_b}
-        plans = [table.get((each, name), self.settings.plans_of(each)[0]) for each, name in names.items()]
+        plans = [self.settings.plan_named(variant, name) for variant, name in names.items()]
         return Terms(max_loras=max(plan.loras for plan in plans), max_bytes=max(plan.lora_bytes for plan in plans))
 
     async def _record(self, by: AccountActor, act: Act, lora_id: str, *, other: Account | None = None) -> None:

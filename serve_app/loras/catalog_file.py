@@ -122,17 +122,9 @@ class AdapterRow(_Strict):
 
     def read(self, catalog: Path) -> Adapter:
         """Return the adapter; without a digest where the row names none."""
-        return Adapter(
-            id=self.id,
-            name=self.name,
-            description=self.description,
-            created_at=self.created_at,
-            file=_resolve(catalog, self.file or self.folder or ""),
-            is_folder=self.folder is not None,
-            sha256=self.sha256 or "",
-            base_model=self.base_model,
-            accounts=self.accounts,
-        )
+        location = _resolve(catalog, self.file or self.folder or "")
+        fields = self.model_dump(exclude={"file", "folder", "sha256"})
+        return Adapter(**fields, file=location, is_folder=self.folder is not None, sha256=self.sha256 or "")
 
 
 _MEANINGS = {

@@ -112,8 +112,7 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
             await background.wait()
             sending.cancel()
             await measures.send_last()
-            if traces.is_on:
-                await asyncio.to_thread(traces.close)
+            await asyncio.to_thread(traces.close)
     finally:
         await redis.aclose()
 

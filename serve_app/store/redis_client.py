@@ -115,13 +115,21 @@ CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
 during the handshake for a broken connection. Two seconds to connect: while this process's event loop stands still, the
 time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of
 1 s)."""
-RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
+RETRIES, _BACKOFF, _RETRIED = 5, ExponentialWithJitterBackoff(cap=0.5, base=0.05), (RedisConnectionError,)
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
-TEXT: Mapping[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
-"""Options of a client that reads text; packed fields of a job's record are bytes, and come with surrogate escapes."""
+OPTIONS: Mapping[str, Any] = {
+    "decode_responses": True,
+    "encoding_errors": "surrogateescape",
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": REPLY_TIMEOUT_S,
+}
+"""Answers are text; packed fields of a job's record are bytes, and come with surrogate escapes."""
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 """A process that is no ingress has these bounds; `Settings` sizes both for the requests that an ingress may have open.
 """
+
+
+Value, Life = str | float, timedelta | None
 
 
 class RedisPipeline(Protocol):
@@ -143,36 +151,20 @@ class RedisClient(Protocol):
     async def exists(self, *names: str) -> int: ...
     async def delete(self, *names: str) -> int: ...
     async def get(self, name: str) -> str | None: ...
-    async def set(
-        self,
-        name: str,
-        value: str | int,
-        *,
-        ex: timedelta | None = None,
-        px: timedelta | None = None,
-        nx: bool = False,
-    ) -> bool | None: ...
+    async def set(self, name: str, value: Value, *, ex: Life = ..., px: Life = ..., nx: bool = ...) -> bool | None: ...
     async def hget(self, name: str, key: str) -> str | None: ...
     async def hmget(self, name: str, keys: str | Sequence[str], *more: str) -> list[str | None]: ...
     async def hgetall(self, name: str) -> dict[str, str]: ...
-    async def hset(
-        self,
-        name: str,
-        key: str | None = None,
-        value: str | float | None = None,
-        mapping: Mapping[str, str | float] | None = None,
-    ) -> int: ...
+    async def hset(self, name: str, key: str = ..., value: Value = ..., mapping: Mapping[str, Value] = ...) -> int: ...
     async def hdel(self, name: str, *keys: str) -> int: ...
     async def smembers(self, name: str) -> AbstractSet[str]: ...
     async def srem(self, name: str, *values: str) -> int: ...
     async def zadd(self, name: str, mapping: Mapping[str, float], nx: bool = False) -> int: ...
     async def zcard(self, name: str) -> int: ...
-    async def zcount(self, name: str, min: float | str, max: float | str) -> int: ...
+    async def zcount(self, name: str, min: Value, max: Value) -> int: ...
     async def zrange(self, name: str, start: int, end: int) -> list[str]: ...
     async def zrevrange(self, name: str, start: int, end: int) -> list[str]: ...
-    async def zrevrangebyscore(
-        self, name: str, max: float | str, min: float | str, start: int | None = None, num: int | None = None
-    ) -> list[str]: ...
+    async def zrevrangebyscore(self, name: str, max: Value, min: Value, start: int, num: int) -> list[str]: ...
     async def zrem(self, name: str, *values: str) -> int: ...
     async def xrange(self, name: str, *, min: int | str) -> list[tuple[str, dict[str, str]]]: ...
     def scan_iter(self, match: str, count: int | None = None) -> AsyncIterator[str]: ...
@@ -193,14 +185,8 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others
     were answered raises `Overloaded`; a server that cannot be reached, `StoreUnavailable`.
     """
-    pool = connection_pool(
-        url,
-        **TEXT,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
-        max_connections=connections + 2,  # the shared ones
-        retry=Retry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
-    )
+    most = connections + 2  # the shared ones
+    pool = connection_pool(url, **OPTIONS, max_connections=most, retry=Retry(_BACKOFF, RETRIES, _RETRIED))
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
     client.turns = _Turns(connections, wait.total_seconds())
@@ -214,13 +200,7 @@ def connect_sync(url: str) -> Generator[Any]:
 
     Raises `StoreUnavailable` in the block for every failure to be served.
     """
-    options: dict[str, Any] = {
-        **TEXT,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "retry": SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
-    }
-    with redis_errors(), blocking_client(url, **options) as client:
+    with redis_errors(), blocking_client(url, **OPTIONS, retry=SyncRetry(_BACKOFF, RETRIES, _RETRIED)) as client:
         yield client
 
 

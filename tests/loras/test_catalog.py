@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,11 @@ from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
-from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
+from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, lora_record, write_safetensors
 
 Rows = list[dict[str, Any]]
 NEON = adapter_id("neon")
-REGISTERED = Adapter(
-    id="model_registered",
-    name="Mine",
-    description="",
-    created_at=datetime(2026, 11, 22, tzinfo=UTC),
-    file="memory://mine.safetensors",
-    sha256="1" * 64,
-    base_model="pocket",
-    accounts=frozenset(),
-    found={"rank": 16},
-)
+REGISTERED = lora_record(found={"rank": 16})
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import logging
 import os
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from serve_app.domain.catalog import Adapter
 from serve_app.loras.weights import DRAFTS_LIVE, KEPT_AFTER_USE, WeightCache, WeightStore
 from serve_app.settings import Settings
-from tests.support import write_safetensors
+from tests.support import lora_record, write_safetensors
 
 LONG_AGO = 2 * KEPT_AFTER_USE.total_seconds()
 
@@ -21,7 +21,7 @@ LONG_AGO = 2 * KEPT_AFTER_USE.total_seconds()
 @pytest.fixture
 def adapters(tmp_path: Path) -> list[Adapter]:
     """Four files of the same size."""
-    return [_adapter(write_safetensors(tmp_path / f"{number}.safetensors", fill=number)) for number in range(1, 5)]
+    return [lora_record(write_safetensors(tmp_path / f"{number}.safetensors", fill=number)) for number in range(1, 5)]
 
 
 async def test_beyond_the_limit_the_files_that_were_used_longest_ago_go(
@@ -111,8 +111,8 @@ async def test_folders_and_drafts_of_dead_processes_go_too(tmp_path: Path, adapt
 
 
 def _store(tmp_path: Path, *, weight_cache: int = 1 << 40, disk_reserve: int = 0) -> WeightStore:
-    limits = {"weight_cache": weight_cache, "disk_reserve": disk_reserve}
-    return WeightStore(Settings(data_dir=tmp_path / "var", redis_url="unix:///unused", **limits))  # pyright: ignore[reportArgumentType]
+    limits = {"weight_cache": ByteSize(weight_cache), "disk_reserve": ByteSize(disk_reserve)}
+    return WeightStore(Settings(data_dir=tmp_path / "var", redis_url="unix:///unused").model_copy(update=limits))
 
 
 def _source(adapter: Adapter) -> Path:
@@ -129,16 +129,3 @@ def _used_before(path: Path, seconds: float) -> None:
     for each in (path, path.parent / ".used" / path.name):
         if each.exists():
             os.utime(each, (then, then))
-
-
-def _adapter(file: Path) -> Adapter:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return Adapter(
-        id=f"model_{digest[:8]}",
-        name=file.stem,
-        description="",
-        created_at=datetime.now(UTC),
-        file=str(file),
-        sha256=digest,
-        base_model="pocket",
-    )

@@ -1,6 +1,5 @@
 """Whatever a service keeps in its data directory is its owner's alone, whatever the umask."""
 
-import hashlib
 import os
 import stat
 import subprocess
@@ -11,13 +10,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from serve_app.domain.catalog import Adapter
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.storage import open_to_others
-from tests.support import write_safetensors
+from tests.support import lora_record, write_safetensors
 
 OTHER_USER = 65_534
 
@@ -47,16 +45,7 @@ async def fill(data_dir: Path, source: Path) -> Path:
     ensure_redis(data_dir)
     await image_in(settings)
     file = write_safetensors(source / "one.safetensors")
-    adapter = Adapter(
-        id="model_one",
-        name="One",
-        description="",
-        created_at=datetime.now(UTC),
-        file=str(file),
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-        base_model="pocket",
-    )
-    return await WeightStore(settings).fetch(adapter)
+    return await WeightStore(settings).fetch(lora_record(file))
 
 
 async def image_in(settings: Settings) -> Path:

@@ -17,6 +17,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.locked_exec import locked_command
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_binary, server_process
+from tests.store.redis_servers import servers_in
 from tests.support import wait_until
 
 OURS, OLDER = "of this version", "of an older version"
@@ -31,20 +32,8 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
-def servers_in(data_dir: Path) -> list[int]:
-    folder = str(data_dir / "redis")
-    return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == folder]
-
-
 def client_in(data_dir: Path) -> Any:
-    return cast(
-        Any,
-        redis.Redis(
-            unix_socket_path=str(data_dir / "redis" / "redis.sock"),
-            decode_responses=True,
-            encoding_errors="surrogateescape",
-        ),
-    )
+    return cast(Any, redis.Redis(unix_socket_path=str(data_dir / "redis" / "redis.sock"), decode_responses=True))
 
 
 def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
@@ -62,10 +51,6 @@ def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
     return int((home / PID_FILE).read_text())
 
 
-def start_now(data_dir: Path) -> int:
-    return ensure_redis(data_dir).pid
-
-
 def keep_something(data_dir: Path) -> None:
     with client_in(data_dir) as client:
         client.set("kept", "yes")
@@ -78,7 +63,7 @@ def is_kept(data_dir: Path) -> bool:
 
 @pytest.fixture(params=[OURS, OLDER])
 async def server(data_dir: Path, request: pytest.FixtureRequest) -> int:
-    """The process id of a running server that holds one key."""
+    """Start a server that holds one key; return its process id."""
     pid = ensure_redis(data_dir).pid if request.param == OURS else start_as_older_versions_did(data_dir)
     assert ensure_redis(data_dir).pid == pid
     keep_something(data_dir)
