@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import yaml
 from PIL import Image
 
 from serve_app.domain.catalog import Adapter
@@ -204,6 +205,16 @@ def lora_record(file: str | Path = "memory://mine.safetensors", **fields: Any) -
         accounts=frozenset(),
     )
     return replace(record, **fields)
+
+
+CatalogRows = list[dict[str, Any]]
+
+
+def rewrite_catalog(file: Path, change: Callable[[CatalogRows], object]) -> None:
+    """Change the rows of the adapters in a catalog file."""
+    content = yaml.safe_load(file.read_text())
+    change(content["adapters"])
+    file.write_text(yaml.safe_dump(content))
 
 
 def write_catalog(folder: Path) -> Path:

@@ -127,12 +127,7 @@ def field_of(metric: Metric, *labels: str, part: str = "") -> str:
     return "|".join((metric.name, *labels, *([part] if part else [])))
 
 
-_FAILURES = (
-    FailureCode.GENERATION_FAILED,
-    FailureCode.TIMEOUT,
-    FailureCode.LORA_UNAVAILABLE,
-    FailureCode.OUT_OF_MEMORY,
-)
+_FAILURES = sorted(set(FailureCode) - {FailureCode.CANCELED, FailureCode.EXPIRED})
 STORAGE_OPERATIONS = ("write", "read", "delete", "lookup", "listing")
 FROM_ZERO = (
     *(field_of(JOB_FAILURES, kind, code) for kind in JobKind for code in _FAILURES),

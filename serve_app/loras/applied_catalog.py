@@ -112,15 +112,13 @@ class CatalogFollower:
             set_aside = await self._catalog.apply_file()
         except CatalogError as error:
             set_aside = [SetAside("", f"{error}: what was applied before stays")]
-        self._log_new([row.reason for row in set_aside])
-        self._applied = version
-        self._again = time.monotonic() + self._again_after if set_aside else float("inf")
-
-    def _log_new(self, mistakes: Sequence[str]) -> None:
+        mistakes = [row.reason for row in set_aside]
         for mistake in mistakes:
             if mistake not in self._logged:
                 _log.error("catalog: set aside: %s", mistake)
         self._logged = mistakes
+        self._applied = version
+        self._again = time.monotonic() + self._again_after if set_aside else float("inf")
 
 
 def _version(path: Path) -> Version:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import fsspec
 
@@ -47,25 +48,19 @@ def weights_digest(digests: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def opened(uri: str, options: Mapping[str, Any]) -> Generator[BinaryIO]:
+def opened(uri: str, options: Mapping[str, Any]) -> Generator[BufferedIOBase]:
     """Open a file of any storage for reading. Raises `OSError`."""
     with cast(Any, fsspec.open(uri, "rb", **_options_of(uri, options))) as file:
         yield file
 
 
 def file_digest(uri: str, options: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
     with opened(uri, options) as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_version(uri: str, options: Mapping[str, Any]) -> str | None:
-    """Return what changes when the file does: its size with its time or its entity tag.
-
-    None where the storage knows neither.
-    """
+    """Return what changes when the file does, its size with its time or entity tag; None if the storage has neither."""
     files, path = open_filesystem(uri, _options_of(uri, options))
     info: Mapping[str, Any] = files.info(path)
     marks: Sequence[str] = [str(info[name]) for name in _VERSIONS if info.get(name) is not None]

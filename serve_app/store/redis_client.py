@@ -129,7 +129,8 @@ MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 """
 
 
-Value, Life = str | float, timedelta | None
+Value = str | float
+Life = timedelta | None
 
 
 class RedisPipeline(Protocol):

@@ -1,12 +1,10 @@
 """A change of the catalog by one process is served by all; the file seeds it without stopping it."""
 
 import os
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -22,24 +20,19 @@ from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
-from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, lora_record, write_safetensors
+from tests.support import (
+    POCKET,
+    POCKET_ADAPTERS,
+    PRIVATE_ADAPTER,
+    CatalogRows,
+    adapter_id,
+    lora_record,
+    rewrite_catalog,
+    write_safetensors,
+)
 
-Rows = list[dict[str, Any]]
 NEON = adapter_id("neon")
 REGISTERED = lora_record(found={"rank": 16})
-
-
-@pytest.fixture
-async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resources]:
-    """The stores of another process over the same Redis."""
-    async with open_resources(settings) as opened:
-        yield opened
-
-
-def _rewrite(settings: Settings, change: Callable[[Rows], object]) -> None:
-    content = yaml.safe_load(settings.catalog.read_text())
-    change(content["adapters"])
-    settings.catalog.write_text(yaml.safe_dump(content))
 
 
 async def _usable(resources: Resources, account_id: str) -> list[str]:
@@ -60,12 +53,12 @@ async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources
 
 
 async def test_rows_of_one_time_are_listed_in_the_files_order(resources: Resources, settings: Settings) -> None:
-    def at_one_time(rows: Rows) -> None:
+    def at_one_time(rows: CatalogRows) -> None:
         rows.reverse()
         for row in rows:
             row["created_at"] = "2026-11-21T12:00:00Z"
 
-    _rewrite(settings, at_one_time)
+    rewrite_catalog(settings.catalog, at_one_time)
     await resources.applied_catalog.apply_file()
     names = [adapter.name.lower() for adapter in await resources.catalog.all()]
     assert names == ["private", *reversed(POCKET_ADAPTERS)]
@@ -105,12 +98,12 @@ async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
 
 
 async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resources, settings: Settings) -> None:
-    def at_two_times(rows: Rows) -> None:
+    def at_two_times(rows: CatalogRows) -> None:
         rows.sort(key=itemgetter("id"), reverse=True)
         for place, row in enumerate(rows):
             row["created_at"] = f"2026-11-21T12:00:0{place // 5}Z"
 
-    _rewrite(settings, at_two_times)
+    rewrite_catalog(settings.catalog, at_two_times)
     await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")
     for number in range(5):
@@ -155,13 +148,13 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     narrowed, gone, denied, kept = (adapter_id(name) for name in POCKET_ADAPTERS[:4])
     jobs = {lora: await _accept(resources, acme.id, lora) for lora in (mine.id, narrowed, gone, denied, kept)}
 
-    def withdraw(rows: Rows) -> None:
+    def withdraw(rows: CatalogRows) -> None:
         rows[0]["accounts"] = ["zeta"]
         del rows[1]
 
     await other.adapter_registry.remove(mine.id)
     await other.adapter_grants.revoke(denied, acme.id)
-    _rewrite(settings, withdraw)
+    rewrite_catalog(settings.catalog, withdraw)
     await other.applied_catalog.apply_file()
     await resources.queue.reap()
     ended = await resources.jobs.find_many(list(jobs.values()))
@@ -203,13 +196,13 @@ async def test_a_changed_file_is_served_by_every_process(
     await resources.adapter_registry.register(REGISTERED)
     new = {**yaml.safe_load(settings.catalog.read_text())["adapters"][0], "id": "model_new"}
 
-    def change(rows: Rows) -> None:
+    def change(rows: CatalogRows) -> None:
         rows[0]["name"] = "Renamed"
         rows[1]["accounts"] = ["nobody"]
         del rows[2]
         rows.append(new)
 
-    _rewrite(settings, change)
+    rewrite_catalog(settings.catalog, change)
     assert await resources.applied_catalog.apply_file() == []
     listed = {adapter.id: adapter for adapter in await other.catalog.all()}
     assert listed[adapter_id("outline")].name == "Renamed"
@@ -225,14 +218,14 @@ async def test_a_bad_row_is_set_aside_by_name_and_keeps_what_was_applied(
 ) -> None:
     await resources.adapter_registry.register(REGISTERED)
 
-    def change(rows: Rows) -> None:
+    def change(rows: CatalogRows) -> None:
         rows[0]["name"] = ""
         rows[1]["description"] = "Small tiles."
         rows.append({**rows[1], "id": "model_missing", "file": "/nowhere/missing.safetensors"})
         rows.append({**rows[1], "id": REGISTERED.id})
         rows.append({"id": "model_bad"})
 
-    _rewrite(settings, change)
+    rewrite_catalog(settings.catalog, change)
     reported = await resources.applied_catalog.apply_file()
     assert {row.id for row in reported} == {adapter_id("outline"), "model_missing", REGISTERED.id, "model_bad"}
     assert await other.applied_catalog.set_aside() == reported
@@ -274,7 +267,7 @@ async def test_a_file_is_read_again_only_when_it_has_changed(
     resources: Resources, settings: Settings, tmp_path: Path
 ) -> None:
     file = write_safetensors(tmp_path / "weights.safetensors", fill=1)
-    _rewrite(settings, lambda rows: rows[0].update(file=str(file)))
+    rewrite_catalog(settings.catalog, lambda rows: rows[0].update(file=str(file)))
 
     async def digest() -> str:
         await resources.applied_catalog.apply_file()

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,7 +49,7 @@ class _Files(_Answering):
 
 
 @contextmanager
-def _serving(handler: type[_Answering]) -> Iterator[str]:
+def _serving(handler: type[_Answering]) -> Generator[str]:
     """Run a web server on this machine, and yield its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

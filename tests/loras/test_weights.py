@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import fsspec
-import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
@@ -279,10 +278,3 @@ def test_ordinary_files_are_taken(dtype: str, tmp_path: Path) -> None:
         "b.alpha": _entry([], 6 * size, 6 * size + 8, "I64"),
     }
     check_safetensors(_write(tmp_path / "good.safetensors", header, bytes(6 * size + 8)))
-
-
-def test_a_file_written_by_the_library_itself_is_taken(tmp_path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({"x": np.ones((4, 4), np.float32), "y": np.ones(3, np.float16)}, tmp_path / "lib.safetensors")
-    check_safetensors(tmp_path / "lib.safetensors")
