@@ -121,11 +121,11 @@ class Resources:
     workers = At[WorkerStatus]("for_operations.workers")
 
     def with_parts(self, **parts: Any) -> "Resources":
-        """The same service with other parts, by their short names, wherever a process uses them."""
+        """Return the same service with other parts, by their short names, wherever a process uses them."""
         return _exchange(self, {id(getattr(self, name)): part for name, part in parts.items()})
 
     def app(self, *, requests_waiting: int = 1_000) -> ASGIApp:
-        """The application of the API and the pages."""
+        """Make the application of the API and the pages."""
         return create_app(
             self.settings,
             accounts=self.for_accounts,
@@ -136,7 +136,7 @@ class Resources:
         )
 
     async def readiness(self) -> Readiness:
-        """What this service can do now."""
+        """Read what this service can do now."""
         return await readiness(
             self.queue_stats, self.images, self.space, self.workers, self.keeps_worker, self.settings
         )
@@ -171,7 +171,7 @@ async def open_resources(
 
 
 def _exchange(parts: P, exchanged: dict[int, Any]) -> P:
-    """Parts, and what is composed of them, with some of them exchanged."""
+    """Return the parts, and what is composed of them, with some of them exchanged."""
     found = {each.name: getattr(parts, each.name) for each in fields(parts)} if is_dataclass(parts) else vars(parts)
     changed = {
         name: exchanged[id(part)] if id(part) in exchanged else _exchange(part, exchanged)

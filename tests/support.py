@@ -41,7 +41,7 @@ PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 """An adapter of the test catalog that only the account named `owner` may use."""
 
 
-async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
+async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109
     """Return as soon as `predicate` (plain or async) holds; raise `TimeoutError` after `timeout` seconds.
 
     A store that is unavailable is asked again. The timeout holds even when the predicate swallows its one cancel, as a
@@ -148,7 +148,7 @@ def free_port() -> int:
 
 
 def adapter_id(name: str) -> str:
-    """The id of the adapter called `name` in the test catalog."""
+    """Return the id of the adapter called `name` in the test catalog."""
     return "model_" + name.ljust(26, "2")
 
 

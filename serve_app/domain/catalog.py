@@ -39,7 +39,7 @@ class Adapter:
     size_bytes: int = 0
     """The size of its weights in storage; 0 for a row of the catalog file, whose files are the operator's."""
     trigger_words: tuple[str, ...] = ()
-    """What its owner says a prompt should hold for it to act."""
+    """Its owner says that a prompt should hold these for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What validation saw in the file; empty for a row of the catalog file."""
 

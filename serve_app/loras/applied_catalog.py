@@ -44,7 +44,7 @@ class AppliedCatalog:
         return list(catalog.base_models.values())
 
     async def applied_base_models(self) -> list[BaseModel]:
-        """The base models as the file was applied last; does not read the file."""
+        """Return the base models as the file was applied last, without reading it."""
         applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
         return [BaseModel(**row) for row in json.loads(applied or "[]")]
 
@@ -80,7 +80,7 @@ class AppliedCatalog:
         return [*set_aside, *map(_taken, taken)]
 
     async def set_aside(self) -> list[SetAside]:
-        """The rows of the file that were set aside when it was applied last."""
+        """Return the rows of the file that were set aside when it was applied last."""
         rows, taken = await self._redis.hmget(redis_key("catalog"), "set_aside", "taken")
         return [*(SetAside(*row) for row in json.loads(rows or "[]")), *map(_taken, (taken or "").split())]
 

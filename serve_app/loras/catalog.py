@@ -125,7 +125,7 @@ class CatalogReader:
         return [read_record(lora_id, pairs(flat)) for lora_id, flat in answer]
 
     async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
-        """The adapter, if the account owns it or may use it."""
+        """Return the adapter if the account owns it or may use it."""
         answer = await self._read_lora(lora=lora_id, account=account_id)
         if not answer:
             return None
@@ -145,10 +145,10 @@ class CatalogReader:
         return found
 
     async def open_adapter_id(self) -> str | None:
-        """The oldest adapter that everyone may use, for examples."""
+        """Return the id of the oldest adapter that everyone may use, for examples."""
         ids: list[str] = await self._redis.zrange(redis_key("loras_open"), 0, 0)
         return ids[0] if ids else None
 
     async def owned_ids(self, account_id: str) -> list[str]:
-        """The adapters that the account owns."""
+        """Return the ids of the adapters that the account owns."""
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)

@@ -134,7 +134,7 @@ _MEANINGS = {
     "string_too_short": "must be text",
     "model_type": "must be a mapping of fields",
 }
-"""What pydantic's errors are called here; our own bring their text."""
+"""Pydantic's errors are described so; our own bring their text."""
 
 
 def describe(error: pydantic.ValidationError) -> str:
@@ -167,7 +167,7 @@ class SetAside(NamedTuple):
     """A row that is not served, and why."""
 
     id: str
-    """Empty where the row has none."""
+    """It is empty where the row has none."""
     reason: str
 
 

@@ -100,7 +100,7 @@ class UploadPlaces:
     def _new_folder(self) -> tuple[Path, int]:
         """Return a new folder and the descriptor that locks it.
 
-        It takes a few calls of the system, and no thread: a caller who is cancelled while one works would not know the
+        It takes a few calls of the system, and no thread: a caller who is canceled while one works would not know the
         folder that it makes.
         """
         make_folder(self._folder)

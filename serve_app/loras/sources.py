@@ -20,11 +20,11 @@ from serve_app.store.storage import open_filesystem
 
 PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = (PEFT_CONFIG, "adapter_model.safetensors")
-"""The files of a folder that count; others beside them are not read."""
+"""Only these files of a folder count; others beside them are not read."""
 MAX_CONFIG_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 20
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "generation")
-"""What storages call a file's version."""
+"""Storages call a file's version by one of these names."""
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ LIMIT_S = 60.0
 """All files of one source are read within this time; whatever takes longer is uploaded by its owner."""
 FETCHES_AT_ONCE = 4
 _NEVER = re.compile(r"::|[?#%\\\s]|(?:^|/)\.{1,2}(?:/|$)|//.*//")
-"""Chains of file systems, queries, escapes, and paths that lead out of their folder."""
+"""No address holds a chain of file systems, a query, an escape, or a path that leads out of its folder."""
 _pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="lora-source")
 
 
 class LoraSources:
-    """Files below the operator's prefixes (`ATELIER_LORA_SOURCES`), and nothing else."""
+    """Fetches files below the operator's prefixes (`ATELIER_LORA_SOURCES`), and nothing else."""
 
     def __init__(self, settings: Settings) -> None:
         self._prefixes = settings.lora_sources
@@ -156,6 +156,6 @@ def _scheme(url: str) -> str:
 
 
 def _append(target: Path, block: bytes) -> None:
-    """Append to a file that the call itself opens: its thread goes on when the fetch is cancelled."""
+    """Append to a file that the call itself opens: its thread goes on when the fetch is canceled."""
     with target.open("ab") as file:
         file.write(block)

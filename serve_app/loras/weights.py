@@ -27,10 +27,10 @@ LAYER_TABLES = "layer_tables"
 log = logging.getLogger(__name__)
 
 KEPT_AFTER_USE = timedelta(minutes=10)
-"""No file goes earlier: its runs may not have read it yet."""
+"""No file is removed earlier after its last use: its runs may not have read it yet."""
 NOTED_EVERY_S = 60.0
 DRAFTS_LIVE = timedelta(days=1)
-"""What a process that died while it wrote has left goes after this."""
+"""Drafts that a process left when it died while it wrote are removed after this time."""
 _STORED = re.compile(r"[0-9a-f]{64}(\.safetensors)?")
 _USES = ".used"
 
@@ -113,7 +113,7 @@ def _size(path: Path) -> int:
 
 
 _passed: set[str] = set()
-"""Digests of files that passed the check: in this process each is checked once."""
+"""Files with these digests passed the check: in this process each is checked once."""
 
 
 class WeightStore:

@@ -29,7 +29,7 @@ from serve_app.store.redis_inspection import release_of
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, server_binary, server_process, version_of
 
 SOCKET_PATH_LIMIT = 100
-"""Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
+"""A socket's path of more bytes moves to a short private directory: `sun_path` holds 108 with its NUL."""
 LOG_FILE = "redis.log"
 NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
 """Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not

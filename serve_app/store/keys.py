@@ -112,5 +112,5 @@ KEY_MAP: tuple[Key, ...] = (
 
 
 def redis_key(family: str, *parts: str) -> str:
-    """The full name of a key: `redis_key("job", job_id)`."""
+    """Return the full name of a key: `redis_key("job", job_id)`."""
     return PREFIX + ":".join((family, *parts))

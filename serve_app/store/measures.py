@@ -88,7 +88,7 @@ class Measures:
             self._unsent = {}
 
     async def send_forever(self, every_s: float = SEND_EVERY_S) -> None:
-        """Send until cancelled, through any outage."""
+        """Send until canceled, through any outage."""
         while not is_cancelled():
             await asyncio.sleep(every_s)
             try:

@@ -33,7 +33,7 @@ class SentinelAddress(NamedTuple):
     server: dict[str, Any]
     """redis-py's options of a connection to the servers."""
     sentinel: dict[str, Any]
-    """The same for the Sentinels."""
+    """redis-py's options of a connection to the Sentinels."""
 
     def sentinel_options(self, options: dict[str, Any], retry: type[AsyncRetry | Retry]) -> dict[str, Any]:
         """Return the options for the Sentinels: each is asked once, with a client's timeouts, and then the next."""

@@ -89,7 +89,7 @@ class SharedConnection:
                 except ResponseError as error:
                     reply = error
                 answer = self._waiting.popleft()
-                if answer.done():  # its caller was cancelled
+                if answer.done():  # its caller was canceled
                     continue
                 if isinstance(reply, ResponseError):
                     answer.set_exception(reply)
@@ -279,7 +279,7 @@ class _Client(redis_async.Redis):
     turns: _Turns
     reads: SharedConnection
     writes: SharedConnection
-    """Apart from the reads, which would wait with the writes until Redis has synced its file."""
+    """Writes have a connection apart from the reads, which would wait with them until Redis has synced its file."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         return await self.turns.take(super().execute_command, *args, **options)

@@ -138,9 +138,8 @@ async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resource
 async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_is_withdrawn(
     resources: Resources, other: Resources, settings: Settings
 ) -> None:
-    """No worker runs. Withdrawn are LoRAs by removal, by denial, and by two changes of the file.
-
-    A row leaves the file, and one is offered to others now.
+    """No worker runs. LoRAs are withdrawn by removal, by denial, and in the file: a row leaves it, another is offered
+    to fewer.
     """
     acme = await resources.accounts.create("acme")
     mine = replace(REGISTERED, owner=acme.id)
@@ -256,7 +255,7 @@ async def test_a_file_that_cannot_be_read_stops_a_first_start_and_no_later_one(
 
 
 async def test_another_catalog_does_not_replace_one_that_was_applied(settings: Settings, resources: Resources) -> None:
-    """Such as that of an operator's shell, whose commands open the same Redis."""
+    """An operator's shell may name another catalog, and its commands open the same Redis."""
     empty = settings.catalog.with_name("empty.yaml")
     empty.write_text("{}")
     async with open_resources(settings.model_copy(update={"catalog": empty})) as shell:

@@ -82,7 +82,7 @@ def _base_model(**row: str) -> Callable[[Row], None]:
         (_set("accounts", [["acme"]]), "accounts must be a list of account names or ids"),
         (_set("created_at", 2026), "created_at must be an ISO 8601 time"),
         (_set("description", 7), "description must be text"),
-        (_set("colour", "red"), "unknown field 'colour'"),
+        (_set("color", "red"), "unknown field 'color'"),
         (lambda content: content["adapters"].append(dict(content["adapters"][0])), "row 2 .*used twice"),
         (
             lambda content: content["base_models"].append({"id": "pocket", "folder": "x"}),

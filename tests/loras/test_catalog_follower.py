@@ -15,7 +15,7 @@ from tests.composition import Resources, open_resources
 from tests.support import adapter_id, end_tasks, rewrite_catalog, wait_until, write_safetensors
 
 IN_TIME_S = 2.0
-"""Within which a change is served everywhere."""
+"""A change is served everywhere within this time."""
 
 
 @asynccontextmanager

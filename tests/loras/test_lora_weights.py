@@ -98,7 +98,7 @@ async def test_of_two_registrations_the_one_that_fails_takes_nothing_from_the_ot
 async def test_listed_weights_that_a_lora_has_by_now_are_kept(
     resources: Resources, file: Path, redis_db: redis.Redis
 ) -> None:
-    """As when a version that does not hold weights registers them."""
+    """Weights may be on the list although a LoRA has them: an older version registers without holding them."""
     uri = await _store(resources, file)
     await _record(resources, uri)
     redis_db.zadd(redis_key("loras_unused"), {uri: 1})

@@ -22,12 +22,12 @@ itself."""
 
 class Cost(NamedTuple):
     commands: int
-    """Sent by the process and called by scripts."""
+    """The process sends commands, and scripts call them."""
     bytes_out: int
 
 
 class Meter:
-    """What Redis counts from one call to the next."""
+    """Reads what Redis counts from one call to the next."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = cast(Any, client)

@@ -19,7 +19,7 @@ LONG_AGO = 2 * KEPT_AFTER_USE.total_seconds()
 
 @pytest.fixture
 def adapters(tmp_path: Path) -> list[Adapter]:
-    """Four files of the same size."""
+    """Return the records of four files of the same size."""
     return [lora_record(write_safetensors(tmp_path / f"{number}.safetensors", fill=number)) for number in range(1, 5)]
 
 
@@ -107,7 +107,7 @@ def _source(adapter: Adapter) -> Path:
 
 
 def _used_before(path: Path, seconds: float) -> None:
-    """As if it had been fetched and used so long ago."""
+    """Make a file look as if it had been fetched and used so long ago."""
     then = time.time() - seconds
     for each in (path, path.parent / ".used" / path.name):
         if each.exists():

@@ -55,7 +55,7 @@ async def image_in(settings: Settings) -> Path:
 
 
 def as_another_user(*command: str) -> str:
-    """What a command prints that another user of this machine runs."""
+    """Return what a command prints that another user of this machine runs."""
     done = subprocess.run(
         command, user=OTHER_USER, group=OTHER_USER, extra_groups=[], cwd="/", stdout=subprocess.PIPE, text=True
     )

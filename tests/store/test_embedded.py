@@ -145,7 +145,7 @@ def test_a_directory_of_somebody_else_is_refused(home: Path) -> None:
 
 
 def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server before Redis 7 does not look for them: it would start with nothing, and acknowledge it."""
+    """A server before Redis 7 does not look for newer files: it would start with nothing."""
     (home / "redis" / "appendonlydir").mkdir(parents=True)
     with_server(home / "bin", monkeypatch, "redis-server", "Redis server v=6.2.20")
     with pytest.raises(StoreUnavailable, match="written by a newer server"):
@@ -170,7 +170,7 @@ def test_a_systems_own_server_is_taken_where_it_is_newer(
 
 
 def with_server(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> Path:
-    """A PATH with one server program, which gives itself out as `says`."""
+    """Set a PATH with one server program, which gives itself out as `says`."""
     folder.mkdir(exist_ok=True)
     program = folder / name
     program.write_text(f"#!/bin/sh\necho '{says}'\n")

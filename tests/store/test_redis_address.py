@@ -97,7 +97,7 @@ async def test_both_clients_follow_the_primary_that_the_sentinels_name(tmp_path:
 
 
 def _fail_over(guard: int, first: int, second: int) -> None:
-    """What Sentinels do after a vote, at once: theirs takes half a minute."""
+    """Do at once what Sentinels do after a vote, which takes them half a minute."""
     with redis.Redis(port=second, password="word") as new, redis.Redis(port=first, password="word") as old:
         cast(Any, new).replicaof("NO", "ONE")
         cast(Any, old).replicaof("127.0.0.1", second)

@@ -22,7 +22,7 @@ from tests.support import wait_until
 
 OURS, OLDER = "of this version", "of an older version"
 PROMPTLY_S = 15.0
-"""A silent server is one for five seconds; the rest is for a crowded machine."""
+"""A server is silent after five seconds; the rest is for a crowded machine."""
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_second_server_cannot_be_launched_beside_the_first(data_dir: Path) -> 
 
 @pytest.mark.slow
 async def test_a_server_killed_while_its_child_rewrites_the_file_comes_back_at_once(data_dir: Path) -> None:
-    """The child outlives it, and must not hold its lock."""
+    """The child outlives the server, and must not hold its lock."""
     pid = ensure_redis(data_dir).pid
     keep_something(data_dir)
     with client_in(data_dir) as client:

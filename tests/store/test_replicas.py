@@ -25,7 +25,7 @@ REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
-    """Start a primary and its replica, and yield their ports: replication needs TCP, which the embedded server lacks."""
+    """Start a primary and its replica by TCP, which the embedded server lacks; yield their ports."""
     with (
         server(tmp_path / "one", []) as primary,
         server(tmp_path / "two", [f"replicaof 127.0.0.1 {primary}"]) as replica,

@@ -68,8 +68,8 @@ async def test_a_missing_or_unknown_argument_is_refused_before_anything_is_sent(
     for each in args:
         with pytest.raises(TypeError, match=rf"{load_script(name).name}\.lua: missing \['{each}'\], unknown \[\]"):
             await script(**{other: value for other, value in args.items() if other != each})
-    with pytest.raises(TypeError, match=rf"{load_script(name).name}\.lua: missing \[\], unknown \['colour'\]"):
-        await script(**args, colour="red")
+    with pytest.raises(TypeError, match=rf"{load_script(name).name}\.lua: missing \[\], unknown \['color'\]"):
+        await script(**args, color="red")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
