@@ -92,13 +92,11 @@ class Settings(BaseSettings):
     operator_token: SecretStr | None = Field(default=None, min_length=16)
     """It opens `/metrics` and the details of `/readyz`. Unset, it is made once as `data_dir/operator-token` (0600)."""
     pepper: SecretStr | None = None
-    """This secret keys the digests of API keys, as version 1. Unset, it is made once in `data_dir/secrets.json` (0600).
-    """
+    """This secret, version 1, keys the digests of API keys. Unset, it is made in `data_dir/secrets.json` (0600)."""
     peppers: dict[Annotated[int, Field(ge=1)], SecretStr] = Field(default_factory=dict)
     """These are versions of the pepper, in place of `pepper`: new API keys are made under the first, all verify."""
     signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made beside the pepper.
-    """
+    """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
     image_url_life: timedelta = timedelta(hours=24)
     png_job_id: bool = False
     """Write the job's id into each PNG. Without it, the same request gives the same file, byte for byte."""
@@ -125,8 +123,7 @@ class Settings(BaseSettings):
     """A call waits so long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at 200
     a second."""
     accept_replicas: int = Field(default=0, ge=0)
-    """So many Redis replicas must hold an accepted job before it is acknowledged (`WAIT`); for failover, all of them.
-    """
+    """So many Redis replicas must hold a job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
     """How many polls a second one key may make at one ingress replica; polling every 5 seconds never meets it."""
     previews: bool = True

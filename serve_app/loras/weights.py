@@ -86,7 +86,8 @@ class WeightCache:
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):  # another process removed it
                 if _STORED.fullmatch(path.name):
-                    yield _Entry(self._last_use(path), _size(path), path)
+                    files = path.iterdir() if path.is_dir() else [path]
+                    yield _Entry(self._last_use(path), sum(file.stat().st_size for file in files), path)
                 elif path.name != _USES and path.stat().st_mtime < time.time() - DRAFTS_LIVE.total_seconds():
                     self._remove(path)
 
@@ -104,12 +105,6 @@ class WeightCache:
             path.unlink(missing_ok=True)
         (self._uses / path.name).unlink(missing_ok=True)
         self._noted.pop(path.name, None)
-
-
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size
-    return sum(entry.stat().st_size for entry in os.scandir(path))
 
 
 _passed: set[str] = set()

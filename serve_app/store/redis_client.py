@@ -125,8 +125,7 @@ OPTIONS: Mapping[str, Any] = {
 }
 """Answers are text; packed fields of a job's record are bytes, and come with surrogate escapes."""
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
-"""A process that is no ingress has these bounds; `Settings` sizes both for the requests that an ingress may have open.
-"""
+"""A process that is no ingress has these bounds; `Settings` sizes both for the requests of an ingress."""
 
 
 Value = str | float

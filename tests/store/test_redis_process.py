@@ -51,6 +51,13 @@ def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
     return int((home / PID_FILE).read_text())
 
 
+def sleep_under_lock(home: Path) -> None:
+    """Start a program under the server's lock, unless that is held."""
+    with (home / LOCK_FILE).open("ab") as lock:
+        command = locked_command(lock.fileno(), ["/bin/sleep", "600"])
+        subprocess.run(command, cwd=home, pass_fds=[lock.fileno()], stderr=subprocess.DEVNULL, check=True)
+
+
 def keep_something(data_dir: Path) -> None:
     with client_in(data_dir) as client:
         client.set("kept", "yes")
@@ -130,8 +137,7 @@ def test_a_process_that_got_the_number_of_a_killed_server_lives(data_dir: Path, 
 def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(data_dir: Path) -> None:
     home = data_dir / "redis"
     home.mkdir(mode=0o700)
-    with (home / LOCK_FILE).open("wb") as lock:
-        subprocess.run(locked_command(lock.fileno(), ["/bin/sleep", "600"]), pass_fds=[lock.fileno()], check=True)
+    sleep_under_lock(home)
     holder = server_process(home)
     assert holder
     try:
@@ -144,14 +150,7 @@ def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_sta
 
 def test_a_second_server_cannot_be_launched_beside_the_first(data_dir: Path) -> None:
     home, pid = data_dir / "redis", ensure_redis(data_dir).pid
-    with (home / LOCK_FILE).open("ab") as lock:
-        subprocess.run(
-            locked_command(lock.fileno(), ["/bin/sleep", "600"]),
-            cwd=home,
-            pass_fds=[lock.fileno()],
-            stderr=subprocess.DEVNULL,
-            check=True,
-        )
+    sleep_under_lock(home)
     assert server_process(home) == pid
     assert servers_in(data_dir) == [pid]
 
