@@ -6,7 +6,7 @@ What one process changes, every other serves with its next request: lists that a
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms

@@ -14,7 +14,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.loras.catalog import Position
+from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
