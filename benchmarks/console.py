@@ -146,7 +146,7 @@ async def _register(resources: Resources, account: Account, number: int) -> str:
         file=f"style-{number}.safetensors", sha256=f"{number:064x}", base_model="pocket", accounts=frozenset(),
         owner=account.id, size_bytes=1 << 20,
     )  # fmt: skip
-    assert await resources.adapter_registry.register(adapter)
+    await resources.adapter_registry.register(adapter)
     return lora_id
 
 

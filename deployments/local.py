@@ -33,7 +33,7 @@ from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.operations.checks import cannot_listen
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import embedded_release, stop_redis
+from serve_app.store.embedded_redis import running_redis, stop_redis
 from serve_app.store.process import open_process
 
 START_LIMIT_S = 900.0
@@ -192,7 +192,8 @@ def _run_service(child: Child, runtime: Runtime, start: Start, reporter: Reporte
             redis = "Redis" if settings.redis_url else "Redis (embedded)"
             stages.begin(redis)
             demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
-            stages.end(redis, "" if settings.redis_url else embedded_release(settings.data_dir))
+            server = None if settings.redis_url else running_redis(settings.data_dir)
+            stages.end(redis, server.release if server else "")
             with stages.stage("Ray"), child.uninterruptible():
                 runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
             _deploy(runtime, start, stages)

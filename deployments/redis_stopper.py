@@ -12,7 +12,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.operations.store_checks import is_service_up
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import running_redis, stop_redis
-from serve_app.store.redis_client import connect_sync, redis_errors
+from serve_app.store.redis_client import connect_sync
 
 QUIET_S = 1.0
 """Nobody may have been connected for so long: a replica that is still ending would start the server again."""
@@ -70,9 +70,8 @@ def _other_clients(data_dir: Path) -> int | None:
     server = running_redis(data_dir)
     if server is None:
         return None
-    with redis_errors(), connect_sync(server.url) as client:
-        connected: list[dict[str, str]] = client.client_list()  # pyright: ignore[reportAssignmentType]
-        return len(connected) - 1
+    with connect_sync(server.url) as client:
+        return len(client.client_list()) - 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
 PRIVATE_FOLDER = 0o700
 PRIVATE_UMASK = 0o077
-"""What keeps files of other libraries private: set by every process that is ours from its start."""
+"""Every process of ours sets this at its start, so that files of other libraries are private, too."""
 
 
 @contextmanager

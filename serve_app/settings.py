@@ -24,10 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 Network = IPv4Network | IPv6Network
 
 SLOWEST_RATE = 200.0
-"""Requests a second that one ingress replica answers at the least: a third of what was measured on a small machine."""
+"""One ingress replica answers at least this many requests a second: a third of what was measured on a small machine."""
 LEAST_REDIS_WAIT = timedelta(seconds=3)
-"""The wait is at least as long as one call to Redis may take, so that nobody waits in vain for a server that does not
-answer."""
+"""One call to Redis may take this long: nobody gives up before it is known whether the server answers at all."""
 
 
 def _split(value: Any) -> Any:
@@ -63,53 +62,52 @@ class Settings(BaseSettings):
     storage_url: Annotated[str, AfterValidator(_check_storage)] = ""
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
     storage_shared: bool = False
-    """A local folder that every machine of a cluster has mounted."""
+    """The storage is a local folder that every machine of a cluster has mounted."""
     network_encrypted: bool = False
     """The network between a cluster's machines is private and encrypted by itself: Ray's TLS is not demanded."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
-    """New jobs are refused while the disk of the embedded Redis or of local images has less free than this; 0 never
-    looks."""
+    """New jobs are refused while the disk of the embedded Redis or of local images has less free than this; 0 switches
+    that off."""
     weight_cache: ByteSize = ByteSize(50 << 30)
-    """Adapter files of the storage that each machine keeps under `data_dir/weights`; the least recently used go first.
-    """
+    """Each machine keeps at most this much of adapters' files under `data_dir/weights`; what was used longest ago goes
+    first."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: str = ""
-    """Base address in image URLs; empty takes the one the caller used."""
+    """Image URLs begin with this address; empty takes the one that the caller used."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
-    """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the
-    same variable."""
+    """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
+    reads the same variable."""
     max_keys_per_account: int = Field(default=100, ge=1)
-    """API keys of one account that work at the same time."""
+    """So many API keys of one account may work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
     """An uploaded LoRA has at most this size."""
     lora_samples: bool = True
     """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
-    """Addresses, by commas, below which customers may name a LoRA to fetch: `s3://bucket/loras/`, `hf://acme/`; none by
-    default."""
+    """Customers may name a LoRA to fetch below these addresses, by commas: `s3://bucket/loras/`, `hf://acme/`."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
-    """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents.
-    """
+    """This file is a YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six built-in
+    plans."""
     operator_token: SecretStr | None = Field(default=None, min_length=16)
-    """Opens `/metrics` and the details of `/readyz`. Unset: made once as `data_dir/operator-token` (0600)."""
+    """It opens `/metrics` and the details of `/readyz`. Unset, it is made once as `data_dir/operator-token` (0600)."""
     pepper: SecretStr | None = None
-    """Secret that keys API-key digests: version 1 of it. Unset: made once in `data_dir/secrets.json` (0600)."""
+    """This secret, version 1, keys the digests of API keys. Unset, it is made in `data_dir/secrets.json` (0600)."""
     peppers: dict[Annotated[int, Field(ge=1)], SecretStr] = Field(default_factory=dict)
-    """Its versions, in place of `pepper`: new API keys are made under the first, all verify."""
+    """These are versions of the pepper, in place of `pepper`: new API keys are made under the first, all verify."""
     signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    """kid → secret for image URLs; the first signs, all verify. Unset: made once beside the pepper."""
+    """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
     image_url_life: timedelta = timedelta(hours=24)
     png_job_id: bool = False
-    """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the
-    job."""
+    """Write the job's id into each PNG. Without it, the same request gives the same file, byte for byte."""
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: timedelta = timedelta(hours=24)
     max_queued: int = Field(default=100_000, ge=1)
     max_queued_per_account: int = Field(default=1_000, ge=1)
     account_share: float = Field(default=0.25, gt=0, le=1)
-    """Of Redis's `maxmemory`, for the stored jobs of one account on one interface; never less than its plan admits."""
+    """The stored jobs of one account on one interface may take this share of Redis's `maxmemory`, and never less than
+    what its plan admits."""
     queue_age_limit: timedelta = timedelta(hours=24)
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
@@ -117,26 +115,26 @@ class Settings(BaseSettings):
     """How many requests are in progress at one ingress replica, waiting polls aside; what exceeds both waits in front
     of it."""
     waiting_polls: int = Field(default=4_000, ge=0)
-    """Polls with `Prefer: wait=N` that one ingress replica holds at a time, a quarter of them for one account."""
+    """One ingress replica holds so many polls with `Prefer: wait=N` at a time, a quarter of them for one account."""
     redis_connections: int = Field(default=64, ge=1)
-    """Of one process. More add nothing: one fsync confirms all writes of one turn of the server's loop, and with many calls
-    under way each waits longer for its answer than Redis takes."""
+    """One process has so many. More add nothing: one fsync confirms all writes of one turn of the server's loop, and
+    with many calls under way each waits longer for its answer than Redis takes."""
     redis_wait: timedelta | None = Field(default=None, gt=timedelta())
-    """How long a call waits for one of them; then 503 `overloaded`. Unset: what `open_requests` take at 200 a second.
-    """
+    """A call waits so long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at 200
+    a second."""
     accept_replicas: int = Field(default=0, ge=0)
-    """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
+    """So many Redis replicas must hold a job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
     """How many polls a second one key may make at one ingress replica; polling every 5 seconds never meets it."""
     previews: bool = True
     """Show images in the console before they are finished, while somebody watches and no moderation is set."""
     moderation_url: str = ""
-    """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/jobs/moderation.py`."""
+    """This address is asked by POST about each prompt and image; empty asks nobody (`serve_app/jobs/moderation.py`)."""
     moderation_callable: str = ""
-    """`package.module:function` in its place."""
+    """A function `package.module:function` is asked in place of an address."""
     moderation_timeout: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
     moderation_fails: Literal["closed", "open"] = "closed"
-    """What happens while it gives no answer: requests are refused with 503 and images not stored, or all is allowed."""
+    """While moderation does not answer, requests are refused with 503 and images not stored, or all is allowed."""
     audit_life: timedelta = timedelta(days=365)
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: str = "INFO"
@@ -163,7 +161,7 @@ class Settings(BaseSettings):
         return self.open_requests + self.waiting_polls
 
     def with_requests_at_once(self, most: int) -> "Settings":
-        """Return the settings for a replica that takes so many; at most half of them may be waiting polls."""
+        """Return the settings for a replica that takes so many requests, at most half of them waiting polls."""
         waiting = min(self.waiting_polls, most // 2)
         return self.model_copy(update={"open_requests": most - waiting, "waiting_polls": waiting})
 
@@ -229,7 +227,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:
-        """Return the secrets of one machine."""
+        """Return the secrets that this machine has made for itself."""
         new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
         return json.loads(self._made_once("secrets.json", json.dumps(new)))
 

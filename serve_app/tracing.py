@@ -67,8 +67,14 @@ class Traces:
         return self._tracer is not None
 
     def start(
-        self, name: str, parent: str, *, at: float | None = None, kind: Kind = "internal", attributes: Attributes | None = None
-    ) -> Span:  # fmt: skip
+        self,
+        name: str,
+        parent: str,
+        *,
+        at: float | None = None,
+        kind: Kind = "internal",
+        attributes: Attributes | None = None,
+    ) -> Span:
         """Start a span now, or at a time in Unix seconds; without a parent it is the first of a new trace."""
         if self._tracer is None:
             return Span(parent)

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, cast
 
 from starlette.types import ASGIApp
 
@@ -40,9 +41,8 @@ from serve_app.operations.housekeeping import Housekeeping
 from serve_app.operations.overview import KeepsWorker, Readiness, never, readiness
 from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.measures import Measures
-from serve_app.store.process import Background, open_process
+from serve_app.store.process import Background, Process, open_process
 from serve_app.store.storage import Space
 from serve_app.tracing import Traces
 from serve_app.worker.attempt import WorkerParts
@@ -50,70 +50,82 @@ from serve_app.worker.attempt import WorkerParts
 P = TypeVar("P")
 
 
+class At(Generic[P]):
+    """A short name for the part at this path of what the processes compose."""
+
+    def __init__(self, path: str) -> None:
+        self._read = attrgetter(path)
+
+    def __get__(self, resources: "Resources", _: type) -> P:
+        return self._read(resources)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """A service's parts, one of each by a short name, and what its processes compose of them."""
 
-    settings: Settings
-    redis_url: str
+    process: Process
     for_accounts: AccountParts
     for_loras: LoraParts
     for_jobs: JobParts
     for_operations: OperationParts
     for_workers: WorkerParts
     for_housekeeping: Housekeeping
-    background: Background
-    measures: Measures
-    traces: Traces
-    accounts: AccountStore
-    users: UserStore
-    api_keys: ApiKeyStore
-    auth: Authenticator
-    sessions: SessionStore
-    sign_ins: SignIns
-    sign_in_links: SignInLinks
-    throttle: Throttle
-    usage: UsageReader
-    audit: AuditLog
-    catalog: CatalogReader
-    applied_catalog: AppliedCatalog
-    adapter_registry: AdapterRegistry
-    adapter_grants: AdapterGrants
-    weights: WeightStore
-    uploads: UploadPlaces
-    lora_weights: LoraWeights
-    lora_samples: LoraSamples
-    registration: LoraRegistration
-    queue: JobQueue
-    queue_stats: QueueStats
-    jobs: JobReader
-    job_history: JobHistory
-    dead_letters: DeadLetters
-    poller: Poller
-    waits: JobWaits
-    images: ImageStore
-    space: Space
-    previews: PreviewStore
-    moderation: Moderation
-    submission: Submission
-    deletions: Deletions
-    operators: OperatorStore
-    operator_sessions: SessionStore
-    operator_links: SignInLinks
-    operator_reader: OperatorReader
-    audit_reader: AuditReader
-    account_records: AccountRecords
-    account_deletion: AccountDeletion
-    recent_adapters: RecentAdapters
-    workers: WorkerStatus
     keeps_worker: KeepsWorker
 
+    settings = At[Settings]("process.settings")
+    redis_url = At[str]("process.redis_url")
+    background = At[Background]("process.background")
+    measures = At[Measures]("process.measures")
+    traces = At[Traces]("process.traces")
+    accounts = At[AccountStore]("for_accounts.store")
+    users = At[UserStore]("for_accounts.users")
+    api_keys = At[ApiKeyStore]("for_accounts.api_keys")
+    auth = At[Authenticator]("for_accounts.auth")
+    sessions = At[SessionStore]("for_accounts.sessions")
+    sign_ins = At[SignIns]("for_accounts.sign_ins")
+    sign_in_links = At[SignInLinks]("for_accounts.links")
+    throttle = At[Throttle]("for_accounts.throttle")
+    usage = At[UsageReader]("for_accounts.usage")
+    audit = At[AuditLog]("for_accounts.audit")
+    catalog = At[CatalogReader]("for_loras.catalog")
+    applied_catalog = At[AppliedCatalog]("for_loras.applied_catalog")
+    adapter_registry = At[AdapterRegistry]("for_loras.registry")
+    adapter_grants = At[AdapterGrants]("for_loras.grants")
+    weights = At[WeightStore]("for_loras.weights")
+    uploads = At[UploadPlaces]("for_loras.uploads")
+    lora_weights = At[LoraWeights]("for_loras.stored_weights")
+    lora_samples = At[LoraSamples]("for_loras.samples")
+    registration = At[LoraRegistration]("for_loras.registration")
+    queue = At[JobQueue]("for_jobs.queue")
+    queue_stats = At[QueueStats]("for_jobs.stats")
+    jobs = At[JobReader]("for_jobs.reader")
+    job_history = At[JobHistory]("for_jobs.history")
+    dead_letters = At[DeadLetters]("for_jobs.dead_letters")
+    poller = At[Poller]("for_jobs.poller")
+    waits = At[JobWaits]("for_jobs.waits")
+    images = At[ImageStore]("for_jobs.images")
+    space = At[Space]("for_jobs.space")
+    previews = At[PreviewStore]("for_jobs.previews")
+    moderation = At[Moderation]("for_jobs.submission.moderation")
+    submission = At[Submission]("for_jobs.submission")
+    deletions = At[Deletions]("for_jobs.deletion.deletions")
+    operators = At[OperatorStore]("for_operations.operators")
+    operator_sessions = At[SessionStore]("for_operations.sessions")
+    operator_links = At[SignInLinks]("for_operations.links")
+    operator_reader = At[OperatorReader]("for_operations.reader")
+    audit_reader = At[AuditReader]("for_operations.audit")
+    account_records = At[AccountRecords]("for_operations.deletion.records")
+    account_deletion = At[AccountDeletion]("for_operations.deletion")
+    recent_adapters = At[RecentAdapters]("for_workers.recent_adapters")
+    workers = At[WorkerStatus]("for_operations.workers")
+
     def with_parts(self, **parts: Any) -> "Resources":
-        """The same service with other parts, by their short names, wherever a process uses them."""
+        """Return the same service with other parts, by their short names, wherever a process uses them."""
         return _exchange(self, {id(getattr(self, name)): part for name, part in parts.items()})
 
     def app(self, *, requests_waiting: int = 1_000) -> ASGIApp:
-        """The application of the API and the pages."""
+        """Make the application of the API and the pages."""
         return create_app(
             self.settings,
             accounts=self.for_accounts,
@@ -124,7 +136,7 @@ class Resources:
         )
 
     async def readiness(self) -> Readiness:
-        """What this service can do now."""
+        """Read what this service can do now."""
         return await readiness(
             self.queue_stats, self.images, self.space, self.workers, self.keeps_worker, self.settings
         )
@@ -147,64 +159,19 @@ async def open_resources(
         workers.weights = loras.weights
         await loras.applied_catalog.apply_file_once()
         yield Resources(
-            settings=settings,
-            redis_url=settings.redis_url or ensure_redis(settings.data_dir).url,
+            process=process,
             for_accounts=accounts,
             for_loras=loras,
             for_jobs=jobs,
             for_operations=operations,
             for_workers=workers,
             for_housekeeping=housekeeping,
-            background=process.background,
-            measures=process.measures,
-            traces=process.traces,
-            accounts=accounts.store,
-            users=accounts.users,
-            api_keys=accounts.api_keys,
-            auth=accounts.auth,
-            sessions=accounts.sessions,
-            sign_ins=accounts.sign_ins,
-            sign_in_links=accounts.links,
-            throttle=accounts.throttle,
-            usage=accounts.usage,
-            audit=accounts.audit,
-            catalog=loras.catalog,
-            applied_catalog=loras.applied_catalog,
-            adapter_registry=loras.registry,
-            adapter_grants=loras.grants,
-            weights=loras.weights,
-            uploads=loras.uploads,
-            lora_weights=loras.stored_weights,
-            lora_samples=loras.samples,
-            registration=loras.registration,
-            queue=jobs.queue,
-            queue_stats=jobs.stats,
-            jobs=jobs.reader,
-            job_history=jobs.history,
-            dead_letters=jobs.dead_letters,
-            poller=jobs.poller,
-            waits=jobs.waits,
-            images=jobs.images,
-            space=jobs.space,
-            previews=jobs.previews,
-            moderation=jobs.submission.moderation,
-            submission=jobs.submission,
-            deletions=jobs.deletion.deletions,
-            operators=operations.operators,
-            operator_sessions=operations.sessions,
-            operator_links=operations.links,
-            operator_reader=operations.reader,
-            audit_reader=operations.audit,
-            account_records=operations.deletion.records,
-            account_deletion=operations.deletion,
-            recent_adapters=workers.recent_adapters,
-            workers=operations.workers,
             keeps_worker=keeps_worker,
         )
 
 
 def _exchange(parts: P, exchanged: dict[int, Any]) -> P:
-    """Parts, and what is composed of them, with some of them exchanged."""
+    """Return the parts, and what is composed of them, with some of them exchanged."""
     found = {each.name: getattr(parts, each.name) for each in fields(parts)} if is_dataclass(parts) else vars(parts)
     changed = {
         name: exchanged[id(part)] if id(part) in exchanged else _exchange(part, exchanged)
@@ -212,7 +179,7 @@ def _exchange(parts: P, exchanged: dict[int, Any]) -> P:
         if id(part) in exchanged or is_dataclass(part) or isinstance(part, _COMPOSED)
     }
     if is_dataclass(parts):
-        return replace(parts, **changed)  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportReturnType]
+        return replace(cast(Any, parts), **changed)
     other = copy(parts)
     vars(other).update(changed)
     return other

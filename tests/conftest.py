@@ -115,6 +115,13 @@ async def resources(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[
         await end_tasks(asyncio.all_tasks() - before - {asyncio.current_task()})
 
 
+@pytest.fixture
+async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resources]:
+    """The stores of another process over the same Redis."""
+    async with open_resources(settings) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One `atelier up` for all tests that need it: a Ray runtime takes half a minute to start and 1.3 GB."""

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -22,8 +23,10 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import yaml
 from PIL import Image
 
+from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim, StoredImage, new_image_id
 from serve_app.jobs.images import ImageStore
@@ -38,7 +41,7 @@ PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 """An adapter of the test catalog that only the account named `owner` may use."""
 
 
-async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
+async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109
     """Return as soon as `predicate` (plain or async) holds; raise `TimeoutError` after `timeout` seconds.
 
     A store that is unavailable is asked again. The timeout holds even when the predicate swallows its one cancel, as a
@@ -145,7 +148,7 @@ def free_port() -> int:
 
 
 def adapter_id(name: str) -> str:
-    """The id of the adapter called `name` in the test catalog."""
+    """Return the id of the adapter called `name` in the test catalog."""
     return "model_" + name.ljust(26, "2")
 
 
@@ -186,6 +189,32 @@ def write_safetensors(path: Path, *, fill: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<f", fill / 16) * (offset // 4))
     return path
+
+
+def lora_record(file: str | Path = "memory://mine.safetensors", **fields: Any) -> Adapter:
+    """Return a LoRA of the pocket model, with the digest of its file if that is here; `fields` replace what it has."""
+    sha256 = hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else "1" * 64
+    record = Adapter(
+        id="model_mine",
+        name="Mine",
+        description="",
+        created_at=datetime(2026, 11, 22, tzinfo=UTC),
+        file=str(file),
+        sha256=sha256,
+        base_model="pocket",
+        accounts=frozenset(),
+    )
+    return replace(record, **fields)
+
+
+CatalogRows = list[dict[str, Any]]
+
+
+def rewrite_catalog(file: Path, change: Callable[[CatalogRows], object]) -> None:
+    """Change the rows of the adapters in a catalog file."""
+    content = yaml.safe_load(file.read_text())
+    change(content["adapters"])
+    file.write_text(yaml.safe_dump(content))
 
 
 def write_catalog(folder: Path) -> Path:

@@ -21,9 +21,9 @@ class BaseModel:
 class Adapter:
     """A LoRA adapter: `lora_id` of variant A, `model_id` of variant B.
 
-    `file` is a URI of a safetensors file, or of a folder as PEFT saves one; `sha256` (hex) is the identity of its weights;
-    `accounts` names who may use it, and None means everyone. An adapter with an `owner` (an account's id) is that account's,
-    one without is the operator's.
+    `file` is a URI of a safetensors file, or of a folder as PEFT saves one; `sha256` (hex) is the identity of its
+    weights; `accounts` names who may use it, and None means everyone. An adapter with an `owner` (an account's id) is
+    that account's, one without is the operator's.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Adapter:
     size_bytes: int = 0
     """The size of its weights in storage; 0 for a row of the catalog file, whose files are the operator's."""
     trigger_words: tuple[str, ...] = ()
-    """What its owner says a prompt should hold for it to act."""
+    """Its owner says that a prompt should hold these for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What validation saw in the file; empty for a row of the catalog file."""
 

@@ -20,15 +20,15 @@ class MemoryUse(StrEnum):
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
-    """Slots beside the models."""
+    """The slots beside the models take it."""
     ADAPTER_CACHE = "adapter_cache"
-    """Adapters ready for a slot, in the machine's memory."""
+    """Adapters that are ready for a slot take it of the machine's memory."""
     ACTIVATIONS = "activations"
-    """Latents, prompts and what a forward pass computes."""
+    """Latents, prompts and what a forward pass computes take it."""
     RESERVED = "reserved"
-    """Kept by torch for its next allocations."""
+    """Torch keeps it for its next allocations."""
     OTHER = "other"
-    """The driver's, and other processes'."""
+    """The driver and other processes have it."""
     FREE = "free"
 
 
@@ -63,7 +63,7 @@ def _histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) ->
 
 
 JOB_S = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""`queue.lua` has the same."""
+"""Bounds of durations of jobs in seconds; `queue.lua` has the same."""
 CALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10, 30)
 LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -127,12 +127,7 @@ def field_of(metric: Metric, *labels: str, part: str = "") -> str:
     return "|".join((metric.name, *labels, *([part] if part else [])))
 
 
-_FAILURES = (
-    FailureCode.GENERATION_FAILED,
-    FailureCode.TIMEOUT,
-    FailureCode.LORA_UNAVAILABLE,
-    FailureCode.OUT_OF_MEMORY,
-)
+_FAILURES = sorted(set(FailureCode) - {FailureCode.CANCELED, FailureCode.EXPIRED})
 STORAGE_OPERATIONS = ("write", "read", "delete", "lookup", "listing")
 FROM_ZERO = (
     *(field_of(JOB_FAILURES, kind, code) for kind in JobKind for code in _FAILURES),

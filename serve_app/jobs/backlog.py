@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from serve_app.domain.durations import MILLI, from_epoch_ms
 from serve_app.domain.jobs import Backlog, JobKind, JobState
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient, connect_sync, redis_errors
+from serve_app.store.redis_client import RedisClient, connect_sync
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
 """Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order.
@@ -90,7 +90,7 @@ SPEEDS = ("seconds_per_unit", "busy_seconds_per_unit")
 
 def read_backlog(redis_url: str, kind: JobKind) -> Backlog:
     """Read the backlog through a blocking client. Raises `StoreUnavailable`."""
-    with redis_errors(), connect_sync(redis_url) as client:
+    with connect_sync(redis_url) as client:
         pipeline = client.pipeline(transaction=False)
         ask_backlog(pipeline, kind)
         return backlog_from(kind, pipeline.execute())

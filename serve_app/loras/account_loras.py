@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,7 +129,7 @@ class AccountLoras:
         """Change the given fields of the account's own LoRA. Raises `NotFound`."""
         words = None if trigger_words is None else json.dumps(list(trigger_words))
         given = {"name": name, "description": description, "trigger_words": words}
-        fields: Mapping[str, str] = {field: value for field, value in given.items() if value is not None}
+        fields = {field: value for field, value in given.items() if value is not None}
         found = await self._own(by.caller, lora_id)
         if not fields:
             return found
@@ -190,9 +190,8 @@ class AccountLoras:
         owner = await self.accounts.get(account_id)
         if owner is None:
             raise NotFound("The account was deleted meanwhile.")
-        table = self.settings.plan_table
         names = {Variant.A: owner.plan_a, Variant.B: owner.plan_b}
-        plans = [table.get((each, name), self.settings.plans_of(each)[0]) for each, name in names.items()]
+        plans = [self.settings.plan_named(variant, name) for variant, name in names.items()]
         return Terms(max_loras=max(plan.loras for plan in plans), max_bytes=max(plan.lora_bytes for plan in plans))
 
     async def _record(self, by: AccountActor, act: Act, lora_id: str, *, other: Account | None = None) -> None:

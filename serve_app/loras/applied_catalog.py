@@ -1,7 +1,4 @@
-"""The catalog file as it is applied to Redis: its adapters, base models and rows left out.
-
-Applies changes of the catalog file without a restart.
-"""
+"""Applies the catalog file to Redis, and its changes without a restart."""
 
 import asyncio
 import json
@@ -40,15 +37,14 @@ class AppliedCatalog:
         try:
             catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
         except CatalogError as error:
-            applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
-            if applied is None:
+            if not (applied := await self.applied_base_models()):
                 raise
             _log.warning("using the base models that were applied last: %s", error)
-            return [BaseModel(**row) for row in json.loads(applied)]
+            return applied
         return list(catalog.base_models.values())
 
     async def applied_base_models(self) -> list[BaseModel]:
-        """The base models as the file was applied last; does not read the file."""
+        """Return the base models as the file was applied last, without reading it."""
         applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
         return [BaseModel(**row) for row in json.loads(applied or "[]")]
 
@@ -84,7 +80,7 @@ class AppliedCatalog:
         return [*set_aside, *map(_taken, taken)]
 
     async def set_aside(self) -> list[SetAside]:
-        """The rows of the file that were set aside when it was applied last."""
+        """Return the rows of the file that were set aside when it was applied last."""
         rows, taken = await self._redis.hmget(redis_key("catalog"), "set_aside", "taken")
         return [*(SetAside(*row) for row in json.loads(rows or "[]")), *map(_taken, (taken or "").split())]
 
@@ -94,8 +90,7 @@ def _taken(lora_id: str) -> SetAside:
 
 
 AGAIN_AFTER = timedelta(minutes=1)
-"""Rows that are set aside are tried again after this, even though the file is the same: their weights may be there now.
-"""
+"""How soon rows that are set aside are tried again with the same file: their weights may be there now."""
 Version = tuple[int, int, int] | None
 
 
@@ -103,8 +98,7 @@ class CatalogFollower:
     """Applies the catalog file when it has changed, and logs each error once."""
 
     def __init__(self, catalog: AppliedCatalog, file: Path, *, again_after: timedelta = AGAIN_AFTER) -> None:
-        self._catalog, self._file = catalog, file
-        self._again_after = again_after.total_seconds()
+        self._catalog, self._file, self._again_after = catalog, file, again_after.total_seconds()
         self._applied: Version = None
         self._logged: Sequence[str] = ()
         self._again = 0.0
@@ -118,15 +112,13 @@ class CatalogFollower:
             set_aside = await self._catalog.apply_file()
         except CatalogError as error:
             set_aside = [SetAside("", f"{error}: what was applied before stays")]
-        self._log_new([row.reason for row in set_aside])
-        self._applied = version
-        self._again = time.monotonic() + self._again_after if set_aside else float("inf")
-
-    def _log_new(self, mistakes: Sequence[str]) -> None:
+        mistakes = [row.reason for row in set_aside]
         for mistake in mistakes:
             if mistake not in self._logged:
                 _log.error("catalog: set aside: %s", mistake)
         self._logged = mistakes
+        self._applied = version
+        self._again = time.monotonic() + self._again_after if set_aside else float("inf")
 
 
 def _version(path: Path) -> Version:

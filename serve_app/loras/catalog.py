@@ -1,27 +1,23 @@
-"""Writes and reads the records of LoRAs in Redis.
-
-Reads of the catalog: the LoRA adapters in Redis, and which of them an account may use.
+"""The LoRA adapters in Redis: their records, and which of them an account may use.
 
 What one process changes, every other serves with its next request: lists that a process keeps are those of a revision.
 """
 
 import hashlib
 import json
-import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Script
+from serve_app.store.script import Script, pairs
 
-VERSION = 1
-"""Records are written with this version. A reader ignores fields that it does not know."""
 FROM_FILE, REGISTERED = "file", "registered"
 ROWS_AT_ONE_TIME = 1_000
+AS_THEY_ARE = ("name", "description", "file", "sha256", "base_model", "owner")
+"""The texts of an adapter that its record holds under their own names."""
 
 
 def order_of(adapter: Adapter, place: int = 0) -> str:
@@ -31,16 +27,11 @@ def order_of(adapter: Adapter, place: int = 0) -> str:
 
 def write_record(adapter: Adapter, source: str) -> dict[str, str]:
     return {
-        "version": str(VERSION),
+        "version": "1",  # a reader ignores fields that it does not know
         "source": source,
-        "name": adapter.name,
-        "description": adapter.description,
+        **{name: getattr(adapter, name) for name in AS_THEY_ARE},
         "created": str(epoch_ms(adapter.created_at)),
-        "file": adapter.file,
         "is_folder": "1" if adapter.is_folder else "",
-        "sha256": adapter.sha256,
-        "base_model": adapter.base_model,
-        "owner": adapter.owner,
         "bytes": str(adapter.size_bytes),
         "trigger_words": json.dumps(adapter.trigger_words),
         "open": "1" if adapter.accounts is None else "",
@@ -52,16 +43,11 @@ def write_record(adapter: Adapter, source: str) -> dict[str, str]:
 def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
     return Adapter(
         id=lora_id,
-        name=fields["name"],
-        description=fields["description"],
+        **{name: fields[name] for name in AS_THEY_ARE},
         created_at=from_epoch_ms(fields["created"]),
-        file=fields["file"],
         is_folder=fields["is_folder"] == "1",
-        sha256=fields["sha256"],
-        base_model=fields["base_model"],
-        owner=fields["owner"],
-        size_bytes=int(fields.get("bytes", "0")),
-        trigger_words=tuple(json.loads(fields.get("trigger_words", "[]"))),
+        size_bytes=int(fields["bytes"]),
+        trigger_words=tuple(json.loads(fields["trigger_words"])),
         accounts=None if fields["open"] == "1" else frozenset(json.loads(fields["accounts"])),
         found=json.loads(fields["found"]),
     )
@@ -77,14 +63,10 @@ def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
     return {"id": adapter.id, "order": order, "digest": digest, "record": record}
 
 
-_log = logging.getLogger(__name__)
-
-_AT_ONCE = 500
-"""Records read in one round trip."""
-LISTED_S = 60.0
-"""A process of an earlier version changes LoRAs without a new revision, during a roll."""
+READ_AT_ONCE = 500
+"""How many records are read in one round trip."""
 MOST_LISTED = 32
-"""Accounts whose lists a process keeps: a thousand LoRAs take 2 MB."""
+"""A process keeps the lists of this many accounts; one of a thousand LoRAs takes 2 MB."""
 
 
 class SharedAdapter(NamedTuple):
@@ -101,14 +83,6 @@ def position_of(adapter: Adapter) -> Position:
     return Position(epoch_ms(adapter.created_at), adapter.id)
 
 
-class _Listed(NamedTuple):
-    """What an account could use at a revision of all LoRAs, and until when that is believed."""
-
-    revision: int
-    ends: float
-    adapters: tuple[Adapter, ...]
-
-
 class CatalogReader:
     """Reads LoRA adapters. Every method may raise `StoreUnavailable`."""
 
@@ -117,7 +91,8 @@ class CatalogReader:
         self._list_loras = Script(redis, "loras/list_loras")
         self._page_loras = Script(redis, "loras/page_loras")
         self._read_lora = Script(redis, "loras/read_lora")
-        self._listed: dict[str, _Listed] = {}
+        self._listed: dict[str, tuple[int, list[Adapter]]] = {}
+        """What each account could use, and at which revision of all LoRAs."""
 
     async def adapter(self, lora_id: str) -> Adapter | None:
         fields: dict[str, str] = await self._redis.hgetall(redis_key("lora", lora_id))
@@ -128,15 +103,14 @@ class CatalogReader:
 
         Reads as many records as it lists, and next to none where nothing has changed since the last call.
         """
-        last = self._listed.get(account_id) if limit is None else None
-        known = last.revision if last is not None and time.monotonic() < last.ends else None
+        known, listed = self._listed.get(account_id, (None, [])) if limit is None else (None, [])
         revision, *answer = await self._list_loras(account=account_id, most=limit, known=known)
-        if last is not None and not answer:
-            return list(last.adapters)
-        found = [read_record(lora_id, _fields(flat)) for lora_id, flat in answer[0]]
+        if not answer:
+            return list(listed)
+        found = [read_record(lora_id, pairs(flat)) for lora_id, flat in answer[0]]
         if limit is None:
             self._listed.pop(account_id, None)
-            self._listed[account_id] = _Listed(revision, time.monotonic() + LISTED_S, tuple(found))
+            self._listed[account_id] = revision, list(found)
             while len(self._listed) > MOST_LISTED:
                 self._listed.pop(next(iter(self._listed)))
         return found
@@ -148,39 +122,33 @@ class CatalogReader:
         """
         created_ms, lora_id = before or (None, None)
         answer = await self._page_loras(account=account_id, most=limit, before_ms=created_ms, before_id=lora_id)
-        return [read_record(lora_id, _fields(flat)) for lora_id, flat in answer]
+        return [read_record(lora_id, pairs(flat)) for lora_id, flat in answer]
 
     async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
-        """The adapter, if the account owns it or may use it."""
+        """Return the adapter if the account owns it or may use it."""
         answer = await self._read_lora(lora=lora_id, account=account_id)
         if not answer:
             return None
-        return SharedAdapter(read_record(lora_id, _fields(answer[0])), dict(answer[1]))
+        return SharedAdapter(read_record(lora_id, pairs(answer[0])), dict(answer[1]))
 
     async def all(self) -> list[Adapter]:
         """List every adapter, oldest first; for operators."""
         ids: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1)
         found: list[Adapter] = []
-        for start in range(0, len(ids), _AT_ONCE):
-            found += await self._read(ids[start : start + _AT_ONCE])
+        for start in range(0, len(ids), READ_AT_ONCE):
+            names = ids[start : start + READ_AT_ONCE]
+            pipeline = self._redis.pipeline(transaction=False)
+            for lora_id in names:
+                pipeline.hgetall(redis_key("lora", lora_id))
+            records: list[dict[str, str]] = await pipeline.execute()
+            found += [read_record(lora_id, record) for lora_id, record in zip(names, records, strict=True) if record]
         return found
 
     async def open_adapter_id(self) -> str | None:
-        """The oldest adapter that everyone may use, for examples."""
+        """Return the id of the oldest adapter that everyone may use, for examples."""
         ids: list[str] = await self._redis.zrange(redis_key("loras_open"), 0, 0)
         return ids[0] if ids else None
 
     async def owned_ids(self, account_id: str) -> list[str]:
-        """The adapters that the account owns."""
+        """Return the ids of the adapters that the account owns."""
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
-
-    async def _read(self, ids: Sequence[str]) -> list[Adapter]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for lora_id in ids:
-            pipeline.hgetall(redis_key("lora", lora_id))
-        records: list[dict[str, str]] = await pipeline.execute()
-        return [read_record(lora_id, record) for lora_id, record in zip(ids, records, strict=True) if record]
-
-
-def _fields(flat: Sequence[str]) -> Mapping[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

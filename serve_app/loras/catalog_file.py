@@ -18,12 +18,8 @@
         sha256: 9f…                     # optional: computed when missing; of a folder, see `weights_digest`
         accounts: [acme, acct_…]        # optional: names or ids that may use it; missing means everyone
 
-Relative paths are read from the file's own folder. A row with a mistake is set aside, with the row and the field that hold it;
-the rest is read.
-
-Schemas of the catalog file's rows, and the message for an invalid one.
-
-Digests of the catalog's weight files, each read once and not at every start.
+Relative paths are read from the file's own folder. A row with a mistake is set aside, with the row and the field that
+hold it; the rest is read. A weight file is digested once, and again when it has changed.
 """
 
 import re
@@ -126,26 +122,19 @@ class AdapterRow(_Strict):
 
     def read(self, catalog: Path) -> Adapter:
         """Return the adapter; without a digest where the row names none."""
-        return Adapter(
-            id=self.id,
-            name=self.name,
-            description=self.description,
-            created_at=self.created_at,
-            file=_resolve(catalog, self.file or self.folder or ""),
-            is_folder=self.folder is not None,
-            sha256=self.sha256 or "",
-            base_model=self.base_model,
-            accounts=self.accounts,
-        )
+        location = _resolve(catalog, self.file or self.folder or "")
+        fields = self.model_dump(exclude={"file", "folder", "sha256"})
+        return Adapter(**fields, file=location, is_folder=self.folder is not None, sha256=self.sha256 or "")
 
 
 _MEANINGS = {
+    "list_type": "must be a list",
     "missing": "is missing",
     "string_type": "must be text",
     "string_too_short": "must be text",
     "model_type": "must be a mapping of fields",
 }
-"""What pydantic's errors are called here; our own bring their text."""
+"""Pydantic's errors are described so; our own bring their text."""
 
 
 def describe(error: pydantic.ValidationError) -> str:
@@ -161,7 +150,11 @@ def _resolve(catalog: Path, location: str) -> str:
     return location if "://" in location else str((catalog.parent / location).resolve())
 
 
-_SECTIONS = ("base_models", "adapters")
+class Sections(_Strict):
+    base_models: list[object] | None = None
+    adapters: list[object] | None = None
+
+
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Row = TypeVar("_Row", BaseModelRow, AdapterRow)
 
@@ -174,7 +167,7 @@ class SetAside(NamedTuple):
     """A row that is not served, and why."""
 
     id: str
-    """Empty where the row has none."""
+    """It is empty where the row has none."""
     reason: str
 
 
@@ -193,12 +186,12 @@ def read_catalog(path: Path) -> Catalog:
     """Read the catalog file. Raises `CatalogError`."""
     sections = _load_sections(path)
     set_aside: list[SetAside] = []
-    base_rows = list(_good_rows(BaseModelRow, path, "base_models", sections["base_models"], set_aside))
+    base_rows = _good_rows(BaseModelRow, path, "base_models", sections.base_models or (), set_aside)
     base_models = {row.id: row.read(path) for _, row in base_rows}
-    if sections["base_models"] and not base_models:
+    if sections.base_models and not base_models:
         raise CatalogError(set_aside[0].reason)
     adapters: dict[str, Adapter] = {}
-    for place, row in _good_rows(AdapterRow, path, "adapters", sections["adapters"], set_aside):
+    for place, row in _good_rows(AdapterRow, path, "adapters", sections.adapters or (), set_aside):
         if row.base_model in base_models:
             adapters[row.id] = row.read(path)
         else:
@@ -227,28 +220,15 @@ def _good_rows(
         yield place, row
 
 
-def _load_sections(path: Path) -> Mapping[str, Sequence[object]]:
-    content = _load_yaml(path)
-    for name in content:
-        if name not in _SECTIONS:
-            raise CatalogError(f"{path}: unknown section {name!r}")
-    sections = {name: [] if content.get(name) is None else content[name] for name in _SECTIONS}
-    for name, rows in sections.items():
-        if not isinstance(rows, list):
-            raise CatalogError(f"{path}: {name}: must be a list")
-    return cast(Mapping[str, Sequence[object]], sections)
-
-
-def _load_yaml(path: Path) -> Mapping[object, object]:
+def _load_sections(path: Path) -> Sections:
     try:
-        content: object = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return Sections.model_validate(yaml.load(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
         raise CatalogError(f"{path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise CatalogError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise CatalogError(f"{path}: must hold base_models and adapters")
-    return cast(Mapping[object, object], content)
+    except pydantic.ValidationError as error:
+        raise CatalogError(f"{path}: {describe(error)}") from error
 
 
 class Digested(NamedTuple):

@@ -1,6 +1,6 @@
-"""Gives uploads of LoRAs their places: a few of an account at once, each with a locked folder.
+"""Registers a LoRA: checks it in a process of its own, stores it by digest, and offers it everywhere.
 
-Registers a LoRA: checks it in a process of its own, stores it by digest, and offers it everywhere.
+Until then an upload has a place: a few of an account at once, each with a locked folder.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.catalog_file import add_digests
-from serve_app.loras.registry import AdapterRegistry, Registration
+from serve_app.loras.registry import AdapterRegistry
 from serve_app.loras.sources import weight_files
 from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import LAYER_TABLES
@@ -71,7 +71,7 @@ class UploadPlaces:
             raise TooManyUploads(f"Your account has {UPLOADS_AT_ONCE} uploads in progress; wait for one to finish.")
         self._under_way[account_id] += 1
         async with AsyncExitStack() as place:
-            place.callback(self._leave, account_id)
+            place.callback(self._under_way.subtract, [account_id])
             yield place
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class UploadPlaces:
     def _new_folder(self) -> tuple[Path, int]:
         """Return a new folder and the descriptor that locks it.
 
-        It takes a few calls of the system, and no thread: a caller who is cancelled while one works would not know the
+        It takes a few calls of the system, and no thread: a caller who is canceled while one works would not know the
         folder that it makes.
         """
         make_folder(self._folder)
@@ -111,11 +111,6 @@ class UploadPlaces:
                     if folder.exists():
                         return folder, lock
                     os.close(lock)
-
-    def _leave(self, account_id: str) -> None:
-        self._under_way[account_id] -= 1
-        if not self._under_way[account_id]:
-            del self._under_way[account_id]
 
 
 def _lock(folder: Path) -> int | None:
@@ -145,8 +140,6 @@ class Registered(NamedTuple):
     status: str
 
 
-_log = logging.getLogger(__name__)
-
 INSPECTIONS_AT_ONCE = 2
 INSPECTION_LIMIT_S = 120.0
 """The inspection of one file may take this long; a base model's first takes 8 s, every other 2 s, and both more on a
@@ -154,7 +147,6 @@ busy machine."""
 PROCESSOR_LIMIT_S = 30
 """Reading one file may take this much processor time beyond the start, so that two endless files hold both places no
 longer."""
-_INSPECTION = "serve_app.engine.inspection"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,15 +187,15 @@ class LoraRegistration:
         adapter = await _digested(path, offer, owner, accounts)
         if terms is not None:
             terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
-        if (known := await self._known(adapter, terms)) is not None:
-            return known
+            answer = await self._register(adapter, terms, asks=True)
+            if answer.status != "added":  # the file need not be read, which takes seconds
+                return answer
         async with self.inspections:
             found = await _inspect(base, path, self.max_rank, self.settings.data_dir.resolve() / LAYER_TABLES)
         parts, files = {part: Path(uri) for part, uri in weight_files(adapter).items()}, self.weights.files
         async with self.weights.held(files.uri(adapter.sha256, parts)):
             adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
-            registration = await self.registry.register_under(adapter, terms)
-            registered = await self._settled(registration, adapter, terms)
+            registered = await self._register(adapter, terms)
         if registered.status == "added":
             with suppress(StoreUnavailable):
                 await self.ask_for_sample(registered.adapter)
@@ -214,28 +206,20 @@ class LoraRegistration:
         if adapter.owner and self.settings.lora_samples:
             await self.draw_later(adapter.id)
 
-    async def _known(self, adapter: Adapter, terms: Terms | None) -> Registered | None:
-        """Return what the owner has already; None for what may be added.
-
-        It is asked before the file is read, which takes seconds.
-        """
-        if terms is None:
-            return None
-        registration = await self.registry.register_under(adapter, terms, asks=True)
-        return None if registration.status == "added" else await self._settled(registration, adapter, terms)
-
-    async def _settled(self, registration: Registration, adapter: Adapter, terms: Terms | None) -> Registered:
-        if registration.status == "added":
+    async def _register(self, adapter: Adapter, terms: Terms | None, *, asks: bool = False) -> Registered:
+        """Register the adapter, or ask whether it would be; return what the owner has already, if that is it."""
+        status, lora_id = await self.registry.register(adapter, terms, asks=asks)
+        if status == "added":
             return Registered(adapter, "added")
-        if registration.status in ("replayed", "same"):
-            there = await self.catalog.adapter(registration.lora_id)
+        if status in ("replayed", "same"):
+            there = await self.catalog.adapter(lora_id)
             if there is None:
                 raise NotFound("The LoRA was removed meanwhile.")
-            return Registered(there, registration.status)
-        if registration.status == "conflict":
+            return Registered(there, status)
+        if status == "conflict":
             raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
-        assert terms is not None, registration
-        if registration.status == "too_many":
+        assert terms is not None, status
+        if status == "too_many":
             raise LoraQuotaExceeded(f"Your plan allows {terms.max_loras} LoRAs of your own; delete one first.")
         raise LoraQuotaExceeded(f"Your plan allows {terms.max_bytes} bytes of LoRAs of your own; delete one first.")
 
@@ -267,11 +251,8 @@ async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[st
     if digested.set_aside:
         raise InvalidParameter(f"file: {digested.set_aside[0].reason}")
     (adapter,) = digested.adapters
-    return replace(adapter, size_bytes=await asyncio.to_thread(_size, adapter))
-
-
-def _size(adapter: Adapter) -> int:
-    return sum(Path(uri).stat().st_size for uri in weight_files(adapter).values())
+    files = map(Path, weight_files(adapter).values())
+    return replace(adapter, size_bytes=await asyncio.to_thread(lambda: sum(file.stat().st_size for file in files)))
 
 
 def _body_digest(offer: Offer, sha256: str) -> str:
@@ -283,9 +264,8 @@ async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> 
 
     Raises `InvalidParameter` where it does not fit the base model or breaks a limit.
     """
-    described = (base.config or base.source, base.id)
-    command = (sys.executable, "-m", _INSPECTION, *described, str(path))
-    command = (*command, str(max_rank), str(tables), str(PROCESSOR_LIMIT_S))
+    arguments = (base.config or base.source, base.id, path, max_rank, tables, PROCESSOR_LIMIT_S)
+    command = (sys.executable, "-m", "serve_app.engine.inspection", *map(str, arguments))
     environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
@@ -303,7 +283,7 @@ async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> 
         raise InvalidParameter(f"file: reading it takes more than {PROCESSOR_LIMIT_S} s of a processor")
     if process.returncode:
         last = err.decode(errors="replace").strip().splitlines()[-1:]
-        _log.warning("the inspection of a file ended with %d: %s", process.returncode, "".join(last)[:200])
+        log.warning("the inspection of a file ended with %d: %s", process.returncode, "".join(last)[:200])
         raise InvalidParameter("file: it cannot be read as a LoRA")
     answer = json.loads(out.splitlines()[-1])
     if "refused" in answer:

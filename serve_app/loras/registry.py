@@ -1,7 +1,4 @@
-"""Grants: which accounts may use an adapter, over what its record says.
-
-Registered LoRA adapters, which are in no catalog file: adding, changing, removing.
-"""
+"""Changes of registered LoRA adapters, which are in no catalog file, and grants of any to accounts."""
 
 import hashlib
 import json
@@ -15,25 +12,20 @@ from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
-ALLOW, DENY = "allow", "deny"
-
 
 class AdapterGrants:
-    """Decides for accounts on adapters. Every method may raise `StoreUnavailable`."""
+    """Decides for accounts on adapters, over what their records say. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._grant_lora = Script(redis, "loras/grant_lora")
 
     async def grant(self, lora_id: str, account_id: str) -> bool:
-        """Allow the account the adapter, over its record; False when there is no such adapter."""
-        return await self._decide(lora_id, account_id, ALLOW)
+        """Allow the account the adapter; False when there is no such adapter."""
+        return await self._grant_lora(lora=lora_id, account=account_id, decision="allow") == 1
 
     async def revoke(self, lora_id: str, account_id: str) -> bool:
-        """Deny the account the adapter, over its record; False when there is no such adapter."""
-        return await self._decide(lora_id, account_id, DENY)
-
-    async def _decide(self, lora_id: str, account_id: str, decision: str) -> bool:
-        return await self._grant_lora(lora=lora_id, account=account_id, decision=decision) == 1
+        """Deny the account the adapter; False when there is no such adapter."""
+        return await self._grant_lora(lora=lora_id, account=account_id, decision="deny") == 1
 
 
 class Removal(NamedTuple):
@@ -65,15 +57,8 @@ class AdapterRegistry:
         self._update_lora = Script(redis, "loras/update_lora")
         self._remove_lora = Script(redis, "loras/remove_lora")
 
-    async def register(self, adapter: Adapter) -> bool:
-        """Add an adapter that is in no file; False when its id is in use."""
-        return (await self.register_under(adapter, None)).status == "added"
-
-    async def register_under(self, adapter: Adapter, terms: Terms | None, *, asks: bool = False) -> Registration:
-        """Add an adapter that is in no file, if the owner's terms allow it.
-
-        With `asks`, only say whether they do.
-        """
+    async def register(self, adapter: Adapter, terms: Terms | None = None, *, asks: bool = False) -> Registration:
+        """Add an adapter if the owner's terms, where there are any, allow it; with `asks`, only say whether they do."""
         key = terms.idempotency_key if terms else None
         answer = await self._register_lora(
             lora=adapter.id,

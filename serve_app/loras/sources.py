@@ -1,7 +1,4 @@
-"""Weight files in their storage, a safetensors file or a PEFT folder: their digests and versions.
-
-Fetches LoRAs from the storage addresses that the operator allows, streaming their files.
-"""
+"""Weight files, a safetensors file or a PEFT folder, in whichever storage they are: digests, versions, fetching."""
 
 import asyncio
 import hashlib
@@ -10,8 +7,9 @@ import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import fsspec
 
@@ -22,15 +20,17 @@ from serve_app.store.storage import open_filesystem
 
 PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = (PEFT_CONFIG, "adapter_model.safetensors")
-"""The files of a folder that count; others beside them are not read."""
+"""Only these files of a folder count; others beside them are not read."""
 MAX_CONFIG_BYTES = 1 << 20
-_BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "generation")
-"""What storages call a file's version."""
+"""Storages call a file's version by one of these names."""
+
+log = logging.getLogger(__name__)
 
 
 def weight_files(adapter: Adapter) -> Mapping[str, str]:
-    """The adapter's files by name: a folder's own names, '' for a file."""
+    """Return the URIs of the adapter's files by name: a folder's own names, '' for a file."""
     if not adapter.is_folder:
         return {"": adapter.file}
     return {name: f"{adapter.file.rstrip('/')}/{name}" for name in PEFT_FILES}
@@ -48,26 +48,20 @@ def weights_digest(digests: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def opened(uri: str, options: Mapping[str, Any]) -> Generator[BinaryIO]:
-    """A file of any storage, for reading. Raises OSError."""
+def opened(uri: str, options: Mapping[str, Any]) -> Generator[BufferedIOBase]:
+    """Open a file of any storage for reading. Raises `OSError`."""
     with cast(Any, fsspec.open(uri, "rb", **_options_of(uri, options))) as file:
         yield file
 
 
 def file_digest(uri: str, options: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
     with opened(uri, options) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_version(uri: str, options: Mapping[str, Any]) -> str | None:
-    """Return what changes when the file does: its size with its time or its entity tag.
-
-    None where the storage knows neither.
-    """
-    files, path = cast(tuple[Any, str], fsspec.core.url_to_fs(uri, **_options_of(uri, options)))
+    """Return what changes when the file does, its size with its time or entity tag; None if the storage has neither."""
+    files, path = open_filesystem(uri, _options_of(uri, options))
     info: Mapping[str, Any] = files.info(path)
     marks: Sequence[str] = [str(info[name]) for name in _VERSIONS if info.get(name) is not None]
     return f"{info.get('size')} {marks[0]}" if marks else None
@@ -77,19 +71,16 @@ def _options_of(uri: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options if "://" in uri and not uri.startswith("file://") else {}
 
 
-log = logging.getLogger(__name__)
-
 LIMIT_S = 60.0
 """All files of one source are read within this time; whatever takes longer is uploaded by its owner."""
 FETCHES_AT_ONCE = 4
-BLOCK_BYTES = 1 << 20
 _NEVER = re.compile(r"::|[?#%\\\s]|(?:^|/)\.{1,2}(?:/|$)|//.*//")
-"""Chains of file systems, queries, escapes, and paths that lead out of their folder."""
+"""No address holds a chain of file systems, a query, an escape, or a path that leads out of its folder."""
 _pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="lora-source")
 
 
 class LoraSources:
-    """Files below the operator's prefixes (`ATELIER_LORA_SOURCES`), and nothing else."""
+    """Fetches files below the operator's prefixes (`ATELIER_LORA_SOURCES`), and nothing else."""
 
     def __init__(self, settings: Settings) -> None:
         self._prefixes = settings.lora_sources
@@ -165,6 +156,6 @@ def _scheme(url: str) -> str:
 
 
 def _append(target: Path, block: bytes) -> None:
-    """Append to a file that the call itself opens: its thread goes on when the fetch is cancelled."""
+    """Append to a file that the call itself opens: its thread goes on when the fetch is canceled."""
     with target.open("ab") as file:
         file.write(block)

@@ -1,8 +1,6 @@
 """Stores weights of registered LoRAs in object storage by digest, so that equal ones are there once.
 
-Removes stored weights that no LoRA has, and keeps those that a registration is about to need.
-
-Lists the stored weights of LoRAs that may be removed: no LoRA has them, and none is about to.
+They are removed when no LoRA has them any more and no registration is about to need them.
 """
 
 import asyncio
@@ -10,7 +8,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +22,8 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 from serve_app.store.storage import in_storage_thread, open_filesystem
+
+_log = logging.getLogger(__name__)
 
 LORAS = "loras"
 
@@ -39,14 +39,14 @@ class LoraFiles:
 
     def uri(self, sha256: str, files: Iterable[str]) -> str:
         """Return the address at which `put` stores files of these names."""
-        return f"{self._storage}/{_name(sha256, files)}"
+        return f"{self._storage}/{_name(sha256, is_folder='' not in files)}"
 
     async def put(self, sha256: str, files: Mapping[str, Path]) -> str:
         """Store the files by name, '' for a single one, and return the URI of the file or folder.
 
         Raises `StoreUnavailable`.
         """
-        name = _name(sha256, files)
+        name = _name(sha256, is_folder="" not in files)
         for part, source in files.items():
             path = f"{self._root}/{name}/{part}".rstrip("/")
             await in_storage_thread(lambda source=source, path=path: self._write(source, path), doing="write")
@@ -60,10 +60,8 @@ class LoraFiles:
     async def delete(self, uri: str) -> None:
         """Remove what `put` stored, wherever the storage was then; nothing happens when it is not there."""
         path = self._path(uri)
-        try:
+        with suppress(FileNotFoundError):
             await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
-        except FileNotFoundError:
-            return
 
     def _path(self, uri: str) -> str:
         return f"{self._root}/{LORAS}/{uri.rpartition(f'/{LORAS}/')[2]}"
@@ -85,25 +83,21 @@ def where_it_is(adapter: Adapter, storage: str) -> Adapter:
 
     Its record has the place of its registration: since then the storage may have moved, or been restored elsewhere.
     """
-    name = f"{LORAS}/{adapter.sha256}" if adapter.is_folder else f"{LORAS}/{adapter.sha256}.safetensors"
+    name = _name(adapter.sha256, is_folder=adapter.is_folder)
     return replace(adapter, file=f"{storage.rstrip('/')}/{name}") if adapter.file.endswith(f"/{name}") else adapter
 
 
-def _name(sha256: str, files: Iterable[str]) -> str:
-    return f"{LORAS}/{sha256}.safetensors" if "" in files else f"{LORAS}/{sha256}"
+def _name(sha256: str, *, is_folder: bool) -> str:
+    return f"{LORAS}/{sha256}" if is_folder else f"{LORAS}/{sha256}.safetensors"
 
-
-_log = logging.getLogger(__name__)
 
 ASK_AGAIN_S, WAIT_S = 0.05, 60.0
 """How often and how long a registration asks while another process removes the same weights."""
-
-
 HOLD_LIFE = timedelta(hours=1)
 """The hold of a registration that was killed ends after this time; storing takes minutes at the most."""
 REMOVAL_LIFE = timedelta(minutes=2)
 """The mark of a removal that was killed ends after this time; a storage call ends after 30 s."""
-_AT_ONCE = 100
+REMOVED_AT_ONCE = 100
 
 
 class LoraWeights:
@@ -135,7 +129,7 @@ class LoraWeights:
         try:
             yield
         finally:
-            await self.release(uri, token)
+            await self._release(uri=uri, token=token)
             await self.remove_unused()
 
     async def remove_unused(self) -> int:
@@ -155,16 +149,12 @@ class LoraWeights:
         return removed
 
     async def hold(self, uri: str, token: str, *, life: timedelta = HOLD_LIFE) -> bool:
-        """Keep the weights until `release`; False while they are being removed: ask again."""
+        """Keep the weights for this long; False while they are being removed: ask again."""
         return await self._hold(uri=uri, token=token, life_ms=milliseconds(life)) == 1
-
-    async def release(self, uri: str, token: str) -> None:
-        """End a hold; what no LoRA has is due at once."""
-        await self._release(uri=uri, token=token)
 
     async def due(self) -> list[str]:
         """Return the URIs that the caller has to remove; they are due again until `gone`."""
-        return await self._due(life_ms=milliseconds(REMOVAL_LIFE), limit=_AT_ONCE)
+        return await self._due(life_ms=milliseconds(REMOVAL_LIFE), limit=REMOVED_AT_ONCE)
 
     async def gone(self, uri: str) -> None:
         """Take removed weights off the list."""

@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,21 +23,17 @@ _END = "</w>"
 class Vocabulary:
     """Reads the words of base models once a minute, so that a prompt is checked without asking Redis."""
 
-    def __init__(self, catalog: AppliedCatalog, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, catalog: AppliedCatalog) -> None:
         self._catalog = catalog
-        self._clock = clock
         self._words: Mapping[str, frozenset[str]] = {}
-        self._read_at = float("-inf")
+        self._read_again_at = 0.0
 
     async def words(self) -> Mapping[str, frozenset[str]]:
         """Return the words of each base model that knows only few; while Redis is away, the last known."""
-        if self._clock() - self._read_at < READ_EVERY_S:
-            return self._words
-        self._read_at = self._clock()
-        try:
-            self._words = await known_words(await self._catalog.applied_base_models())
-        except StoreUnavailable:
-            self._read_at = float("-inf")
+        if time.monotonic() >= self._read_again_at:
+            with suppress(StoreUnavailable):
+                self._words = await known_words(await self._catalog.applied_base_models())
+                self._read_again_at = time.monotonic() + READ_EVERY_S
         return self._words
 
     async def unknown_words(self, prompt: str, base_model: str, trigger_words: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,4 @@
-"""Adapter weights: fetched once, checked, stored by digest on this machine.
-
-Bounds the adapter files of this machine: those that were used longest ago go first.
-"""
+"""Adapter weights on this machine: fetched once, checked, kept by digest; those used longest ago go first."""
 
 import hashlib
 import logging
@@ -18,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 from serve_app.atomic_files import PRIVATE, atomic_file, make_folder
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
-from serve_app.loras.sources import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
+from serve_app.loras.sources import BLOCK_BYTES, MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
 from serve_app.loras.stored_weights import where_it_is
 from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile, check_in_subprocess
 from serve_app.settings import Settings
@@ -27,14 +24,13 @@ from serve_app.store.storage import WEIGHTS, free_bytes, in_storage_thread
 LAYER_TABLES = "layer_tables"
 """A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
 
-
 log = logging.getLogger(__name__)
 
 KEPT_AFTER_USE = timedelta(minutes=10)
-"""No file goes earlier: its runs may not have read it yet."""
+"""No file is removed earlier after its last use: its runs may not have read it yet."""
 NOTED_EVERY_S = 60.0
 DRAFTS_LIVE = timedelta(days=1)
-"""What a process that died while it wrote has left goes after this."""
+"""Drafts that a process left when it died while it wrote are removed after this time."""
 _STORED = re.compile(r"[0-9a-f]{64}(\.safetensors)?")
 _USES = ".used"
 
@@ -48,7 +44,8 @@ class _Entry(NamedTuple):
 class WeightCache:
     """Removes files beyond `limit` bytes, or while the disk lacks `reserve` bytes.
 
-    Several processes share the folder. When a file was last used is the time of an empty one beside it: its own times are part of its identity.
+    Several processes share the folder. When a file was last used is the time of an empty one in a folder beside it: its
+    own times are part of its identity.
     """
 
     def __init__(self, folder: Path, *, limit: int, reserve: int) -> None:
@@ -83,13 +80,14 @@ class WeightCache:
             log.info("removed %s from the weights of this machine: %d bytes", entry.path.name, entry.size)
 
     def _entries(self) -> Iterator[_Entry]:
-        """The files and folders of weights; old drafts are removed on the way."""
+        """Yield the files and folders of weights; old drafts are removed on the way."""
         if not self._folder.exists():
             return
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):  # another process removed it
                 if _STORED.fullmatch(path.name):
-                    yield _Entry(self._last_use(path), _size(path), path)
+                    files = path.iterdir() if path.is_dir() else [path]
+                    yield _Entry(self._last_use(path), sum(file.stat().st_size for file in files), path)
                 elif path.name != _USES and path.stat().st_mtime < time.time() - DRAFTS_LIVE.total_seconds():
                     self._remove(path)
 
@@ -109,35 +107,12 @@ class WeightCache:
         self._noted.pop(path.name, None)
 
 
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size
-    return sum(entry.stat().st_size for entry in os.scandir(path))
-
-
-_BLOCK = 1 << 20
 _passed: set[str] = set()
-"""Digests of files that passed the check: in this process each is checked once."""
-
-
-class _Identity(NamedTuple):
-    """A file's identity, which changes when it is written or replaced."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> "_Identity":
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+"""Files with these digests passed the check: in this process each is checked once."""
 
 
 class WeightStore:
-    """Keeps weights in `data_dir/weights/<sha256>.safetensors` and folders `<sha256>/`, after every check.
-
-    They stay within `weight_cache` bytes.
+    """Keeps weights in `data_dir/weights/<sha256>.safetensors` and folders `<sha256>/`, within `weight_cache` bytes.
 
     Whether a file still is what it was is checked when this process first uses it, and when it has changed since.
     """
@@ -146,7 +121,8 @@ class WeightStore:
         self._folder = (settings.data_dir / "weights").resolve()
         self._cache = WeightCache(self._folder, limit=settings.weight_cache, reserve=settings.disk_reserve)
         self._storage, self._options = settings.storage, settings.storage_options
-        self._digests: dict[Path, tuple[_Identity, str]] = {}
+        self._digests: dict[Path, tuple[tuple[int, ...], str]] = {}
+        """The digest of each file, and what changes when it is written or replaced."""
 
     def make_space(self) -> None:
         """Remove weights of this machine that are beyond the limit, or for which the disk is too full."""
@@ -185,7 +161,8 @@ class WeightStore:
 
     def _digest(self, path: Path) -> str:
         with path.open("rb") as file:
-            identity = _Identity.of(os.fstat(file.fileno()))
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             known = self._digests.get(path)
             if known is None or known[0] != identity:
                 known = self._digests[path] = identity, hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,7 +180,10 @@ class WeightStore:
             for name, draft in drafts.items():
                 if name != PEFT_CONFIG and digests[name] not in _passed:
                     draft.flush()
-                    _check(Path(draft.name))
+                    try:
+                        check_in_subprocess(Path(draft.name))
+                    except UnusableFile as error:
+                        raise AdapterUnavailable(f"adapter file: {error}") from error
                     _passed.add(digests[name])
 
     def _copy(self, source: str, target: BinaryIO, limit: int) -> str:
@@ -211,19 +191,12 @@ class WeightStore:
         digest, size = hashlib.sha256(), 0
         with opened(source, self._options) as read:
             _check_size(getattr(read, "size", None) or 0, limit)  # where the storage knows it, before a byte is copied
-            while block := read.read(_BLOCK):
+            while block := read.read(BLOCK_BYTES):
                 size += len(block)
                 _check_size(size, limit)
                 digest.update(block)
                 target.write(block)
         return digest.hexdigest()
-
-
-def _check(path: Path) -> None:
-    try:
-        check_in_subprocess(path)
-    except UnusableFile as error:
-        raise AdapterUnavailable(f"adapter file: {error}") from error
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -10,7 +10,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.operations.checks import Check, fail, ok
 from serve_app.settings import ROOT, Settings
 from serve_app.store.embedded_redis import running_redis
-from serve_app.store.redis_inspection import server_identity
+from serve_app.store.redis_inspection import inspect_redis
 
 DIGEST_LENGTH = 12
 CODE_FOLDERS, CODE_FILES = ("serve_app", "deployments"), ("*.py", "*.lua", "*.cfg", "*.html", "haproxy", "*.awk")
@@ -70,9 +70,11 @@ def _digest(source: Callable[[], str], nonce: bytes) -> str:
 def _redis(settings: Settings) -> str:
     """Identify Redis by the server that answers: an address may be another one on each machine."""
     if settings.redis_url:
-        return server_identity(settings.redis_url)
+        return inspect_redis(settings.redis_url).identity
     running = running_redis(settings.data_dir)
-    return server_identity(running.url) if running else f"embedded, not running, in {settings.data_dir.resolve()}"
+    return (
+        inspect_redis(running.url).identity if running else f"embedded, not running, in {settings.data_dir.resolve()}"
+    )
 
 
 def _pepper(settings: Settings) -> str:

@@ -61,7 +61,7 @@ async def check_restored(
     if records.newer:
         problems.append(f"{records.newer} job records were written by a newer version of Atelier: run that version")
     return RestoreFacts(
-        redis=f"{server.server} {server.version}",
+        redis=server.release,
         accounts=accounts,
         keys=sum(keys.values()),
         jobs=len(records.jobs),

@@ -30,13 +30,11 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import running_redis
 from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
-from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
+from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
 from serve_app.store.redis_process import server_binary, version_of
 
 MEMORY_WARNING = 0.8
 """The doctor warns from this share of maxmemory on, as the alert rule does: before new jobs are refused."""
-ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
-"""A rate is measured over at least this span, or that of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
     "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
 )
@@ -76,8 +74,8 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     except (StoreUnavailable, ValueError) as error:
         yield fail("redis", str(error), f"start it, or correct --redis-url / REDIS_URL ({KINDS})")
         return
-    yield ok("redis", f"{facts.server} {facts.version}")
-    yield from _memory(settings, url, facts)
+    yield ok("redis", facts.release)
+    yield from _memory(facts)
     if facts.settings is None:
         advice = f"make sure that it has {_wanted(DURABLE)}"
         yield warn("redis durability", "this Redis user may not read CONFIG", advice)
@@ -89,8 +87,8 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     yield from _peppers(settings, url)
 
 
-def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
-    """Check how much of maxmemory is in use, and how much will be once retention frees as much as arrives."""
+def _memory(facts: RedisFacts) -> Iterable[Check]:
+    """Check how much of maxmemory is in use."""
     used, limit = facts.used_bytes, facts.limit_bytes
     if not limit:
         advice = "set maxmemory (70 % of what it may use): near it new jobs are refused, in place of Redis being killed"
@@ -98,15 +96,10 @@ def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
         return
     found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
     more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: from 90 % on new jobs are refused"
-    span = span_of_records(url, settings.retention)
-    needed = used * (settings.retention / span) if span and span >= LEAST_SPAN else 0
     if RedisMemory(used, limit).is_short:
         yield fail("redis memory", f"{found}: new jobs are refused", more)
     elif used > limit * MEMORY_WARNING:
         yield warn("redis memory", found, more)
-    elif span and RedisMemory(round(needed), limit).is_short:
-        days = f"{span / ONE_DAY:.0f} of {settings.retention / ONE_DAY:.0f} days of retention"
-        yield warn("redis memory", f"{found} by {days}: all of it needs about {needed / 1e6:.0f} MB", more)
     else:
         yield ok("redis memory", found)
 

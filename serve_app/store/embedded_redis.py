@@ -1,9 +1,9 @@
 """The embedded Redis: a real server for one machine, started on first use, never on the network.
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
-it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a killed
-server comes back with everything it had confirmed. A server that does not answer is never given a second one beside it:
-it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
+killed server comes back with everything it had confirmed. A server that does not answer is never given a second one
+beside it: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
 """
 
 import fcntl
@@ -25,26 +25,28 @@ from redis.retry import Retry
 from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_folder
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.locked_exec import locked_command
+from serve_app.store.redis_inspection import release_of
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, server_binary, server_process, version_of
 
 SOCKET_PATH_LIMIT = 100
-"""Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
+"""A socket's path of more bytes moves to a short private directory: `sun_path` holds 108 with its NUL."""
 LOG_FILE = "redis.log"
 NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
-"""Servers since Redis 7 keep the append-only file there; they take over the one of older servers, which do not look
-there."""
+"""Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not
+look there."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
 bytes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
-"""Of the machine's memory: the models need the rest. Full, new jobs are refused and running ones finish; without a bound
-the kernel would end a process of its choice. The least holds 220,000 completed jobs."""
+"""The server may take this share of the machine's memory; the models need the rest. When it is full, new jobs are
+refused and running ones finish; without a bound the kernel would end a process of its choice. The least holds 220,000
+completed jobs."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 TRY_S, ANSWER_LIMIT_S = 1.0, 5.0
-"""How long one question to the server may take, and how many seconds of silence are an error for everybody but the caller
-that waits for it: a crowded machine answers by then."""
+"""How long one question to the server may take, and how many seconds of silence are an error for everybody but the
+caller that waits for it: a crowded machine answers by then."""
 SILENCE_LIMIT_S = 30.0
 """A disk that stalls or a machine that pauses is mostly back by then; a server that is not, is replaced."""
 POLL_S = 0.02
@@ -52,19 +54,19 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedRedis:
-    """A running server: where to connect, its process id, and which program it is."""
+    """A running server: where to connect, its process id, and the name and version of its program."""
 
     url: str
     pid: int
-    server: str
-    version: str
+    release: str
 
 
 def ensure_redis(data_dir: Path, *, silence_s: float = SILENCE_LIMIT_S) -> EmbeddedRedis:
     """Return the server of `data_dir/redis`, started if there is none.
 
-    One that does not answer is replaced after `silence_s` seconds. Raises `StoreUnavailable` with the end of the server's
-    log when it does not come up, and within `ANSWER_LIMIT_S` when another caller already waits for a silent one.
+    One that does not answer is replaced after `silence_s` seconds. Raises `StoreUnavailable` with the end of the
+    server's log when it does not come up, and within `ANSWER_LIMIT_S` when another caller already waits for a silent
+    one.
     """
     home = _private_directory(data_dir.resolve() / "redis")
     socket = _socket_path(home)
@@ -108,12 +110,6 @@ def redis_left_as_it_was(data_dir: Path) -> Generator[None]:
     finally:
         if not was_there:
             stop_redis(data_dir)
-
-
-def embedded_release(data_dir: Path) -> str:
-    """Say which server is running: the system's own, or an older one from the packages."""
-    running = running_redis(data_dir)
-    return f"{running.server} {running.version}" if running else ""
 
 
 def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
@@ -178,15 +174,16 @@ def _client(socket: Path, timeout_s: float = ANSWER_LIMIT_S) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(socket), socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0))
 
 
-def _running(socket: Path, timeout_s: float = ANSWER_LIMIT_S) -> EmbeddedRedis | None:
+def _running(socket: Path, timeout_s: float = ANSWER_LIMIT_S, *, has_replayed: bool = False) -> EmbeddedRedis | None:
+    """Return the server that answers; with `has_replayed`, only once it has read its append-only file."""
     with _client(socket, timeout_s) as client:
         try:
+            if has_replayed:
+                client.ping()  # the server refuses it before
             info: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
         except redis.RedisError:
             return None
-    server = "valkey" if "valkey_version" in info else "redis"
-    version = info.get("valkey_version", info["redis_version"])
-    return EmbeddedRedis(url=f"unix://{socket}", pid=int(info["process_id"]), server=server, version=version)
+    return EmbeddedRedis(url=f"unix://{socket}", pid=int(info["process_id"]), release=release_of(info))
 
 
 def _revive(home: Path, socket: Path, silence_s: float) -> EmbeddedRedis:
@@ -245,19 +242,10 @@ def _start(home: Path, socket: Path) -> None:
 def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
     deadline = time.monotonic() + START_TIMEOUT_S
     while server_process(home) is not None and time.monotonic() < deadline:
-        running = _running(socket)
-        if running is not None and _answers(socket):
+        running = _running(socket, has_replayed=True)
+        if running is not None:
             return running
         time.sleep(POLL_S)
     log = home / LOG_FILE
     log_end = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
     raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {log_end}")
-
-
-def _answers(socket: Path) -> bool:
-    """Return whether the server has replayed its append-only file."""
-    with _client(socket) as client:
-        try:
-            return bool(client.ping())
-        except redis.RedisError:
-            return False

@@ -1,9 +1,8 @@
 """Collects what this process measures for `/metrics`, and adds it in Redis to all processes' sums.
 
-`MemoryReserve` refuses what makes Redis grow while Redis is still below its `maxmemory`.
-
-A full Redis refuses every write that needs memory. Ending, cancelling and deleting jobs, heartbeats, signing in and
-the operators' changes are such writes, and the reserve is kept for them.
+`MemoryReserve` measures Redis itself: what makes it grow is refused while it is still below its `maxmemory`. A full
+Redis refuses every write that needs memory; ending, canceling and deleting jobs, heartbeats, signing in and operators'
+changes are such writes, and the reserve is kept for them.
 """
 
 import asyncio
@@ -30,9 +29,9 @@ from serve_app.store.script import Script
 log = logging.getLogger(__name__)
 
 SEND_EVERY_S = 5.0
-"""A third of the usual interval of Prometheus."""
+"""How often measurements are sent: a third of the usual interval of Prometheus."""
 SEQUENCE_LIFE = timedelta(hours=1)
-"""Far longer than a call is repeated for."""
+"""How long Redis remembers the last call of a process, far longer than a call is repeated for."""
 GAUGES_LIFE = timedelta(minutes=10)
 _BASE_MODELS, _LORAS = "base_models", "loras"
 
@@ -84,12 +83,12 @@ class Measures:
             amounts: list[str | int] = []
             for name, amount in self._unsent.items():
                 amounts += [name, f"{amount:.9g}"]
-            life = milliseconds(SEQUENCE_LIFE)
-            await self._add(source=self._source, sequence=self._sequence, life_ms=life, amounts=amounts)
+            life_ms = milliseconds(SEQUENCE_LIFE)
+            await self._add(source=self._source, sequence=self._sequence, life_ms=life_ms, amounts=amounts)
             self._unsent = {}
 
     async def send_forever(self, every_s: float = SEND_EVERY_S) -> None:
-        """Send until cancelled, through any outage."""
+        """Send until canceled, through any outage."""
         while not is_cancelled():
             await asyncio.sleep(every_s)
             try:
@@ -147,7 +146,7 @@ def gauge_field(metric: Metric, *labels: str) -> str:
 
 def _shown(name: str, silent_ms: float, text: str) -> ShownWorker:
     shown: dict[str, Any] = json.loads(text)
-    base_models, loras = shown.pop(_BASE_MODELS, []), shown.pop(_LORAS, [])  # of a version before: none
+    base_models, loras = shown.pop(_BASE_MODELS, []), shown.pop(_LORAS, [])
     return ShownWorker(name, max(0.0, silent_ms / 1000), shown, base_models, loras)
 
 
@@ -158,9 +157,11 @@ def is_cancelled() -> bool:
 
 
 RESERVE_SHARE = 0.1
-"""Of `maxmemory`. The least that we set, 256 MiB, leaves 26 MiB: more than all ingress replicas take in between two looks, and
-ten times what ending 10,000 jobs needs, which is less than they needed while they waited."""
+"""This share of `maxmemory` is kept. Of the least that we set, 256 MiB, it is 26 MiB: more than all ingress replicas
+take in between two looks, and ten times what ending 10,000 jobs needs, which is less than they needed while they
+waited."""
 CHECK_EVERY_S = 1.0
+"""How often free memory and free disk are looked at, at the most."""
 
 
 class RedisMemory(NamedTuple):

@@ -14,7 +14,6 @@ from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient, connect
-from serve_app.store.storage import close_to_others
 from serve_app.tracing import Traces, open_traces
 
 _log = logging.getLogger(__name__)
@@ -93,7 +92,6 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
 
     Raises `StoreUnavailable`, `TracesUnavailable`.
     """
-    await asyncio.to_thread(close_to_others, settings.data_dir)
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
     traces = open_traces(settings)
     redis = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
@@ -114,8 +112,7 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
             await background.wait()
             sending.cancel()
             await measures.send_last()
-            if traces.is_on:
-                await asyncio.to_thread(traces.close)
+            await asyncio.to_thread(traces.close)
     finally:
         await redis.aclose()
 

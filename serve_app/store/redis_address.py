@@ -1,7 +1,7 @@
 """Addresses of Redis: one server by TCP, TLS or a socket, or the primary that Sentinels name.
 
-`redis+sentinel://user:password@host:26379,host:26379/name/db` asks the Sentinels in turn for the primary called `name`; with
-`rediss+sentinel://` they and the servers speak TLS. User and password are the servers'; `sentinel_username` and
+`redis+sentinel://user:password@host:26379,host:26379/name/db` asks the Sentinels in turn for the primary called `name`;
+with `rediss+sentinel://` they and the servers speak TLS. User and password are the servers'; `sentinel_username` and
 `sentinel_password` in the query are the Sentinels' own.
 """
 
@@ -33,7 +33,12 @@ class SentinelAddress(NamedTuple):
     server: dict[str, Any]
     """redis-py's options of a connection to the servers."""
     sentinel: dict[str, Any]
-    """The same for the Sentinels."""
+    """redis-py's options of a connection to the Sentinels."""
+
+    def sentinel_options(self, options: dict[str, Any], retry: type[AsyncRetry | Retry]) -> dict[str, Any]:
+        """Return the options for the Sentinels: each is asked once, with a client's timeouts, and then the next."""
+        timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+        return {**timeouts, **self.sentinel, "retry": retry(NoBackoff(), 0)}
 
 
 def is_redis_address(text: str) -> bool:
@@ -64,8 +69,8 @@ def read_sentinel_address(url: str) -> SentinelAddress:
     tls: dict[str, Any] = {"ssl": True} if address.scheme.startswith("rediss") else {}
     tls |= {name: value for name, value in server.items() if name.startswith("ssl_")}
     own = {name.removeprefix(_OF_SENTINELS): value for name, value in query if name.startswith(_OF_SENTINELS)}
-    if own.keys() - {"username", "password"}:
-        raise ValueError(f"sentinel_{min(own.keys() - {'username', 'password'})} is not known")
+    if unknown := own.keys() - {"username", "password"}:
+        raise ValueError(f"sentinel_{min(unknown)} is not known")
     return SentinelAddress([_host(text) for text in hosts.split(",")], service, {**server, **tls}, {**tls, **own})
 
 
@@ -81,9 +86,7 @@ def connection_pool(url: str, **options: Any) -> redis_async.ConnectionPool:
     if urlsplit(url).scheme not in BY_SENTINEL:
         return redis_async.ConnectionPool.from_url(url, **options)
     address = read_sentinel_address(url)
-    timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
-    once = AsyncRetry(NoBackoff(), 0)  # then the next Sentinel is asked
-    sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs={**timeouts, **address.sentinel, "retry": once})
+    sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs=address.sentinel_options(options, AsyncRetry))
     return SentinelConnectionPool(address.service, sentinel, **{**options, **address.server})
 
 
@@ -98,7 +101,5 @@ def blocking_client(url: str, **options: Any) -> redis_py.Redis:
     if urlsplit(url).scheme not in BY_SENTINEL:
         return redis_py.Redis.from_url(url, **options)
     address = read_sentinel_address(url)
-    timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
-    once = Retry(NoBackoff(), 0)
-    sentinel = Sentinel(address.sentinels, sentinel_kwargs={**timeouts, **address.sentinel, "retry": once})
+    sentinel = Sentinel(address.sentinels, sentinel_kwargs=address.sentinel_options(options, Retry))
     return sentinel.master_for(address.service, **{**options, **address.server})

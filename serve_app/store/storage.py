@@ -1,8 +1,6 @@
-"""fsspec from asyncio: each call in a thread pool, with a time limit and one kind of outage.
+"""Storage by fsspec, called from asyncio with a time limit, and the disks that it and Redis may fill.
 
-Permissions of the data directory, which its owner alone may read.
-
-Refuses new jobs before the disk of the embedded Redis or of local images is full.
+New jobs are refused before the disk of the embedded Redis or of local images is full.
 """
 
 import asyncio
@@ -10,7 +8,7 @@ import importlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -21,7 +19,7 @@ import fsspec
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.settings import Settings
-from serve_app.store.measures import MemoryReserve, RedisMemory
+from serve_app.store.measures import CHECK_EVERY_S, MemoryReserve, RedisMemory
 
 TIMEOUT_S = 30.0
 """One call may take this long. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
@@ -31,14 +29,13 @@ STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
 """Adapters are downloaded in these threads: where they come from may hang while images are stored and local files are
 read."""
-
 PROBES = ThreadPoolExecutor(1, thread_name_prefix="storage-probe")
-"""For tries whether the storage can be written: one that hangs takes no thread from those who read and write."""
+"""Whether the storage can be written is tried in this thread, so that a try that hangs takes none from the others."""
 
 _Answer = TypeVar("_Answer")
 
 
-def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+def open_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the file system of an fsspec URL and the URL's path in it. Untyped, as fsspec is."""
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
 
@@ -71,52 +68,20 @@ def storage_errors() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-OURS = (
-    "images",
-    "layer_tables",
-    "redis",
-    "weights",
-    "first-image.png",
-    "local.json",
-    "secrets.json",
-    "up.lock",
-    "uploads",
-)
-"""What the service keeps in the data directory. Anything else there is somebody else's, and is left alone."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Permission bits of everybody but a file's owner."""
 
 
-def close_to_others(data_dir: Path) -> None:
-    """Make files of earlier versions unreadable for everybody but their owner.
-
-    The directory itself keeps its mode if it was there before: an operator may have given one that holds other things.
-    """
-    for path in _open_entries(data_dir):
-        if path.name in OURS:
-            with suppress(PermissionError):  # another user's: the doctor names it
-                path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)
-
-
-def open_to_others(data_dir: Path) -> list[Path]:
-    """Name the entries of a folder, or the file, that other users may open."""
-    try:
-        is_open = bool(data_dir.stat().st_mode & OTHERS)
-    except FileNotFoundError:
-        return []
-    return [data_dir, *_open_entries(data_dir)] if is_open else []
-
-
-def _open_entries(data_dir: Path) -> Iterator[Path]:
-    """The entries of the folder itself: below a closed folder nothing can be opened."""
+def open_to_others(place: Path) -> list[Path]:
+    """Name a file, or a folder and its entries, that other users may open: below a closed one nothing can be opened."""
+    found: list[Path] = []
     with suppress(FileNotFoundError, NotADirectoryError):
-        for path in sorted(data_dir.iterdir()):
-            with suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                if not stat.S_ISLNK(mode) and mode & OTHERS:
-                    yield path
-
-
-CHECK_EVERY_S = 1.0
+        if place.stat().st_mode & OTHERS:
+            found.append(place)
+            found += [
+                path for path in sorted(place.iterdir()) if not path.is_symlink() and path.lstat().st_mode & OTHERS
+            ]
+    return found
 
 
 class Disk(NamedTuple):
@@ -130,8 +95,8 @@ class Disk(NamedTuple):
 class DiskReserve:
     """Reports whether enough disk is free.
 
-    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it calls
-    each of `make_space` in turn until there is enough, in a thread.
+    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it
+    calls each of `make_space` in turn until there is enough, in a thread.
     """
 
     def __init__(self, settings: Settings, storage_folder: Path | None, *make_space: Callable[[], None]) -> None:
@@ -153,10 +118,11 @@ class DiskReserve:
 
     async def disks(self) -> list[Disk]:
         """List the disks that this process looks at, as they are now."""
-        return await in_storage_thread(self._disks, doing="look at free space") if self._folders else []
 
-    def _disks(self) -> list[Disk]:
-        return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
+        def look() -> list[Disk]:
+            return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
+
+        return await in_storage_thread(look, doing="look at free space")
 
     def _short_for_good(self) -> Path | None:
         for make_space in self._make_space:
@@ -169,12 +135,11 @@ class DiskReserve:
         return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)
 
 
-class Space:
+class Space(NamedTuple):
     """Reports whether the disks and Redis have more left than their reserves."""
 
-    def __init__(self, disk: DiskReserve, memory: MemoryReserve) -> None:
-        self.disk = disk
-        self.memory = memory
+    disk: DiskReserve
+    memory: MemoryReserve
 
     async def check(self) -> RedisMemory | None:
         """Return Redis's memory, if known.
@@ -187,8 +152,8 @@ class Space:
 
 def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]:
     """List the folders that this service writes on its own machine: the embedded Redis's and the images'."""
-    found: Iterable[Path | None] = (None if settings.redis_url else settings.data_dir.resolve(), storage_folder)
-    return [folder for folder in found if folder is not None]
+    of_redis = None if settings.redis_url else settings.data_dir.resolve()
+    return [folder for folder in (of_redis, storage_folder) if folder is not None]
 
 
 def free_bytes(folder: Path) -> int:

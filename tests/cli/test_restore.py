@@ -62,7 +62,7 @@ async def _register_lora(resources: Resources) -> None:
         id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file=file, sha256=sha256,
         base_model="pocket", owner="", accounts=None,
     )  # fmt: skip
-    assert await resources.adapter_registry.register(lora)
+    await resources.adapter_registry.register(lora)
 
 
 @pytest.fixture

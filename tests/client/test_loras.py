@@ -117,7 +117,7 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
                 is_folder=is_folder,
             )  # fmt: skip
             (record,) = add_digests([record], {}, {}).adapters
-            assert live.run(live.resources.adapter_registry.register(record))
+            live.run(live.resources.adapter_registry.register(record))
             had = client.loras.add(path, base_model="pocket", on_progress=lambda *each: sent.append(each))
             assert (had.id, sent) == (record.id, [])
         with pytest.raises(InvalidRequest, match="there is no base model"):

@@ -271,7 +271,7 @@ def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
 
 def rows_of(ids: list[str], *, state: str) -> list[dict[str, str]]:
     with connect_sync(Settings().redis_url) as redis:
-        rows: Any = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]
+        rows: list[dict[str, str]] = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]
     return [row for row in rows if row.get("state") == state]
 
 

@@ -1,10 +1,15 @@
 """Durations and times are counted, written and read alike everywhere."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from serve_app.domain.durations import (
+    DAY,
+    HOUR,
+    MINUTE,
+    SECOND,
     duration_text,
     epoch_ms,
     from_epoch_ms,
@@ -15,8 +20,6 @@ from serve_app.domain.durations import (
     rounded_duration,
     wait_text,
 )
-
-SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 def test_times_are_counted_in_whole_milliseconds_of_utc() -> None:
@@ -59,45 +62,28 @@ def test_a_duration_is_written_in_its_largest_whole_unit(duration: timedelta, te
 
 
 @pytest.mark.parametrize(
-    ("duration", "text"),
+    ("write", "duration", "text"),
     [
-        (-SECOND, "1 second"),
-        (0.2 * SECOND, "1 second"),
-        (1.1 * SECOND, "2 seconds"),
-        (90 * SECOND, "90 seconds"),
-        (90.1 * SECOND, "2 minutes"),
-        (61 * MINUTE, "61 minutes"),
-        (91 * MINUTE, "2 hours"),
-        (24.1 * HOUR, "25 hours"),
+        (wait_text, -SECOND, "1 second"),
+        (wait_text, 1.1 * SECOND, "2 seconds"),
+        (wait_text, 90 * SECOND, "90 seconds"),
+        (wait_text, 90.1 * SECOND, "2 minutes"),
+        (wait_text, 61 * MINUTE, "61 minutes"),
+        (wait_text, 91 * MINUTE, "2 hours"),
+        (wait_text, 24.1 * HOUR, "25 hours"),
+        (rounded_duration, timedelta(), "0 s"),
+        (rounded_duration, 119 * SECOND, "119 s"),
+        (rounded_duration, 12.4 * MINUTE, "12 min"),
+        (rounded_duration, 119 * MINUTE, "119 min"),
+        (rounded_duration, 3 * HOUR, "3 h"),
+        (rounded_duration, 8 * DAY, "8 d"),
+        (measured_duration, -SECOND, "0.0 s"),
+        (measured_duration, 1.54 * SECOND, "1.5 s"),
+        (measured_duration, 125 * SECOND, "2 min 5 s"),
+        (measured_duration, 3 * HOUR + 4 * MINUTE + 5 * SECOND, "3 h 4 min"),
     ],
 )
-def test_a_wait_is_rounded_up_in_one_unit(duration: timedelta, text: str) -> None:
-    assert wait_text(duration) == text
-
-
-@pytest.mark.parametrize(
-    ("duration", "text"),
-    [
-        (timedelta(), "0 s"),
-        (119 * SECOND, "119 s"),
-        (12.4 * MINUTE, "12 min"),
-        (119 * MINUTE, "119 min"),
-        (3 * HOUR, "3 h"),
-        (8 * DAY, "8 d"),
-    ],
-)
-def test_a_rounded_duration_has_one_unit(duration: timedelta, text: str) -> None:
-    assert rounded_duration(duration) == text
-
-
-@pytest.mark.parametrize(
-    ("duration", "text"),
-    [
-        (-SECOND, "0.0 s"),
-        (1.54 * SECOND, "1.5 s"),
-        (125 * SECOND, "2 min 5 s"),
-        (3 * HOUR + 4 * MINUTE + 5 * SECOND, "3 h 4 min"),
-    ],
-)
-def test_a_measured_duration_has_at_most_two_units(duration: timedelta, text: str) -> None:
-    assert measured_duration(duration) == text
+def test_other_durations_have_one_unit_or_two(
+    write: Callable[[timedelta], str], duration: timedelta, text: str
+) -> None:
+    assert write(duration) == text

@@ -1,6 +1,6 @@
 import re
 
-from serve_app.domain.jobs import JobKind, JobState, new_adapter_id, new_image_id, new_job_id
+from serve_app.domain.jobs import JobKind, new_adapter_id, new_image_id, new_job_id
 
 
 def test_ids_are_a_prefix_and_128_random_bits_in_lower_case_base32() -> None:
@@ -8,7 +8,3 @@ def test_ids_are_a_prefix_and_128_random_bits_in_lower_case_base32() -> None:
     for name, prefix in zip(made, ("gen", "up", "img", "model"), strict=True):
         assert re.fullmatch(prefix + "_[a-z2-7]{26}", name)
     assert len({new_job_id(JobKind.GENERATION) for _ in range(1000)}) == 1000
-
-
-def test_only_queued_and_running_go_on() -> None:
-    assert [state for state in JobState if not state.is_terminal] == [JobState.QUEUED, JobState.RUNNING]

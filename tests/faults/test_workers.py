@@ -112,7 +112,7 @@ async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_whe
         reaping = group.create_task(reap_forever(env.resources.for_housekeeping))
         for how in ("revoked", "deleted"):
             lora = replace(outline, id=f"model_{how}", accounts=frozenset({ACCOUNT}))
-            assert await env.resources.adapter_registry.register(lora)
+            await env.resources.adapter_registry.register(lora)
             began = time.monotonic()
             asked = [
                 await env.accept(steps=ENDLESS, adapter_id=lora.id, may_end_as=[JobState.FAILED])

@@ -82,7 +82,7 @@ def _base_model(**row: str) -> Callable[[Row], None]:
         (_set("accounts", [["acme"]]), "accounts must be a list of account names or ids"),
         (_set("created_at", 2026), "created_at must be an ISO 8601 time"),
         (_set("description", 7), "description must be text"),
-        (_set("colour", "red"), "unknown field 'colour'"),
+        (_set("color", "red"), "unknown field 'color'"),
         (lambda content: content["adapters"].append(dict(content["adapters"][0])), "row 2 .*used twice"),
         (
             lambda content: content["base_models"].append({"id": "pocket", "folder": "x"}),
@@ -116,9 +116,9 @@ def test_a_row_with_a_mistake_is_set_aside_by_name_and_the_rest_is_read(
     ("text", "complaint"),
     [
         ("{a: [", "not YAML"),
-        ("[]", "must hold"),
-        ("adapters: {a: 1}", "adapters: must be a list"),
-        ("loras: []", "unknown section 'loras'"),
+        ("[]", "must be a mapping"),
+        ("adapters: {a: 1}", "adapters must be a list"),
+        ("loras: []", "unknown field 'loras'"),
         ("base_models: [{id: pocket}]", r"row 1 \(pocket\): must have either a folder or a file"),
     ],
 )

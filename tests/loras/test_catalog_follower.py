@@ -2,22 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import yaml
 
 from serve_app.loras.applied_catalog import CatalogFollower
 from serve_app.operations.housekeeping import reap_forever
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
-from tests.support import adapter_id, end_tasks, wait_until, write_safetensors
+from tests.support import adapter_id, end_tasks, rewrite_catalog, wait_until, write_safetensors
 
 IN_TIME_S = 2.0
-"""Within which a change is served everywhere."""
+"""A change is served everywhere within this time."""
 
 
 @asynccontextmanager
@@ -28,12 +26,6 @@ async def _housekeeping(settings: Settings) -> AsyncGenerator[None]:
         await end_tasks({task})
 
 
-def _rewrite(settings: Settings, change: Callable[[list[dict[str, Any]]], object]) -> None:
-    content = yaml.safe_load(settings.catalog.read_text())
-    change(content["adapters"])
-    settings.catalog.write_text(yaml.safe_dump(content))
-
-
 @pytest.mark.slow
 async def test_a_changed_file_is_served_by_every_process_in_time(settings: Settings, resources: Resources) -> None:
     async with _housekeeping(settings), open_resources(settings) as other:
@@ -41,7 +33,7 @@ async def test_a_changed_file_is_served_by_every_process_in_time(settings: Setti
             (lambda rows: rows[0].update(name="Changed"), "Changed"),
             (lambda rows: rows[0].update(name="Once more"), "Once more"),
         ):
-            _rewrite(settings, change)
+            rewrite_catalog(settings.catalog, change)
             began = time.monotonic()
             for each in (resources, other):
                 await wait_until(lambda each=each, name=name: _is_called(each, name))
@@ -56,13 +48,10 @@ async def _is_called(resources: Resources, name: str) -> bool:
 async def test_a_mistake_is_logged_once_and_the_mended_file_is_applied(
     settings: Settings, resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower, good = (
-        CatalogFollower(resources.applied_catalog, resources.settings.catalog),
-        settings.catalog.read_text(),
-    )
+    follower, good = CatalogFollower(resources.applied_catalog, settings.catalog), settings.catalog.read_text()
     await follower.look()
     assert not caplog.text
-    _rewrite(settings, lambda rows: rows[1].update(name=""))
+    rewrite_catalog(settings.catalog, lambda rows: rows[1].update(name=""))
     for _ in range(3):
         await follower.look()
     assert caplog.text.count("row 2 (model_mosaic") == 1
@@ -75,7 +64,7 @@ async def test_a_mistake_is_logged_once_and_the_mended_file_is_applied(
     assert "No such file" in caplog.text
     assert len(await resources.catalog.all()) == 9
     settings.catalog.write_text(good)
-    _rewrite(settings, lambda rows: rows[0].update(name="Mended"))
+    rewrite_catalog(settings.catalog, lambda rows: rows[0].update(name="Mended"))
     await follower.look()
     assert await _is_called(resources, "Mended")
 
@@ -84,11 +73,9 @@ async def test_weights_that_come_late_are_found_without_another_change_of_the_fi
     settings: Settings, resources: Resources
 ) -> None:
     weights = settings.catalog.with_name("late.safetensors")
-    _rewrite(settings, lambda rows: rows.append({**rows[0], "id": "model_late", "file": str(weights)}))
-    later, soon = (
-        CatalogFollower(resources.applied_catalog, resources.settings.catalog),
-        CatalogFollower(resources.applied_catalog, resources.settings.catalog, again_after=timedelta(0)),
-    )
+    rewrite_catalog(settings.catalog, lambda rows: rows.append({**rows[0], "id": "model_late", "file": str(weights)}))
+    later = CatalogFollower(resources.applied_catalog, settings.catalog)
+    soon = CatalogFollower(resources.applied_catalog, settings.catalog, again_after=timedelta(0))
     await later.look()
     await soon.look()
     write_safetensors(weights)

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,37 +23,47 @@ WEIGHTS = b"weights" * 1000
 stalling = threading.Event()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        if self.path == "/loras/moved":
-            self.send_response(302)
-            self.send_header("Location", "/secret")
-            self.end_headers()
-            return
-        if self.path == "/loras/stalls":
-            stalling.wait(20)
-        self.send_response(200 if self.path in ("/loras/ink", "/secret") else 404)
-        body = b"secret" if self.path == "/secret" else WEIGHTS
-        self.send_header("Content-Length", str(len(body)))
+class _Answering(BaseHTTPRequestHandler):
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
 
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+class _Files(_Answering):
+    def do_GET(self) -> None:
+        if self.path == "/loras/moved":
+            return self.answer(302, b"", Location="/secret")
+        if self.path == "/loras/stalls":
+            stalling.wait(20)
+        status = 200 if self.path in ("/loras/ink", "/secret") else 404
+        return self.answer(status, b"secret" if self.path == "/secret" else WEIGHTS)
+
     do_HEAD = do_GET
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+
+@contextmanager
+def _serving(handler: type[_Answering]) -> Generator[str]:
+    """Run a web server on this machine, and yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Of a web server on this machine, with files below `loras/` and others."""
+    """Serve files below `loras/` and others; yield the server's address."""
     stalling.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+    with _serving(_Files) as address:
+        yield address
         stalling.set()
-        server.shutdown()
 
 
 @pytest.fixture
@@ -69,33 +80,23 @@ async def _unasked() -> None:
     """Nothing is asked."""
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """The four routes of the Hugging Face Hub by which its library reads a file.
-
-    `acme/ink` holds `x.safetensors`.
-    """
+class _Hub(_Answering):
+    """The routes of the Hugging Face Hub by which its library reads a file: `acme/ink` holds `x.safetensors`."""
 
     def do_GET(self) -> None:
-        body, headers, status = b"", {}, 200
-        if self.path == "/api/models/acme/ink":
-            body = json.dumps({"id": "acme/ink", "sha": "b" * 40, "siblings": []}).encode()
-        elif self.path.startswith("/api/models/acme/ink/tree/main"):
-            row = {"type": "file", "path": "x.safetensors", "size": len(WEIGHTS), "oid": "a" * 40}
-            body = json.dumps([row]).encode()
-        elif self.path == "/acme/ink/resolve/main/x.safetensors":
+        answers: dict[str, Any] = {
+            "/api/models/acme/ink": {"id": "acme/ink", "sha": "b" * 40, "siblings": []},
+            "/api/models/acme/ink/tree/main": [
+                {"type": "file", "path": "x.safetensors", "size": len(WEIGHTS), "oid": "a" * 40}
+            ],
+        }
+        if self.path == "/acme/ink/resolve/main/x.safetensors":
             first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            body, status = WEIGHTS[int(first) : int(last) + 1], 206
-            headers = {"Content-Range": f"bytes {first}-{last}/{len(WEIGHTS)}"}
-        else:
-            status = 404
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+            place = f"bytes {first}-{last}/{len(WEIGHTS)}"
+            return self.answer(206, WEIGHTS[int(first) : int(last) + 1], Content_Range=place)
+        if (body := answers.get(self.path.partition("?")[0])) is None:
+            return self.answer(404, b"")
+        return self.answer(200, json.dumps(body).encode(), Content_Type="application/json")
 
 
 FETCH_FROM_HUB = """
@@ -134,11 +135,8 @@ def test_a_file_of_the_hugging_face_hub_is_fetched_and_what_the_hub_does_not_giv
         )
         return ran.stdout
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        hub = f"http://127.0.0.1:{server.server_port}"
+    with _serving(_Hub) as hub:
         assert fetched(hub, tmp_path / "up") == "ink 7000\nnobodys source: it cannot be read (HfHubHTTPError)\n"
-        server.shutdown()
     assert fetched(hub, tmp_path / "down").count("source: it cannot be read (ConnectError)") == 2
 
 
@@ -180,10 +178,11 @@ async def test_files_and_folders_are_fetched_from_every_kind_of_storage(
 @pytest.mark.parametrize(
     "source",
     [
-        "s3://acme-evil/x", "s3://acme", "s3://acme/loras/", "s3://acme/other/x", "S3://acme/loras/x", "file:///etc/passwd",
-        "http://169.254.169.254/latest/meta-data", "s3://acme/loras/../other/x", "s3://acme/loras/./x", "s3://acme/loras/x?y",
-        "s3://acme/loras/%2e%2e/x", "s3://acme/loras/x::http://inside/", "simplecache::s3://acme/loras/x", "x", "s3://acme/loras/x#y",
-        "s3://acme/loras//x", "s3://acme/loras/..", "s3://acme/loras/a b",
+        "s3://acme-evil/x", "s3://acme", "s3://acme/loras/", "s3://acme/other/x", "S3://acme/loras/x", "x",
+        "file:///etc/passwd", "http://169.254.169.254/latest/meta-data", "s3://acme/loras/../other/x",
+        "s3://acme/loras/./x", "s3://acme/loras/x?y", "s3://acme/loras/%2e%2e/x", "s3://acme/loras/x::http://inside/",
+        "simplecache::s3://acme/loras/x", "s3://acme/loras/x#y", "s3://acme/loras//x", "s3://acme/loras/..",
+        "s3://acme/loras/a b",
     ],
 )  # fmt: skip
 def test_only_plain_addresses_below_a_prefix_are_allowed(sources: Callable[..., LoraSources], source: str) -> None:

@@ -1,18 +1,17 @@
 """Stored weights go with the last LoRA that has them, and stay for a registration that needs them."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import redis
 
-from serve_app.domain.catalog import Adapter
 from serve_app.loras.registration import remove_lora
 from serve_app.loras.stored_weights import LoraFiles
 from serve_app.store.keys import redis_key
 from tests.composition import Resources
-from tests.support import wait_until, write_safetensors
+from tests.support import lora_record, wait_until, write_safetensors
 
 SHA256 = "0a" * 32
 
@@ -27,17 +26,7 @@ async def _store(resources: Resources, file: Path) -> str:
 
 
 async def _record(resources: Resources, uri: str, lora_id: str = "model_mine") -> None:
-    record = Adapter(
-        id=lora_id,
-        name="Mine",
-        description="",
-        created_at=datetime(2026, 11, 1, tzinfo=UTC),
-        file=uri,
-        sha256=SHA256,
-        base_model="pocket",
-        accounts=frozenset(),
-    )
-    assert await resources.adapter_registry.register(record)
+    await resources.adapter_registry.register(lora_record(uri, id=lora_id, sha256=SHA256))
 
 
 def _is_stored(resources: Resources) -> bool:
@@ -109,7 +98,7 @@ async def test_of_two_registrations_the_one_that_fails_takes_nothing_from_the_ot
 async def test_listed_weights_that_a_lora_has_by_now_are_kept(
     resources: Resources, file: Path, redis_db: redis.Redis
 ) -> None:
-    """As when a version that does not hold weights registers them."""
+    """Weights may be on the list although a LoRA has them: an older version registers without holding them."""
     uri = await _store(resources, file)
     await _record(resources, uri)
     redis_db.zadd(redis_key("loras_unused"), {uri: 1})

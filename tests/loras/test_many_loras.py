@@ -1,45 +1,33 @@
 """What a request costs does not grow with the number of LoRAs: commands and bytes, counted by Redis."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 import pytest
 import redis
 
 from serve_app.domain.accounts import Caller
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.composition import Resources
-from tests.support import adapter_id
+from tests.support import adapter_id, lora_record
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
 FEW, MANY = 8, 1_000
 VARIES = 200
-"""Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of itself."""
-REGISTERED = Adapter(
-    id="",
-    name="Registered",
-    description="",
-    created_at=datetime(2026, 11, 1, tzinfo=UTC),
-    file="memory://x.safetensors",
-    sha256="1" * 64,
-    base_model="pocket",
-    accounts=frozenset(),
-)
+"""Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of
+itself."""
 
 
 class Cost(NamedTuple):
     commands: int
-    """Sent by the process and called by scripts."""
+    """The process sends commands, and scripts call them."""
     bytes_out: int
 
 
 class Meter:
-    """What Redis counts from one call to the next."""
+    """Reads what Redis counts from one call to the next."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = cast(Any, client)
@@ -78,7 +66,7 @@ async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_d
 
 async def _register(resources: Resources, owner: str, numbers: range) -> None:
     for number in numbers:
-        assert await resources.adapter_registry.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
+        await resources.adapter_registry.register(lora_record(id=f"model_{number}", owner=owner))
 
 
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,12 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.loras import registration
 from serve_app.loras.registration import remove_lora
 from serve_app.safetensors_file import MAX_FILE_BYTES
-from serve_app.settings import Settings
-from tests.composition import Resources, open_resources
+from tests.composition import Resources
 from tests.support import POCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
 """Each registration starts a process that imports torch: 2.6 s of processor time."""
 OUTLINE = POCKET / "loras" / "outline.safetensors"
-
-
-@pytest.fixture
-async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resources]:
-    """The stores of another process over the same Redis."""
-    async with open_resources(settings) as opened:
-        yield opened
 
 
 async def _register(
@@ -155,7 +146,7 @@ async def test_a_file_that_does_not_fit_is_refused_with_the_reason(
 async def test_a_file_that_takes_the_processor_without_end_gives_its_place_back(
     resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An expression whose comparison with one name takes longer than anybody waits."""
+    """The folder holds an expression whose comparison with one name takes longer than anybody waits."""
     monkeypatch.setattr(registration, "PROCESSOR_LIMIT_S", 1)
     folder = _peft_folder(tmp_path / "peft", alpha_pattern={r"(\w+\.?)+!": 4})
     with pytest.raises(InvalidParameter, match="more than 1 s of a processor"):

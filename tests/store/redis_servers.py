@@ -2,30 +2,31 @@
 
 import asyncio
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from serve_app.store.redis_process import server_binary
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+def servers_in(data_dir: Path) -> list[int]:
+    """Return the ids of the processes that work in the folder of the embedded Redis."""
+    folder = str(data_dir / "redis")
+    return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == folder]
 
 
 @contextmanager
 def server(folder: Path, lines: list[str], *, sentinel: bool = False) -> Generator[int]:
-    """A server with these lines in its configuration; yields its port."""
+    """Start a server with these lines in its configuration, and yield its port."""
     port = free_port()
     folder.mkdir()
     file = folder / "redis.conf"
@@ -52,33 +53,13 @@ async def until_it_answers(port: int) -> None:
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate of localhost, its own authority, with its key in the same file."""
+    """Make a certificate of localhost, its own authority, with its key in the same file."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl here: TLS to Redis is not tested")
     file = folder / "localhost.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "1",
-    ]
-    command += [
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=DNS:localhost",
-        "-keyout",
-        str(file),
-        "-out",
-        str(file),
-    ]
-    made = subprocess.run([*command[:-1], str(folder / "public.pem")], capture_output=True)
+    options = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
+    command = ["openssl", "req", "-x509", *options.split(), "-addext", "subjectAltName=DNS:localhost"]
+    made = subprocess.run([*command, "-keyout", file, "-out", folder / "public.pem"], capture_output=True)
     assert made.returncode == 0, made.stderr
     file.write_text(file.read_text() + (folder / "public.pem").read_text())
     return file
@@ -86,7 +67,7 @@ def certificate(folder: Path) -> Path:
 
 @asynccontextmanager
 async def behind_tls(port: int, file: Path) -> AsyncGenerator[int]:
-    """A port that speaks TLS before the server's, as stunnel does; yields it."""
+    """Open a port that speaks TLS before the server's, as stunnel does, and yield it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(file)
 

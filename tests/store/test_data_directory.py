@@ -1,9 +1,7 @@
 """Whatever a service keeps in its data directory is its owner's alone, whatever the umask."""
 
-import hashlib
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,15 +9,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from serve_app.domain.catalog import Adapter
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from serve_app.store.storage import close_to_others, open_to_others
-from tests.support import write_safetensors
-
-OTHER_USER = 65_534
+from serve_app.store.storage import open_to_others
+from tests.support import lora_record, write_safetensors
 
 
 @pytest.fixture
@@ -47,16 +42,7 @@ async def fill(data_dir: Path, source: Path) -> Path:
     ensure_redis(data_dir)
     await image_in(settings)
     file = write_safetensors(source / "one.safetensors")
-    adapter = Adapter(
-        id="model_one",
-        name="One",
-        description="",
-        created_at=datetime.now(UTC),
-        file=str(file),
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-        base_model="pocket",
-    )
-    return await WeightStore(settings).fetch(adapter)
+    return await WeightStore(settings).fetch(lora_record(file))
 
 
 async def image_in(settings: Settings) -> Path:
@@ -65,58 +51,39 @@ async def image_in(settings: Settings) -> Path:
     return Path((await images.put(name, b"a picture")).removeprefix("file://"))
 
 
-def as_another_user(*command: str) -> str:
-    """What a command prints that another user of this machine runs."""
-    done = subprocess.run(
-        command, user=OTHER_USER, group=OTHER_USER, extra_groups=[], cwd="/", stdout=subprocess.PIPE, text=True
-    )
-    return done.stdout
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-async def test_every_folder_and_file_is_private(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_made_before", [False, True])
+async def test_every_folder_and_file_is_private_in_a_folder_that_keeps_its_mode(
+    place: Path, tmp_path: Path, is_made_before: bool
+) -> None:
     data_dir = place / "deep" / "var"
+    if is_made_before:
+        data_dir.mkdir(parents=True, mode=0o755)
     try:
         await fill(data_dir, tmp_path)
-        found = {path.relative_to(data_dir): path for path in [data_dir, *data_dir.rglob("*")]}
-        assert {path.parts[0] for path in found if path.parts} == {"images", "redis", "secrets.json", "weights"}
-        wanted = {name: 0o700 if path.is_dir() else 0o600 for name, path in found.items()}
-        assert {name: oct(mode(path)) for name, path in found.items()} == {n: oct(m) for n, m in wanted.items()}
-        assert open_to_others(data_dir) == []
+        found = {path.relative_to(data_dir): path for path in data_dir.rglob("*")}
+        assert {path.parts[0] for path in found} == {"images", "redis", "secrets.json", "weights"}
+        wanted = {name: oct(0o700 if path.is_dir() else 0o600) for name, path in found.items()}
+        assert {name: oct(mode(path)) for name, path in found.items()} == wanted
+        assert mode(data_dir) == (0o755 if is_made_before else 0o700)
+        assert open_to_others(data_dir) == ([data_dir] if is_made_before else [])
     finally:
         stop_redis(data_dir)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-async def test_another_user_opens_nothing(place: Path, tmp_path: Path) -> None:
+def test_what_others_can_open_is_named_unless_the_folder_is_closed(place: Path) -> None:
     data_dir = place / "var"
-    data_dir.mkdir(mode=0o755)  # an operator's own, made before
-    try:
-        await fill(data_dir, tmp_path)
-        assert "redis" in as_another_user("ls", str(data_dir))
-        others = ["(", "-readable", "-o", "-executable", ")"]
-        assert as_another_user("find", str(data_dir), "!", "-path", str(data_dir), *others) == ""
-    finally:
-        stop_redis(data_dir)
-
-
-async def test_what_an_earlier_version_left_open_is_closed_and_the_rest_left_alone(place: Path, tmp_path: Path) -> None:
-    data_dir = place / "var"
-    for folder in ("images", "weights", "somebody's"):
-        (data_dir / folder).mkdir(parents=True, mode=0o755)
-    (data_dir / "images" / "one.png").touch(mode=0o644)
+    (data_dir / "images").mkdir(parents=True)
+    (data_dir / "weights").mkdir(mode=0o700)
     (data_dir / "local.json").touch(mode=0o644)
-    data_dir.chmod(0o755)
-    (tmp_path / "elsewhere").touch(mode=0o644)
-    (data_dir / "redis").symlink_to(tmp_path / "elsewhere")
-    assert {path.name for path in open_to_others(data_dir)} == {"var", "images", "local.json", "somebody's", "weights"}
-    close_to_others(data_dir)
-    assert {path.name for path in open_to_others(data_dir)} == {"var", "somebody's"}
-    assert mode(tmp_path / "elsewhere") == 0o644, "what a link leads to is not the service's"
+    (data_dir / "redis").symlink_to("/tmp")
+    assert [path.name for path in open_to_others(data_dir)] == ["var", "images", "local.json"]
+    assert open_to_others(data_dir / "local.json") == [data_dir / "local.json"]
+    data_dir.chmod(0o700)
+    assert open_to_others(data_dir) == open_to_others(data_dir / "nothing") == []
 
 
 async def test_storage_that_the_operator_shares_stays_shared(place: Path) -> None:

@@ -6,7 +6,7 @@ The disk is not asked for each request.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,54 +61,62 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-@pytest.mark.slow
-async def test_weights_that_can_go_and_what_uploads_left_close_no_service(small_disk: Path) -> None:
-    reserve = ByteSize(5 << 20)
-    settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
+RESERVE = ByteSize(5 << 20)
+
+
+@pytest.fixture
+async def service(small_disk: Path) -> AsyncIterator[TestService]:
+    """Open a service that has only the small disk, Redis included."""
+    settings = service_settings(small_disk / "var", (), disk_reserve=RESERVE)
     ensure_redis(settings.data_dir)
     async with open_resources(settings) as resources, client_of(resources.app()) as client:
-        service = TestService(resources, client)
-        member = await service.member()
-        unused = settings.data_dir / "weights" / f"{'a' * 64}.safetensors"
-        unused.parent.mkdir(exist_ok=True)
-        unused.write_bytes(bytes((free_bytes(small_disk) - reserve) // 2))
-        long_ago = time.time() - 2 * KEPT_AFTER_USE.total_seconds()
-        os.utime(unused, (long_ago, long_ago))
-        left = settings.data_dir / "uploads" / "left"
-        left.mkdir(parents=True)
-        (left / "file").write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
-        assert free_bytes(small_disk) < reserve
-        await service.submit(member)
-        assert (left.exists(), unused.exists()) == (False, True), "no more goes than must"
-        (small_disk / "ballast").write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
+        yield TestService(resources, client)
 
-        async def goes() -> bool:
-            assert (await client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == 202
-            return not unused.exists()
 
-        await wait_until(goes)
+def fill_into_reserve(file: Path) -> None:
+    file.write_bytes(bytes(free_bytes(file.parent) - RESERVE + 100_000))
 
 
 @pytest.mark.slow
-async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(small_disk: Path) -> None:
-    reserve = ByteSize(5 << 20)
-    settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
-    ensure_redis(settings.data_dir)
-    async with open_resources(settings) as resources, client_of(resources.app()) as client:
-        service = TestService(resources, client)
-        member = await service.member()
-        accepted = await service.submit(member)
+async def test_weights_that_can_go_and_what_uploads_left_close_no_service(
+    small_disk: Path, service: TestService
+) -> None:
+    member = await service.member()
+    unused, left = (small_disk / "var" / name for name in (f"weights/{'a' * 64}.safetensors", "uploads/left"))
+    unused.parent.mkdir(exist_ok=True)
+    unused.write_bytes(bytes((free_bytes(small_disk) - RESERVE) // 2))
+    long_ago = time.time() - 2 * KEPT_AFTER_USE.total_seconds()
+    os.utime(unused, (long_ago, long_ago))
+    left.mkdir(parents=True)
+    fill_into_reserve(left / "file")
+    assert free_bytes(small_disk) < RESERVE
+    await service.submit(member)
+    assert (left.exists(), unused.exists()) == (False, True), "no more goes than must"
+    fill_into_reserve(small_disk / "ballast")
 
-        async def answers(status: int) -> bool:
-            return (await client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == status
+    async def goes() -> bool:
+        assert (await service.client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == 202
+        return not unused.exists()
 
-        ballast = small_disk / "ballast"
-        ballast.write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
-        await wait_until(lambda: answers(503))
-        done = await service.complete(accepted)
-        assert done.state is JobState.COMPLETED
-        ballast.unlink()
-        await wait_until(lambda: answers(202))
+    await wait_until(goes)
+
+
+@pytest.mark.slow
+async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(
+    small_disk: Path, service: TestService
+) -> None:
+    member = await service.member()
+    accepted = await service.submit(member)
+
+    async def answers(status: int) -> bool:
+        return (await service.client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == status
+
+    ballast = small_disk / "ballast"
+    fill_into_reserve(ballast)
+    await wait_until(lambda: answers(503))
+    assert (await service.complete(accepted)).state is JobState.COMPLETED
+    ballast.unlink()
+    await wait_until(lambda: answers(202))
 
 
 @pytest.mark.slow

@@ -81,23 +81,23 @@ async def test_both_clients_follow_the_primary_that_the_sentinels_name(tmp_path:
             await until_it_answers(second)
             await until_it_answers(guard)
             url = f"redis+sentinel://:word@127.0.0.1:1,127.0.0.1:{guard}/jobs/0?sentinel_password=guard"
-            client, blocking = cast(Any, connect(url)), connect_sync(url)
-            assert await client.execute_write("SET", "name", "before") == "OK"
-            assert blocking.get("name") == "before"
-            _fail_over(guard, first, second)
-            await _write_when_possible(client)
-            assert await client.execute_read("GET", "name") == "after"
-            assert blocking.get("name") == "after"
+            client = cast(Any, connect(url))
+            with connect_sync(url) as blocking:
+                assert await client.execute_write("SET", "name", "before") == "OK"
+                assert blocking.get("name") == "before"
+                _fail_over(guard, first, second)
+                await _write_when_possible(client)
+                assert await client.execute_read("GET", "name") == "after"
+                assert blocking.get("name") == "after"
             with redis.Redis(
                 port=second, password="word", decode_responses=True, encoding_errors="surrogateescape"
             ) as direct:
                 assert direct.get("name") == "after", "written to the new primary"
             await client.aclose()
-            blocking.close()
 
 
 def _fail_over(guard: int, first: int, second: int) -> None:
-    """What Sentinels do after a vote, at once: theirs takes half a minute."""
+    """Do at once what Sentinels do after a vote, which takes them half a minute."""
     with redis.Redis(port=second, password="word") as new, redis.Redis(port=first, password="word") as old:
         cast(Any, new).replicaof("NO", "ONE")
         cast(Any, old).replicaof("127.0.0.1", second)

@@ -17,11 +17,12 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.locked_exec import locked_command
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_binary, server_process
+from tests.store.redis_servers import servers_in
 from tests.support import wait_until
 
 OURS, OLDER = "of this version", "of an older version"
 PROMPTLY_S = 15.0
-"""A silent server is one for five seconds; the rest is for a crowded machine."""
+"""A server is silent after five seconds; the rest is for a crowded machine."""
 
 
 @pytest.fixture
@@ -31,20 +32,8 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
         os.kill(pid, signal.SIGKILL)
 
 
-def servers_in(data_dir: Path) -> list[int]:
-    folder = str(data_dir / "redis")
-    return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == folder]
-
-
 def client_in(data_dir: Path) -> Any:
-    return cast(
-        Any,
-        redis.Redis(
-            unix_socket_path=str(data_dir / "redis" / "redis.sock"),
-            decode_responses=True,
-            encoding_errors="surrogateescape",
-        ),
-    )
+    return cast(Any, redis.Redis(unix_socket_path=str(data_dir / "redis" / "redis.sock"), decode_responses=True))
 
 
 def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
@@ -62,8 +51,11 @@ def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
     return int((home / PID_FILE).read_text())
 
 
-def start_now(data_dir: Path) -> int:
-    return ensure_redis(data_dir).pid
+def sleep_under_lock(home: Path) -> None:
+    """Start a program under the server's lock, unless that is held."""
+    with (home / LOCK_FILE).open("ab") as lock:
+        command = locked_command(lock.fileno(), ["/bin/sleep", "600"])
+        subprocess.run(command, cwd=home, pass_fds=[lock.fileno()], stderr=subprocess.DEVNULL, check=True)
 
 
 def keep_something(data_dir: Path) -> None:
@@ -78,7 +70,7 @@ def is_kept(data_dir: Path) -> bool:
 
 @pytest.fixture(params=[OURS, OLDER])
 async def server(data_dir: Path, request: pytest.FixtureRequest) -> int:
-    """The process id of a running server that holds one key."""
+    """Start a server that holds one key; return its process id."""
     pid = ensure_redis(data_dir).pid if request.param == OURS else start_as_older_versions_did(data_dir)
     assert ensure_redis(data_dir).pid == pid
     keep_something(data_dir)
@@ -145,8 +137,7 @@ def test_a_process_that_got_the_number_of_a_killed_server_lives(data_dir: Path, 
 def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(data_dir: Path) -> None:
     home = data_dir / "redis"
     home.mkdir(mode=0o700)
-    with (home / LOCK_FILE).open("wb") as lock:
-        subprocess.run(locked_command(lock.fileno(), ["/bin/sleep", "600"]), pass_fds=[lock.fileno()], check=True)
+    sleep_under_lock(home)
     holder = server_process(home)
     assert holder
     try:
@@ -159,21 +150,14 @@ def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_sta
 
 def test_a_second_server_cannot_be_launched_beside_the_first(data_dir: Path) -> None:
     home, pid = data_dir / "redis", ensure_redis(data_dir).pid
-    with (home / LOCK_FILE).open("ab") as lock:
-        subprocess.run(
-            locked_command(lock.fileno(), ["/bin/sleep", "600"]),
-            cwd=home,
-            pass_fds=[lock.fileno()],
-            stderr=subprocess.DEVNULL,
-            check=True,
-        )
+    sleep_under_lock(home)
     assert server_process(home) == pid
     assert servers_in(data_dir) == [pid]
 
 
 @pytest.mark.slow
 async def test_a_server_killed_while_its_child_rewrites_the_file_comes_back_at_once(data_dir: Path) -> None:
-    """The child outlives it, and must not hold its lock."""
+    """The child outlives the server, and must not hold its lock."""
     pid = ensure_redis(data_dir).pid
     keep_something(data_dir)
     with client_in(data_dir) as client:

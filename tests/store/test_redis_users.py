@@ -32,7 +32,7 @@ USERS = ("service", "scaler", "operator")
 
 @asynccontextmanager
 async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
-    """A server with the users of the file; yields the address of each."""
+    """Start a server with the users of the file, and yield the address of each."""
     rules = (ROOT / "configs" / "redis" / "users.acl").read_text()
     for user in USERS:
         rules = rules.replace(f"#{user.upper()}", f"#{hashlib.sha256(user.encode()).hexdigest()}")
@@ -44,9 +44,10 @@ async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
 
 @asynccontextmanager
 async def of_the_chart(folder: Path, users: tuple[str, ...] = USERS) -> AsyncGenerator[dict[str, str]]:
-    """A server as the chart's pod starts it, by a Secret of these users; yields the address of each.
+    """Start a server as the chart's pod does, by a Secret of these users, and yield the address of each.
 
-    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this machine.
+    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this
+    machine.
     """
     documents = rendered("many-gpus")
     (script,) = find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]["spec"]["containers"][0][
@@ -96,7 +97,7 @@ async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(
 
 @pytest.mark.slow
 async def test_a_secret_without_the_new_passwords_leaves_its_one_password_everything(tmp_path: Path) -> None:
-    """So that an upgrade of the chart finds Redis working before anybody has changed the Secret."""
+    """An upgrade of the chart finds Redis working before anybody has changed the Secret."""
     async with of_the_chart(tmp_path, ("service",)) as urls:
         with redis.Redis.from_url(urls["service"]) as client:
             assert client.flushall()
@@ -106,7 +107,7 @@ async def test_a_secret_without_the_new_passwords_leaves_its_one_password_everyt
 
 
 async def _live_one_job(folder: Path, url: str) -> None:
-    """What every process of a service does with Redis, from an account to its deletion."""
+    """Do what every process of a service does with Redis, from an account to its deletion."""
     settings = Settings(data_dir=folder / "var", redis_url=url, catalog=write_catalog(folder / "catalog"))
     async with open_resources(settings) as resources:
         account = await resources.accounts.create("acme")

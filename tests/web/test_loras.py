@@ -48,7 +48,7 @@ async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
         size_bytes=2 << 20,
         **given,
     )
-    assert await resources.adapter_registry.register(adapter)
+    await resources.adapter_registry.register(adapter)
     return adapter
 
 

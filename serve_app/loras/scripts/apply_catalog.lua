@@ -1,9 +1,9 @@
 -- include permission
 -- include lora
 -- args: rows, kept, set_aside, base_models, digests
--- apply_catalog: make the LoRAs of the catalog file those of `rows` (JSON: {id, order, digest, record}). A row that left the file is
--- withdrawn, unless `kept` (JSON: ids of rows that are set aside) names it. LoRAs that were registered stay as they are.
--- Returns the ids of rows that bear the id of a registered LoRA.
+-- apply_catalog: make the LoRAs of the catalog file those of `rows` (JSON: {id, order, digest, record}). A row that
+-- left the file is withdrawn, unless `kept` (JSON: ids of rows that are set aside) names it. LoRAs that were registered
+-- stay as they are. Returns the ids of rows that bear the id of a registered LoRA.
 local taken, is_listed = {}, {}
 for _, id in ipairs(cjson.decode(kept)) do is_listed[id] = true end
 for _, row in ipairs(cjson.decode(rows)) do

@@ -1,7 +1,7 @@
 -- include lora_weights
 -- args: life_ms:number, limit:number
--- due_weights: weights that no LoRA has and nobody holds, up to `limit`: for `life_ms` the caller's to remove, then due again. Returns
--- their URIs.
+-- due_weights: return the URIs of at most `limit` weights that no LoRA has and nobody holds. For `life_ms` they are the
+-- caller's to remove; then they are due again.
 redis.call('ZREMRANGEBYSCORE', K('loras_removing'), '-inf', now)
 local due = {}
 for _, uri in ipairs(redis.call('ZRANGEBYSCORE', K('loras_unused'), '-inf', now, 'LIMIT', 0, limit)) do

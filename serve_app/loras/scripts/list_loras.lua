@@ -1,7 +1,8 @@
 -- include usable_loras
 -- args: most:number, known:number
--- list_loras: what the account may use, by creation, the oldest `most` of it where given; reads no other records.
--- Returns {revision, {{id, record} of each}}; the revision alone where it is the `known` one: then nothing has changed since.
+-- list_loras: list the LoRAs that the account may use by creation, the oldest `most` where given. It reads no other
+-- records. Returns {revision, {{id, record} of each}}, or the revision alone if it is the `known` one: nothing has
+-- changed since.
 local revision = num(redis.call('GET', K('loras_revision')), 0)
 if revision == known then return {revision} end
 local places = usable_places(function(index) return redis.call('ZRANGE', index, 0, -1, 'WITHSCORES') end)

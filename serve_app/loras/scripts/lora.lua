@@ -1,6 +1,7 @@
 -- include permission
--- A LoRA's record and the indexes that find it: of all, of those open to everyone, by owner, by the account or name it is offered
--- to, and of registered ones by the digest of their stored weights. A record's `accounts` are JSON; its `open` is '1' or ''. `order` is its place by creation.
+-- A LoRA's record and the indexes that find it: one of all, one of those open to everyone, one for each owner, for each
+-- account or name that it is offered to, and, of registered ones, for each digest of stored weights. A record's
+-- `accounts` are JSON, its `open` is '1' or '', and `order` is its place by creation.
 local function unindex_lora(id)
   redis.call('INCR', K('loras_revision'))
   local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'accounts', 'sha256')

@@ -1,9 +1,9 @@
 -- include usable_loras
 -- args: most:number, before_ms:number, before_id
--- page_loras: the newest `most` LoRAs that the account may use, where given those before this one of this creation time; of one
--- millisecond by id, the last first. Reads no other records, and of each index only the part that may be on the page.
--- Returns {{id, record} of each}.
-local OF_ONE_MS = 1000 -- places by creation; ROWS_AT_ONE_TIME in lora_records.py
+-- page_loras: list the newest `most` LoRAs that the account may use, only those before `before_id` of `before_ms` where
+-- given. Those of one millisecond come by id, the last first. It reads no other records, and of each index only the
+-- part that may be on the page. Returns {{id, record} of each}.
+local OF_ONE_MS = 1000 -- how many places by creation a millisecond has: ROWS_AT_ONE_TIME in catalog.py
 
 local function append_of_one_ms(found, index, ms)
   local first = ms * OF_ONE_MS

@@ -1,6 +1,7 @@
 -- Who may use a LoRA, and what follows when somebody no longer may.
--- Whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner and those may to
--- whom it is offered. One that is gone may nobody.
+
+-- Returns whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner
+-- may, and those to whom it is offered. Nobody may use one that is gone.
 local function may_use_adapter(account, id)
   local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
   if not record[1] then return false end

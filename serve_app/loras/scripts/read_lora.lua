@@ -1,7 +1,7 @@
 -- include permission
 -- args: lora, account
--- read_lora: a LoRA that the account owns or may use. Returns {record, {account id, name} of each that its owner shares it with, for
--- the owner alone}, or {} when there is no such LoRA.
+-- read_lora: read a LoRA that the account owns or may use. Returns {record, {account id, name} of each with whom its
+-- owner shares it, for the owner alone}, or {} when there is no such LoRA.
 local is_owner = redis.call('HGET', K('lora:' .. lora), 'owner') == account
 if not is_owner and not may_use_adapter(account, lora) then return {} end
 local shared = {}

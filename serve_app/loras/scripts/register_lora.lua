@@ -1,10 +1,12 @@
 -- include permission
 -- include lora
--- args: lora, order, record, asks:flag, max_loras:number, max_bytes:number, idempotency_digest, body_digest, idempotency_ms:number
--- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing; `asks` writes nothing:
--- whether it would be added. With `max_loras`, the owner has a quota, and has the same weights for a base model once.
--- Returns {status, id}: added, taken (the id is in use), replayed (as an earlier call with the key and the body), conflict (with
--- another body), same (the owner has these weights), too_many, too_large.
+-- args: lora, order, record, asks:flag, max_loras:number, max_bytes:number
+-- args: idempotency_digest, body_digest, idempotency_ms:number
+-- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing. With
+-- `asks` nothing is written: the answer says whether it would be added. With `max_loras` the owner has a quota, and may
+-- have the same weights for a base model once. Returns {status, id}: added, taken (the id is in use), replayed (an
+-- earlier call had this key and body), conflict (it had another body), same (the owner has these weights), too_many,
+-- too_large.
 local held = redis.call('HGET', K('lora:' .. lora), 'source')
 if held then return {held == 'registered' and 'added' or 'taken', lora} end
 

@@ -1,13 +1,16 @@
 -- include permission
 -- include lora
 -- args: lora
--- remove_lora: remove a registered LoRA with its grants: the reaper ends its waiting jobs, and its id is not given again. Its weights are
--- due to be removed. Returns {removed, its stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
+-- remove_lora: remove a registered LoRA with its grants: the reaper ends its waiting jobs, and its id is not given
+-- again. Its weights are due to be removed. Returns {removed, its stored weights, or '' if another LoRA has the same},
+-- {unknown}, or {file} for a row of the catalog file.
 local source = redis.call('HGET', K('lora:' .. lora), 'source')
 if not source then return {'unknown', ''} end
 if source == 'file' then return {'file', ''} end
 local weights = redis.call('HMGET', K('lora:' .. lora), 'sha256', 'file')
-for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do redis.call('HDEL', K('grants:' .. account), lora) end
+for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do
+  redis.call('HDEL', K('grants:' .. account), lora)
+end
 redis.call('DEL', K('granted:' .. lora))
 redis.call('LREM', K('recent_adapters:generation'), 0, lora)
 remove_lora(lora)

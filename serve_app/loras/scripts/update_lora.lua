@@ -1,5 +1,6 @@
 -- args: lora, owner, fields
--- update_lora: change what a LoRA is called; `fields` is JSON, of what no index holds. Returns 1, or 0 when the owner has no such LoRA.
+-- update_lora: change fields of a LoRA that no index holds, such as its name; `fields` is JSON. Returns 1, or 0 when
+-- the owner has no such LoRA.
 local held = redis.call('HMGET', K('lora:' .. lora), 'source', 'owner')
 if held[1] ~= 'registered' or held[2] ~= owner then return 0 end
 redis.call('INCR', K('loras_revision'))

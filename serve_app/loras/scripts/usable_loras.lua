@@ -1,5 +1,6 @@
 -- args: account
--- What an account may use: what everyone may, what it owns, what it is offered by id or name. Its grants and denials hold over these.
+-- An account may use what everyone may, what it owns, and what it is offered by id or name. Its grants and denials hold
+-- over these.
 local grants = {}
 local denials = 0
 local decisions = redis.call('HGETALL', K('grants:' .. account))
@@ -8,7 +9,7 @@ for i = 1, #decisions, 2 do
   if decisions[i + 1] ~= 'allow' then denials = denials + 1 end
 end
 
--- The place by creation of each LoRA, by id, of those that `read` finds in an index: {id, place} repeated.
+-- Returns LoRA id → place by creation. `read` returns what it wants of an index: {id, place} repeated.
 local function usable_places(read)
   local places = {}
   local function add(index)
@@ -27,7 +28,7 @@ local function usable_places(read)
   return places
 end
 
--- {id, record} of the first of them by `comes_before`, `most` where given.
+-- Returns {id, record} of each, ordered by `comes_before`, of the first `most` where given.
 local function first_records(places, most, comes_before)
   local ids = {}
   for id in pairs(places) do ids[#ids + 1] = id end
