@@ -90,7 +90,7 @@ class BaseModel:
         try:
             family = load_family(source, options)
         except (OSError, ValueError) as error:
-            kind = next(kind for kind in (FileNotFoundError, OSError, ValueError) if isinstance(error, kind))
+            kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
         return cls(name, family, options, on_loaded, base_models=base_models, measured=measured)
 

@@ -37,7 +37,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
-from serve_app.engine_options import parse_sampler
+from serve_app.engine_options import TWO_PASSES, parse_sampler
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
 
@@ -121,6 +121,7 @@ class BaseModelRow(_Strict):
             config=_resolve(catalog, config) if config else "",
             vae=_resolve(catalog, self.vae) if self.vae else "",
             sampler=self.sampler,
+            passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
             clip_skip=self.clip_skip,
         )
 

@@ -117,7 +117,7 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
             given["variant"] = _variant(folder, [name for name in _WITH_WEIGHTS if name in parts])
         else:
             given |= _load_file(file, folder, parts, dtype, given)
-        unneeded = dict.fromkeys(UNNEEDED)
+        unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
         pipeline = diffusers.DiffusionPipeline.from_pretrained(
             str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded, **given
         )
@@ -203,7 +203,7 @@ def _load_file(
     modules = {name: class_name for name, class_name in classes.items() if name in _WITH_WEIGHTS}
     weights, markers = read_single_file(file, modules, unet, dtype)
     loaded: dict[str, Any] = {}
-    options = {"config": str(config), "local_files_only": True, "torch_dtype": dtype}
+    options: dict[str, Any] = {"config": str(config), "local_files_only": True, "torch_dtype": dtype}
     incomplete = ValueError(f"{file}: lacks weights that the architecture at {config} has")
     try:
         for part, name in modules.items():
@@ -220,7 +220,7 @@ def _load_file(
     if any(_lacks_numbers(module) for module in loaded.values()):
         raise incomplete
     own = getattr(diffusers, classes["scheduler"]).from_pretrained(str(config), subfolder="scheduler")
-    scheduler = _as_marked(markers, own, (given | loaded)["vae"])
+    scheduler = _as_marked(markers, own, {**given, **loaded}["vae"])
     return loaded | {"scheduler": scheduler}
 
 

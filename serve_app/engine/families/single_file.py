@@ -35,15 +35,24 @@ OTHER_KINDS = {
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
     r"(unet\.)?(down|up)_blocks\..+": "has diffusers' names; give diffusers' whole folder as `folder:`",
 }
-_ENCODER = r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
-_ENCODER += r"|ln_final\.\w+|token_embedding\.weight|positional_embedding|text_projection)"
+_ENCODER = (
+    r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
+    r"|ln_final\.\w+|token_embedding\.weight|positional_embedding|text_projection)"
+)
+_READ = re.compile(
+    "|".join(
+        re.escape(prefix) + (_ENCODER if part.startswith("text") else ".+")
+        for part, prefixes in PARTS.items()
+        for prefix in prefixes
+    )
+)
 _UNUSED = re.compile(
     r"model_ema\..+|first_stage_model\.(loss|model_ema)\..+"  # training's averages and discriminator
     r"|(sqrt_|log_)?(one_minus_)?(recip(m1)?_)?alphas_cumprod(_prev)?|betas|posterior_\w+|logvar|lvlb_weights"
     r"|denoiser\.sigmas|scale_factor|global_step"  # tables of the schedule, which the scheduler computes
     r"|.+\.(position_ids|logit_scale|attn_mask)|.+\.(vision_model|visual)\..+|.+\.visual_projection\.\w+"
     r"|(cond_stage_model|conditioner\.embedders\.\d)\.(logit_scale|text_projection)"  # CLIP's other half
-    r"|cond_stage_model\.transformer\.text_projection\.weight"
+    r"|(cond_stage_model|conditioner\.embedders\.0)\.transformer\.text_projection\.weight"
 )
 _SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
 _SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_quant)")
@@ -75,11 +84,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
         )
     markers = {name: tensors.pop(name) for name in MARKERS if name in tensors}
     weights = _rescaled(file, tensors, dtype)
-    prefixes = [prefix for part in PARTS for prefix in PARTS[part]]
-    is_known = re.compile(
-        "|".join(re.escape(prefix) + (_ENCODER if "emb" in prefix or "cond" in prefix else ".+") for prefix in prefixes)
-    )
-    refuse_unread(file, [name for name in weights if not is_known.fullmatch(name)])
+    refuse_unread(file, [name for name in weights if not _READ.fullmatch(name)])
     return SingleFile(weights, markers)
 
 
