@@ -63,8 +63,8 @@ class Checkpoint(NamedTuple):
     path: Path
     """A diffusers folder, or a safetensors file of the original Stable Diffusion code's layout."""
     config: Path | None = None
-    """A file is described by a diffusers folder of the same architecture: its configs, tokenizers and scheduler are read,
-    never its weights. None means the folder of the file's name beside it."""
+    """A file is described by a diffusers folder of the same architecture, whose configs, tokenizers and scheduler are
+    read, never its weights. None means the folder of the file's name beside it."""
     vae: Path | None = None
     """Another VAE than the checkpoint's: a folder of diffusers' or a safetensors file."""
     sampler: str = ""
@@ -105,8 +105,8 @@ def pipeline_class(source: Source) -> str:
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     """Load diffusers' pipeline.
 
-    Raises OSError when a file is missing, ValueError when one is of another architecture, holds what nobody reads, or lacks
-    a part.
+    Raises OSError when a file is missing, ValueError when one is of another architecture, holds what nobody reads, or
+    lacks a part.
     """
     file, folder = _file_and_folder(source)
     vae = as_checkpoint(source).vae
@@ -124,8 +124,8 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     latent, taken = getattr(pipeline.vae.config, "latent_channels", 4), pipeline.unet.config.in_channels
     if latent != taken:
         raise ValueError(
-            f"{folder}: the UNet takes {taken} channels and the VAE makes {latent}: one for inpainting or editing cannot "
-            "draw from a prompt alone, and another VAE does not suit it"
+            f"{folder}: the UNet takes {taken} channels and the VAE makes {latent}: a UNet for inpainting or editing "
+            "cannot draw from a prompt alone, and another VAE does not suit it; give the model that it was made from"
         )
     return pipeline
 
@@ -139,7 +139,7 @@ def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
 
 
 def _classes(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class of each part that the pipeline is made of, but for those given. Raises ValueError for one missing."""
+    """Return the class of each part of the pipeline, but for those given. Raises ValueError for one missing."""
     index = _read_index(folder)
     is_xl = "XL" in index["_class_name"]
     wanted = [name for name in _WHOLE if name not in given and (is_xl or name not in _ONLY_XL)]
@@ -168,7 +168,7 @@ def _variant(folder: Path, parts: Sequence[str]) -> str | None:
 
 
 def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
-    """Load a VAE of its own: diffusers' folder of it, a pipeline's that holds one, or a file beside `folder`'s VAE config."""
+    """Load a VAE from diffusers' folder of it, from a pipeline's, or from a file that `folder`'s config describes."""
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise FileNotFoundError(f"vae: {path}: no such safetensors file")

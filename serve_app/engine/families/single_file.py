@@ -28,10 +28,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max")
 """Tensors that say how a checkpoint was trained, in files of NoobAI and A1111, of Playground 2.5 and of CosXL."""
 OTHER_KINDS = {
-    r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give the base model it belongs to",
+    r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give its base model",
     r"control_model\..+": "is a ControlNet, which this service does not run; give a base model",
-    r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (Stable Diffusion 3, Flux or "
-    "another), for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL",
+    r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (SD 3, Flux), "
+    "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL",
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
     r"(unet\.)?(down|up)_blocks\..+": "has diffusers' names; give diffusers' whole folder as `folder:`",
 }
@@ -70,7 +70,7 @@ class SingleFile(NamedTuple):
 def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], dtype: torch.dtype) -> SingleFile:
     """Read the file of a base model of these parts, whose UNet has this configuration.
 
-    Raises OSError, or ValueError for a file of another kind, or with a part that is missing or tensors that nobody reads.
+    Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
     _refuse_other_kinds(file, tensors)
@@ -79,7 +79,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     if entry is not None and entry.shape[1] != unet["in_channels"]:
         what = "for inpainting" if entry.shape[1] == 9 else "for editing images"
         raise ValueError(
-            f"{file}: its UNet takes {entry.shape[1]} channels instead of {unet['in_channels']}: it is one {what}, which "
+            f"{file}: its UNet takes {entry.shape[1]} channels instead of {unet['in_channels']}: one {what} "
             "cannot draw from a prompt alone; give the checkpoint that it was made from"
         )
     markers = {name: tensors.pop(name) for name in MARKERS if name in tensors}
@@ -93,8 +93,8 @@ def refuse_unread(file: Path, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise ValueError(
-            f"{file}: holds tensors that no part of its architecture reads: {', '.join(names[:_SHOWN])}{more}. Give as its "
-            "config the folder of its own architecture, or leave them out of the file"
+            f"{file}: holds tensors that no part of its architecture reads: {', '.join(names[:_SHOWN])}{more}. Give "
+            "as its config the folder of its own architecture, or leave them out of the file"
         )
 
 
@@ -123,8 +123,8 @@ def _require_parts(file: Path, names: Iterable[str], parts: Iterable[str]) -> No
     missing = [part for part in parts if not any(name.startswith(PARTS[part]) for name in names)]
     if "unet" in missing and any(name.startswith("model_ema.") for name in names):
         raise ValueError(
-            f"{file}: of the UNet, it holds only the averages of training (model_ema), without their layers' names; save "
-            "the checkpoint with the averages in the model's place"
+            f"{file}: of the UNet, it holds only the averages of training (model_ema), without their layers' names; "
+            "save the checkpoint with the averages in the model's place"
         )
     if missing:
         cure = "name one with `vae:` in the catalog" if missing == ["vae"] else "give the whole checkpoint as one file"
