@@ -34,6 +34,10 @@ class Sampler(StrEnum):
     FLOW_EULER = "flow-euler"
 
 
+TWO_PASSES = (Sampler.HEUN, Sampler.DPM2, Sampler.DPM2_A, Sampler.DPMPP_SDE)
+"""Samplers that ask the denoiser twice in each step."""
+
+
 class SigmaSpacing(StrEnum):
     """How a sampler's steps are spread over the noise levels."""
 

@@ -15,6 +15,14 @@ class BaseModel:
     config: str = ""
     """A single file names a diffusers folder of the same architecture, whose weights are not read. A folder leaves this
     empty."""
+    vae: str = ""
+    """Another VAE: a diffusers folder or a safetensors file; empty means the base model's own."""
+    sampler: str = ""
+    """The sampler of its images; empty means the engine's option, or else the base model's own."""
+    passes: int = 1
+    """How often a step of `sampler` asks the denoiser: a job's work counts so many times."""
+    clip_skip: int = 0
+    """How many of the text encoders' last layers a prompt leaves out, as diffusers counts them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,10 @@ class GenerationRequest:
 
     @property
     def work(self) -> float:
-        """Return megapixel-steps of denoising, the unit of cost, fairness and time estimates."""
+        """Return megapixel-steps of denoising, the unit of cost, fairness and time estimates.
+
+        They count twice where the base model's sampler makes two passes a step, which is known at accept.
+        """
         return self.num_images * self.steps * self.width * self.height / 1e6
 
 

@@ -86,7 +86,13 @@ class BaseModel:
         base_models: int = 1,
         measured: Measured | None = None,
     ) -> "BaseModel":
-        return cls(name, load_family(source, options), options, on_loaded, base_models=base_models, measured=measured)
+        """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
+        try:
+            family = load_family(source, options)
+        except (OSError, ValueError) as error:
+            kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
+            raise kind(f"base model {name}: {error}") from error
+        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured)
 
     @property
     def denoiser(self) -> nn.Module:

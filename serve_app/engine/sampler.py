@@ -314,7 +314,8 @@ def _finished(scheduler: Any, timestep: Tensor, scale: float) -> tuple[float, fl
     if hasattr(scheduler, "precondition_outputs"):  # Karras et al. 2022, table 1
         sigma, data = float(scheduler.sigmas[max(0, scheduler.step_index - 1)]), scheduler.config.sigma_data
         total = math.sqrt(sigma * sigma + data * data)
-        return data * data / total / total / scale, sigma * data / total
+        sign = -1 if scheduler.config.prediction_type == "v_prediction" else 1
+        return data * data / total / total / scale, sign * sigma * data / total
     if not hasattr(scheduler, "alphas_cumprod"):  # a rectified flow
         return 1.0, -float(timestep) / scheduler.config.num_train_timesteps
     kept = scheduler.alphas_cumprod[min(len(scheduler.alphas_cumprod) - 1, round(float(timestep)))]

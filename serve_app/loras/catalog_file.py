@@ -7,6 +7,9 @@
         file: ../models/painting.safetensors   # or one safetensors file, which does not describe its architecture:
         config: ../models/sdxl-config   # a diffusers folder of the same architecture, whose weights are not read;
                                         # missing means the folder of the file's name beside it (../models/painting)
+        vae: ../models/vae.safetensors  # optional, as are the next two: another VAE, a diffusers folder or a file
+        sampler: euler-a-karras         # what it draws with; missing means its own scheduler
+        clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
     adapters:
       - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
         name: Outline
@@ -34,6 +37,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.engine_options import TWO_PASSES, parse_sampler
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
 
@@ -69,10 +73,20 @@ def _read_accounts(value: object) -> frozenset[str] | None:
     return frozenset(str(name) for name in cast(list[object], value))
 
 
+def _read_sampler(name: str) -> str:
+    try:
+        parse_sampler(name)
+    except ValueError as error:
+        raise PydanticCustomError("sampler", "{reason}", {"reason": str(error).removeprefix("sampler: ")}) from error
+    return name
+
+
 _Text = Annotated[str, pydantic.Field(min_length=1)]
 _Identifier = Annotated[str, _matching(r"[A-Za-z0-9_\-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ -")]
 _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 lower-case hex digits")]
 _Time = Annotated[datetime, pydantic.BeforeValidator(_read_time)]
+_Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
+_ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
 _Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
 
 
@@ -85,6 +99,9 @@ class BaseModelRow(_Strict):
     folder: _Text | None = None
     file: _Text | None = None
     config: _Text | None = None
+    vae: _Text | None = None
+    sampler: _Sampler = ""
+    clip_skip: _ClipSkip = 0
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -97,10 +114,16 @@ class BaseModelRow(_Strict):
         return self
 
     def read(self, catalog: Path) -> BaseModel:
-        if self.file is None:
-            return BaseModel(id=self.id, source=_resolve(catalog, self.folder or ""))
-        config = self.config or self.file.removesuffix(".safetensors")
-        return BaseModel(id=self.id, source=_resolve(catalog, self.file), config=_resolve(catalog, config))
+        config = "" if self.file is None else self.config or self.file.removesuffix(".safetensors")
+        return BaseModel(
+            id=self.id,
+            source=_resolve(catalog, self.file or self.folder or ""),
+            config=_resolve(catalog, config) if config else "",
+            vae=_resolve(catalog, self.vae) if self.vae else "",
+            sampler=self.sampler,
+            passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
+            clip_skip=self.clip_skip,
+        )
 
 
 class AdapterRow(_Strict):
@@ -133,6 +156,8 @@ _MEANINGS = {
     "string_type": "must be text",
     "string_too_short": "must be text",
     "model_type": "must be a mapping of fields",
+    "int_type": "must be a whole number",
+    "greater_than_equal": "must not be negative",
 }
 """Pydantic's errors are described so; our own bring their text."""
 

@@ -174,7 +174,13 @@ def load_engine(
     """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`."""
     prepare_device(threads=threads, memory_share=memory_share)
     sources = {
-        model.id: Checkpoint(Path(model.source), Path(model.config)) if model.config else Path(model.source)
+        model.id: Checkpoint(
+            path=Path(model.source),
+            config=Path(model.config) if model.config else None,
+            vae=Path(model.vae) if model.vae else None,
+            sampler=model.sampler,
+            clip_skip=model.clip_skip,
+        )
         for model in base_models
     }
     engine = Engine.load(sources, options)

@@ -171,6 +171,20 @@ async def _accept(resources: Resources, account_id: str, lora_id: str) -> str:
     return job_id
 
 
+@pytest.mark.parametrize(("sampler", "passes"), [("euler-karras", 1), ("heun-karras", 2), ("dpm++sde", 2)])
+async def test_work_counts_double_where_the_base_models_sampler_makes_two_passes(
+    sampler: str, passes: int, settings: Settings, resources: Resources, redis_db: redis.Redis
+) -> None:
+    content = yaml.safe_load(settings.catalog.read_text())
+    content["base_models"][0]["sampler"] = sampler
+    settings.catalog.write_text(yaml.safe_dump(content))
+    await resources.applied_catalog.apply_file()
+    acme = await resources.accounts.create("acme")
+    job_id = await _accept(resources, acme.id, NEON)
+    work = GenerationRequest(prompt="a boat", lora_id=NEON, seeds=(7,)).work
+    assert redis_db.hget(redis_key("job", job_id), "work") == str(passes * round(work * 1000))
+
+
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(
     resources: Resources, other: Resources, redis_db: redis.Redis
 ) -> None:

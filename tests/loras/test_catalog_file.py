@@ -58,11 +58,18 @@ def test_a_base_model_may_be_one_file_with_a_config(tmp_path: Path, config: Row,
     assert not models["pocket"].config
 
 
+def test_a_base_model_may_name_its_vae_sampler_and_clip_skip(tmp_path: Path) -> None:
+    row = {"id": "more", "folder": "models/more", "vae": "models/vae.safetensors", "sampler": "heun", "clip_skip": 1}
+    model = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models["more"]
+    assert model.vae == str(tmp_path / "models" / "vae.safetensors")
+    assert (model.sampler, model.passes, model.clip_skip) == ("heun", 2, 1)
+
+
 def _set(field: str, value: object) -> Callable[[Row], None]:
     return lambda content: content["adapters"][0].update({field: value})
 
 
-def _base_model(**row: str) -> Callable[[Row], None]:
+def _base_model(**row: object) -> Callable[[Row], None]:
     return lambda content: content["base_models"].append({"id": "more", **row})
 
 
@@ -91,6 +98,9 @@ def _base_model(**row: str) -> Callable[[Row], None]:
         (_base_model(), r"row 2 \(more\): must have either a folder or a file"),
         (_base_model(folder="x", file="y.safetensors"), "must have either a folder or a file"),
         (_base_model(folder="x", config="y"), "config belongs to a file"),
+        (_base_model(folder="x", sampler="eular"), r"sampler must be one of euler, euler-a, .* not 'eular'"),
+        (_base_model(folder="x", clip_skip=-1), "clip_skip must not be negative"),
+        (_base_model(folder="x", clip_skip="2"), "clip_skip must be a whole number"),
         (_base_model(file="x.ckpt"), r"file must be a .safetensors file"),
         (lambda content: content["adapters"].append("text"), "adapters, row 2: must be a mapping"),
     ],

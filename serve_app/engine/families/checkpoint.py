@@ -1,14 +1,17 @@
 """Loads diffusers' pipeline of a base model from a folder or a single file, and never from a network."""
 
 import importlib
+import json
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.loaders.single_file_utils import SingleFileComponentError
+from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
+
+from serve_app.engine.families.single_file import read_single_file, refuse_unread, unread_by
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
@@ -42,26 +45,45 @@ def _is_not_misleading(record: logging.LogRecord) -> bool:
 
 
 diffusers: Any = importlib.import_module("diffusers")  # its lazy modules and config objects have no usable types
+transformers: Any = importlib.import_module("transformers")
+
+PLAYGROUND_DATA = 0.5
+"""The standard deviation of Playground 2.5's latents, after its own mean and deviation are taken out of the VAE's."""
+transformers: Any = importlib.import_module("transformers")
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
+_WITH_WEIGHTS = ("unet", "vae", "text_encoder", "text_encoder_2")
+_ONLY_XL = ("text_encoder_2", "tokenizer_2")
+_WHOLE = (*_WITH_WEIGHTS, "tokenizer", "tokenizer_2", "scheduler")
 
 
 class Checkpoint(NamedTuple):
-    """A safetensors file of the original Stable Diffusion code's layout, and a folder that describes it."""
+    """Where a base model lies, and what its files do not say or say wrongly."""
 
-    file: Path
-    config: Path
-    """A diffusers folder of the same architecture. Its configs, tokenizers and scheduler are read, never its weights.
-    """
+    path: Path
+    """A diffusers folder, or a safetensors file of the original Stable Diffusion code's layout."""
+    config: Path | None = None
+    """A file is described by a diffusers folder of the same architecture, whose configs, tokenizers and scheduler are
+    read, never its weights. None means the folder of the file's name beside it."""
+    vae: Path | None = None
+    """Another VAE than the checkpoint's: a folder of diffusers' or a safetensors file."""
+    sampler: str = ""
+    """As `EngineOptions.sampler`, for this base model."""
+    clip_skip: int = 0
+    """How many of the text encoders' last layers a prompt leaves out, as diffusers' pipelines count them."""
 
 
 Source = Path | Checkpoint
-"""Origin of a base model. A path is a diffusers folder, or a file whose config is the folder of its name beside it."""
+"""Origin of a base model. A path is a checkpoint about which nothing else is said."""
+
+
+def as_checkpoint(source: Source) -> Checkpoint:
+    return source if isinstance(source, Checkpoint) else Checkpoint(source)
 
 
 def name_of(source: Source) -> str:
     """Name a base model that was given no name after its file or folder."""
-    path = source if isinstance(source, Path) else source.file
+    path = as_checkpoint(source).path
     return path.stem if path.suffix == ".safetensors" else path.name
 
 
@@ -83,47 +105,142 @@ def pipeline_class(source: Source) -> str:
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     """Load diffusers' pipeline.
 
-    Raises OSError when a file is missing, ValueError when one is of another architecture.
+    Raises OSError when a file is missing, ValueError when one is of another architecture, holds what nobody reads, or
+    lacks a part.
     """
     file, folder = _file_and_folder(source)
+    vae = as_checkpoint(source).vae
     with quiet_loading():
-        return _load_folder(folder, dtype) if file is None else _load_file(file, folder, pipeline_class(source), dtype)
+        given = {} if vae is None else {"vae": _load_vae(vae, folder, dtype)}
+        parts = _classes(folder, given)
+        if file is None:
+            given["variant"] = _variant(folder, [name for name in _WITH_WEIGHTS if name in parts])
+        else:
+            given |= _load_file(file, folder, parts, dtype, given)
+        unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded, **given
+        )
+    latent, taken = getattr(pipeline.vae.config, "latent_channels", 4), pipeline.unet.config.in_channels
+    if latent != taken:
+        raise ValueError(
+            f"{folder}: the UNet takes {taken} channels and the VAE makes {latent}: a UNet for inpainting or editing "
+            "cannot draw from a prompt alone, and another VAE does not suit it; give the model that it was made from"
+        )
+    return pipeline
 
 
 def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
     """Return the single file, or None, and the folder that describes it or holds the weights."""
-    if isinstance(source, Checkpoint):
-        return source
-    return (source, source.with_suffix("")) if source.suffix == ".safetensors" else (None, source)
+    path, config = as_checkpoint(source)[:2]
+    if config is None and path.suffix != ".safetensors":
+        return None, path
+    return path, config or path.with_suffix("")
 
 
-def _load_folder(folder: Path, dtype: torch.dtype) -> Any:
+def _classes(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class of each part of the pipeline, but for those given. Raises ValueError for one missing."""
     index = _read_index(folder)
-    unneeded = {name: None for name in UNNEEDED if name in index}
-    return diffusers.DiffusionPipeline.from_pretrained(
-        str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded
+    is_xl = "XL" in index["_class_name"]
+    wanted = [name for name in _WHOLE if name not in given and (is_xl or name not in _ONLY_XL)]
+    found = {name: index[name][1] for name in wanted if index.get(name) and index[name][1]}
+    if missing := [name for name in wanted if name not in found or not (folder / name).is_dir()]:
+        cure = "name one with `vae:` in the catalog" if missing == ["vae"] else "put the whole folder there"
+        is_refiner = "text_encoder" in missing and "text_encoder_2" in found
+        what = " (an SDXL refiner, which only repaints, has none)" if is_refiner else ""
+        raise ValueError(f"{folder}: has no {', no '.join(missing)}{what}; {cure}")
+    return found
+
+
+def _variant(folder: Path, parts: Sequence[str]) -> str | None:
+    """Return the variant of the weights, such as `fp16`, where a part has no others; None where each has plain ones."""
+    variants: set[str] = set()
+    for part in parts:
+        stems = [file.stem for file in (folder / part).glob("*.safetensors")]
+        if not stems:
+            raise FileNotFoundError(
+                f"{folder / part}: holds no .safetensors file; weights in .bin or .ckpt may run code and are not read: "
+                "convert them (diffusers' save_pretrained writes safetensors)"
+            )
+        if all("." in stem for stem in stems):
+            variants |= {stem.split(".")[1].split("-")[0] for stem in stems}
+    return "fp16" if "fp16" in variants else min(variants, default=None)
+
+
+def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a VAE from diffusers' folder of it, from a pipeline's, or from a file that `folder`'s config describes."""
+    if path.suffix == ".safetensors":
+        if not path.is_file():
+            raise FileNotFoundError(f"vae: {path}: no such safetensors file")
+        try:
+            vae = diffusers.AutoencoderKL.from_single_file(
+                str(path), config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
+            )
+        except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
+            raise ValueError(f"vae: {path}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
+        if _lacks_numbers(vae):
+            raise ValueError(f"vae: {path}: lacks weights that the VAE at {folder / 'vae'} has")
+        return vae
+    path = path / "vae" if (path / "vae").is_dir() else path
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"
+        )
+    name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
+    if not name.startswith("Autoencoder"):
+        raise ValueError(f"vae: {path}: holds a {name}, not a VAE")
+    variant = _variant(path.parent, [path.name])
+    return getattr(diffusers, name).from_pretrained(
+        str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant
     )
 
 
-def _load_file(file: Path, config: Path, class_name: str, dtype: torch.dtype) -> Any:
-    pipeline = getattr(diffusers, class_name)
-    unneeded = dict.fromkeys(UNNEEDED)
+def _load_file(
+    file: Path, config: Path, classes: Mapping[str, str], dtype: torch.dtype, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the scheduler and the models of a single file."""
+    unet = diffusers.UNet2DConditionModel.load_config(str(config), subfolder="unet")
+    modules = {name: class_name for name, class_name in classes.items() if name in _WITH_WEIGHTS}
+    weights, markers = read_single_file(file, modules, unet, dtype)
+    loaded: dict[str, Any] = {}
+    options: dict[str, Any] = {"config": str(config), "local_files_only": True, "torch_dtype": dtype}
     incomplete = ValueError(f"{file}: lacks weights that the architecture at {config} has")
     try:
-        loaded = pipeline.from_single_file(
-            str(file), config=str(config), local_files_only=True, dtype=dtype, **unneeded
-        )
+        for part, name in modules.items():
+            if hasattr(diffusers, name):
+                loaded[part] = getattr(diffusers, name).from_single_file(weights, subfolder=part, **options)
+                refuse_unread(file, unread_by(part, loaded[part], weights))
+            else:
+                encoder = getattr(transformers, name)
+                loaded[part] = create_diffusers_clip_model_from_ldm(encoder, weights, subfolder=part, **options)
     except NotImplementedError as error:  # raised where weights that were never filled in are moved
         raise incomplete from error
     except (ValueError, KeyError, AttributeError, SingleFileComponentError) as error:
         raise ValueError(f"{file}: is not of the architecture at {config}: {error}") from error
-    if any(_lacks_numbers(component) for component in loaded.components.values()):
+    if any(_lacks_numbers(module) for module in loaded.values()):
         raise incomplete
-    return loaded
+    own = getattr(diffusers, classes["scheduler"]).from_pretrained(str(config), subfolder="scheduler")
+    scheduler = _as_marked(markers, own, {**given, **loaded}["vae"])
+    return loaded | {"scheduler": scheduler}
 
 
-def _lacks_numbers(component: object) -> bool:
-    return isinstance(component, torch.nn.Module) and any(weight.is_meta for weight in component.parameters())
+def _as_marked(markers: Mapping[str, torch.Tensor], own: Any, vae: Any) -> Any:
+    """Return the scheduler that a file's markers ask for, and make the VAE one of its latents."""
+    if "edm_mean" in markers:  # Playground 2.5
+        mean, std = (markers[name].float().flatten().tolist() for name in ("edm_mean", "edm_std"))
+        vae.register_to_config(latents_mean=mean, latents_std=std, scaling_factor=PLAYGROUND_DATA)
+        return own if hasattr(own, "precondition_outputs") else diffusers.EDMDPMSolverMultistepScheduler()
+    if "edm_vpred.sigma_max" in markers:  # CosXL
+        sigmas = {name: float(markers[f"edm_vpred.{name}"]) for name in ("sigma_min", "sigma_max")}
+        asked = {"prediction_type": "v_prediction", "sigma_data": 1.0, "sigma_schedule": "exponential", **sigmas}
+        return diffusers.EDMEulerScheduler(**asked)
+    asked = {"prediction_type": "v_prediction"} if "v_pred" in markers else {}
+    asked |= {"rescale_betas_zero_snr": True} if "ztsnr" in markers else {}
+    return type(own).from_config({**own.config, **asked}) if asked else own
+
+
+def _lacks_numbers(component: torch.nn.Module) -> bool:
+    return any(weight.is_meta for weight in component.parameters())
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Encodes prompts with CLIP, in chunks where a prompt is longer than the encoder's window."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,8 +28,8 @@ class TextEncoder(NamedTuple):
         return min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
 
 
-def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
-    """Encode a prompt with every encoder, side by side.
+def encode_prompt(encoders: Sequence[TextEncoder], prompt: str, clip_skip: int = 0) -> Encoded:
+    """Encode a prompt with every encoder, side by side, without the last `clip_skip` layers.
 
     A chunk is always encoded alone, so that its bits never vary.
     """
@@ -38,7 +39,7 @@ def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
     pooled: Tensor | None = None
     for encoder, chunks in zip(encoders, tokens, strict=True):
         chunks += tokenize(encoder, "") * (longest - len(chunks))
-        answers = [_encode_chunk(encoder, chunk) for chunk in chunks]
+        answers = [_encode_chunk(encoder, chunk, clip_skip) for chunk in chunks]
         sides.append(torch.cat([hidden for hidden, _ in answers]))
         pooled = answers[0][1] if answers[0][1] is not None else pooled
     return Encoded(torch.cat(sides, dim=-1), pooled)
@@ -55,7 +56,7 @@ def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded
 def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
     """Return token ids in windows, each with the special tokens and padding of a prompt of its own."""
     tokenizer, window = encoder.tokenizer, encoder.window
-    whole: list[int] = tokenizer(prompt).input_ids
+    whole: list[int] = tokenizer(_all_vectors(tokenizer, prompt)).input_ids
     if len(whole) <= window:
         return [_padded(tokenizer, whole, window)]
     head, tail = _special_tokens(tokenizer)
@@ -63,6 +64,19 @@ def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
     capacity = window - len(head) - len(tail)
     pieces = [body[start : start + capacity] for start in range(0, len(body), capacity)]
     return [_padded(tokenizer, [*head, *piece, *tail], window) for piece in pieces]
+
+
+def _all_vectors(tokenizer: Any, prompt: str) -> str:
+    """Write each token that was trained as several vectors as all of them: `<cat>` as `<cat> <cat>_1 <cat>_2`.
+
+    diffusers' textual inversion adds them to a tokenizer under these names.
+    """
+    added = tokenizer.added_tokens_encoder
+    for token in dict.fromkeys(tokenizer.tokenize(prompt)):
+        if token in added and f"{token}_1" in added:
+            vectors = itertools.takewhile(added.__contains__, (f"{token}_{i}" for i in itertools.count(1)))
+            prompt = prompt.replace(token, " ".join([token, *vectors]))
+    return prompt
 
 
 def clip_aliases(layers: Iterable[str]) -> dict[str, str]:
@@ -91,8 +105,9 @@ def _padded(tokenizer: Any, ids: list[int], window: int) -> list[int]:
     return ids + [padding] * (window - len(ids))
 
 
-def _encode_chunk(encoder: TextEncoder, ids: list[int]) -> tuple[Tensor, Tensor | None]:
+def _encode_chunk(encoder: TextEncoder, ids: list[int], clip_skip: int) -> tuple[Tensor, Tensor | None]:
     """Return hidden states [1, window, width], and the projected pooled vector [1, width] if there is one."""
+    skipped = encoder.penultimate + clip_skip
     model = encoder.model
     tokens = torch.tensor([ids], device=model.device)
     mask = (
@@ -100,8 +115,10 @@ def _encode_chunk(encoder: TextEncoder, ids: list[int]) -> tuple[Tensor, Tensor 
         if getattr(model.config, "use_attention_mask", False)
         else None
     )
-    answer = model(tokens, attention_mask=mask, output_hidden_states=encoder.penultimate)
-    hidden: Tensor = answer.hidden_states[-2] if encoder.penultimate else answer.last_hidden_state
+    answer = model(tokens, attention_mask=mask, output_hidden_states=skipped > 0)
+    hidden: Tensor = answer.hidden_states[-1 - skipped] if skipped else answer.last_hidden_state
+    if skipped and not encoder.penultimate:
+        hidden = getattr(model, "text_model", model).final_layer_norm(hidden)
     return hidden, getattr(answer, "text_embeds", None)
 
 

@@ -1,6 +1,5 @@
 """Registers model families by the pipeline class in a checkpoint's model_index.json."""
 
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 
 from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.engine.families.checkpoint import Source, diffusers, pipeline_class
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, diffusers, pipeline_class, transformers
 from serve_app.engine.families.family import Component, Family
 from serve_app.engine.families.unet import UNetFamily, encoder_component, unet_component
 from serve_app.engine_options import EngineOptions
@@ -28,11 +27,10 @@ def load_family(source: Source, options: EngineOptions) -> Family:
     """
     name = pipeline_class(source)
     if name not in FAMILIES:
-        raise ValueError(f"{source}: {name} is not supported; supported pipelines: {', '.join(FAMILIES)}")
+        path = as_checkpoint(source).path
+        raise ValueError(f"{path}: {name} is not supported; supported pipelines: {', '.join(FAMILIES)}")
     return FAMILIES[name](source, options)
 
-
-transformers: Any = importlib.import_module("transformers")
 
 _ENCODERS = ("text_encoder", "text_encoder_2")
 

@@ -1,7 +1,7 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-This module, `checkpoint.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of diffusers and
-transformers.
+This module, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of
+diffusers and transformers.
 """
 
 import importlib
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype
-from serve_app.engine.families.checkpoint import Source, load_pipeline
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
@@ -56,7 +56,7 @@ class UNetFamily:
 
     denoiser = "unet"
 
-    def __init__(self, pipeline: Any, options: EngineOptions) -> None:
+    def __init__(self, pipeline: Any, options: EngineOptions, *, sampler: str = "", clip_skip: int = 0) -> None:
         self.device, self.dtype = torch_device(options), torch_dtype(options)
         self.unet = pipeline.unet.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
         self.vae = pipeline.vae.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
@@ -64,11 +64,12 @@ class UNetFamily:
             self.vae.to(self._vae_dtype(self.vae))
         self.encoders = self._load_encoders(pipeline)
         self._scheduler = pipeline.scheduler
-        self.sampler = options.sampler
+        self.sampler = sampler or options.sampler
+        self._clip_skip = self._checked_skip(clip_skip)
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
         self._schedules: dict[tuple[str, int], Schedule] = {}
         self._schedule(self.sampler, USUAL_STEPS)
-        self._encoded: OrderedDict[tuple[str, str, float], Encoded] = OrderedDict()
+        self._encoded: OrderedDict[tuple[str, str, float, int], Encoded] = OrderedDict()
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
         )
@@ -79,7 +80,8 @@ class UNetFamily:
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
-        return cls(load_pipeline(source, torch_dtype(options)), options)
+        *_, sampler, clip_skip = as_checkpoint(source)
+        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=sampler, clip_skip=clip_skip)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -88,10 +90,10 @@ class UNetFamily:
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
-        def encoded(text: str) -> Encoded:
-            return self._encode_cached(text, adapter_id, request.scale)
+        def encoded(text: str, clip_skip: int = 0) -> Encoded:
+            return self._encode_cached(text, adapter_id, request.scale, clip_skip)
 
-        positive = encoded(request.prompt)
+        positive = encoded(request.prompt, self._clip_skip)  # of a negative prompt, diffusers' pipelines skip nothing
         if not self._is_guided(request):
             return self._conditioning([positive], request)
         if self._zero_negative and not request.negative_prompt:
@@ -99,8 +101,9 @@ class UNetFamily:
             return self._conditioning([Encoded(torch.zeros_like(positive.chunks), pooled), positive], request)
         negative = encoded(request.negative_prompt)
         chunks = max(len(positive.chunks), len(negative.chunks))
-        both = [pad_chunks(side, chunks, lambda: encoded("")) for side in (negative, positive)]
-        return self._conditioning(both, request)
+        negative = pad_chunks(negative, chunks, lambda: encoded(""))
+        positive = pad_chunks(positive, chunks, lambda: encoded("", self._clip_skip))
+        return self._conditioning([negative, positive], request)
 
     def _is_guided(self, request: RunRequest) -> bool:
         """Return whether a run needs two rows.
@@ -109,10 +112,10 @@ class UNetFamily:
         """
         return request.guidance > 1 and self.unet.config.time_cond_proj_dim is None
 
-    def _encode_cached(self, text: str, adapter_id: str, scale: float) -> Encoded:
-        key = (text, adapter_id, scale if adapter_id else 0.0)
+    def _encode_cached(self, text: str, adapter_id: str, scale: float, clip_skip: int) -> Encoded:
+        key = (text, adapter_id, scale if adapter_id else 0.0, clip_skip)
         if key not in self._encoded:
-            self._encoded[key] = encode_prompt(list(self.encoders.values()), text)
+            self._encoded[key] = encode_prompt(list(self.encoders.values()), text, clip_skip)
         self._encoded.move_to_end(key)
         while len(self._encoded) > MAX_ENCODED_PROMPTS:
             self._encoded.popitem(last=False)
@@ -148,6 +151,8 @@ class UNetFamily:
     def _schedule(self, sampler: str, steps: int) -> Schedule:
         """Return a schedule of the named sampler, or of the base model's own. Raises ValueError with the choices."""
         key = sampler, steps
+        if sampler and hasattr(self._scheduler, "precondition_outputs"):
+            raise ValueError(f"sampler {sampler}: an EDM model draws with its own scheduler only; leave `sampler:` out")
         if key not in self._schedules:
             try:
                 if sampler and parse_sampler(sampler)[0] not in SAMPLERS:
@@ -202,8 +207,15 @@ class UNetFamily:
         return {
             name: TextEncoder(tokenizer, model.to(self.device).eval().requires_grad_(False), penultimate=is_xl)
             for name, (tokenizer, model) in pairs.items()
-            if model is not None
         }
+
+    def _checked_skip(self, clip_skip: int) -> int:
+        layers = min(encoder.model.config.num_hidden_layers for encoder in self.encoders.values())
+        if not 0 <= clip_skip < layers:
+            raise ValueError(
+                f"clip_skip: must be 0 to {layers - 1} for text encoders of {layers} layers, not {clip_skip}"
+            )
+        return clip_skip
 
 
 def unet_component(unet: Any) -> Component:

@@ -28,8 +28,18 @@ local function lora_facts(adapter)
   return {found[1] or '', found[2] or ''}
 end
 
+-- How often a step of the LoRA's base model asks its denoiser: once, or as the catalog says of its sampler.
+local function passes(adapter)
+  local base_model = lora_facts(adapter)[1]
+  for _, model in ipairs(cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]')) do
+    if model.id == base_model then return model.passes or 1 end
+  end
+  return 1
+end
+
 -- Write a job and return its record; what is '' or nil of it has no field.
 local function write_job(job)
+  if job.adapter ~= '' then job.work = job.work * passes(job.adapter) end
   local fields = packed_fields('', job.request)
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,

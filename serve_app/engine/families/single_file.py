@@ -1,0 +1,158 @@
+"""Reads a safetensors file of the original Stable Diffusion code's layout, and accounts for every tensor in it.
+
+A tensor is a weight of one of the base model's parts, a marker of how the model was trained, known to be unused, or the
+reason why the file is refused.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, convert_ldm_vae_checkpoint
+from safetensors.torch import load_file
+from torch import Tensor
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "unet": ("model.diffusion_model.",),
+    "vae": ("first_stage_model.",),
+    "text_encoder": (
+        "cond_stage_model.transformer.",
+        "cond_stage_model.model.",
+        "conditioner.embedders.0.transformer.",
+    ),
+    "text_encoder_2": ("conditioner.embedders.1.model.",),
+}
+"""How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
+MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max")
+"""Tensors that say how a checkpoint was trained, in files of NoobAI and A1111, of Playground 2.5 and of CosXL."""
+OTHER_KINDS = {
+    r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give its base model",
+    r"control_model\..+": "is a ControlNet, which this service does not run; give a base model",
+    r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (SD 3, Flux), "
+    "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL",
+    r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
+    r"(unet\.)?(down|up)_blocks\..+": "has diffusers' names; give diffusers' whole folder as `folder:`",
+}
+_ENCODER = (
+    r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
+    r"|ln_final\.\w+|token_embedding\.weight|positional_embedding|text_projection)"
+)
+_READ = re.compile(
+    "|".join(
+        re.escape(prefix) + (_ENCODER if part.startswith("text") else ".+")
+        for part, prefixes in PARTS.items()
+        for prefix in prefixes
+    )
+)
+_UNUSED = re.compile(
+    r"model_ema\..+|first_stage_model\.(loss|model_ema)\..+"  # training's averages and discriminator
+    r"|(sqrt_|log_)?(one_minus_)?(recip(m1)?_)?alphas_cumprod(_prev)?|betas|posterior_\w+|logvar|lvlb_weights"
+    r"|denoiser\.sigmas|scale_factor|global_step"  # tables of the schedule, which the scheduler computes
+    r"|.+\.(position_ids|logit_scale|attn_mask)|.+\.(vision_model|visual)\..+|.+\.visual_projection\.\w+"
+    r"|(cond_stage_model|conditioner\.embedders\.\d)\.(logit_scale|text_projection)"  # CLIP's other half
+    r"|(cond_stage_model|conditioner\.embedders\.0)\.transformer\.text_projection\.weight"
+)
+_SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
+_SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_quant)")
+"""Inputs are not quantized here, so that their scales are unused; the others say that a file has scales."""
+_SHOWN = 3
+
+
+class SingleFile(NamedTuple):
+    """The weights under their original names, scaled where they were quantized, and the markers by name."""
+
+    weights: dict[str, Tensor]
+    markers: dict[str, Tensor]
+
+
+def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], dtype: torch.dtype) -> SingleFile:
+    """Read the file of a base model of these parts, whose UNet has this configuration.
+
+    Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
+    """
+    tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
+    _refuse_other_kinds(file, tensors)
+    _require_parts(file, tensors, parts)
+    entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
+    if entry is not None and entry.shape[1] != unet["in_channels"]:
+        what = "for inpainting" if entry.shape[1] == 9 else "for editing images"
+        raise ValueError(
+            f"{file}: its UNet takes {entry.shape[1]} channels instead of {unet['in_channels']}: one {what} "
+            "cannot draw from a prompt alone; give the checkpoint that it was made from"
+        )
+    markers = {name: tensors.pop(name) for name in MARKERS if name in tensors}
+    weights = _rescaled(file, tensors, dtype)
+    refuse_unread(file, [name for name in weights if not _READ.fullmatch(name)])
+    return SingleFile(weights, markers)
+
+
+def refuse_unread(file: Path, names: list[str]) -> None:
+    """Raise ValueError where there are tensors that no part of the base model reads."""
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise ValueError(
+            f"{file}: holds tensors that no part of its architecture reads: {', '.join(names[:_SHOWN])}{more}. Give "
+            "as its config the folder of its own architecture, or leave them out of the file"
+        )
+
+
+def unread_by(part: str, module: Any, weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of a UNet's or a VAE's tensors that its module does not take."""
+    convert = convert_ldm_unet_checkpoint if part == "unet" else convert_ldm_vae_checkpoint
+    names = [name for name in weights if name.startswith(PARTS[part])]
+    numbered = {name: torch.full((1, 1, 1, 1), i) for i, name in enumerate(names)}
+    own = module.state_dict()
+    taken = {int(number) for name, number in convert(numbered, config=module.config).items() if name in own}
+    return [name for i, name in enumerate(names) if i not in taken]
+
+
+def _current_name(name: str) -> str:
+    """Return a tensor's name; merges made before 2023 leave out `text_model`."""
+    return re.sub(r"^(cond_stage_model\.transformer\.)(?=embeddings|encoder|final_layer_norm)", r"\1text_model.", name)
+
+
+def _refuse_other_kinds(file: Path, names: Iterable[str]) -> None:
+    for pattern, kind in OTHER_KINDS.items():
+        if found := next((name for name in names if re.fullmatch(pattern, name)), None):
+            raise ValueError(f"{file}: {kind} (it has {found})")
+
+
+def _require_parts(file: Path, names: Iterable[str], parts: Iterable[str]) -> None:
+    missing = [part for part in parts if not any(name.startswith(PARTS[part]) for name in names)]
+    if "unet" in missing and any(name.startswith("model_ema.") for name in names):
+        raise ValueError(
+            f"{file}: of the UNet, it holds only the averages of training (model_ema), without their layers' names; "
+            "save the checkpoint with the averages in the model's place"
+        )
+    if missing:
+        cure = "name one with `vae:` in the catalog" if missing == ["vae"] else "give the whole checkpoint as one file"
+        raise ValueError(f"{file}: holds no {', no '.join(missing)} of its config's architecture; {cure}")
+
+
+def _rescaled(file: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights without what is unused, and multiplied by their scales where they have some."""
+    scales = {match[1] + ".weight": name for name in tensors if (match := _SCALE.fullmatch(name))}
+    left_out = {
+        *scales.values(),
+        *(name for name in tensors if _SCALE_UNUSED.fullmatch(name) or _UNUSED.fullmatch(name)),
+    }
+    weights = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise ValueError(
+                f"{file}: {name} is quantized as {_dtype(weight)}; floating point is read, and float8 with scales"
+            )
+    for name, scale_name in scales.items():
+        scale, weight = tensors[scale_name], weights.get(name)
+        if weight is None or scale.numel() not in (1, weight.shape[0]):
+            raise ValueError(
+                f"{file}: {scale_name} is no scale for {name}: it must have one number, or one for each output"
+            )
+        weights[name] = (weight.float() * scale.float().reshape(-1, *(1,) * (weight.dim() - 1))).to(dtype)
+    return weights
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
