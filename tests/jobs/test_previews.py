@@ -16,6 +16,7 @@ from tests.worker.scripted_executor import ScriptedExecutor, accept, working
 class PaintingExecutor(ScriptedExecutor):
     """Its runs never end, and show a picture after the fifth step."""
 
+    shows_unfinished = True
     looked = 0
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
