@@ -82,7 +82,7 @@ def test_each_pass_is_the_step_of_diffusers(sampler: Sampler, spacing: SigmaSpac
         with pytest.raises(ValueError, match="prediction_type"):
             make_schedule(scheduler, 4)
         return
-    for steps in STEPS if prediction == "epsilon" else STEPS[:-1]:
+    for steps in STEPS if prediction == "epsilon" else (2, 8):  # the soak of test_parity has them all
         assert worst_difference(scheduler, make_schedule(scheduler, steps), steps) < 2e-5, steps
 
 
