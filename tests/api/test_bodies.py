@@ -183,12 +183,6 @@ async def test_another_media_type_is_refused(
     assert error_of(answer)["code"] == "unsupported_media_type"
 
 
-async def test_a_compressed_body_is_refused(service: TestService, regular: Member) -> None:
-    headers = regular.a | {"Content-Encoding": "gzip"}
-    answer = await service.client.post("/v1/generate", content=json.dumps(BODY_A), headers=headers)
-    assert answer.status_code == 415
-
-
 def padded(variant: Variant, size: int) -> bytes:
     body = json.dumps(BODIES[variant]).encode()
     return body + b" " * (size - len(body))

@@ -64,12 +64,6 @@ async def test_neither_case_nor_spaces_around_the_key_matter(
     assert (await call(service, SHARED, {name: text.format(regular.key)}, BODY_A)).status_code == 202
 
 
-async def test_generate_speaks_the_interface_of_the_key_s_header(service: TestService, regular: Member) -> None:
-    for variant, said in ((A, (202, "processing")), (B, (200, "queued"))):
-        answer = await service.generate(regular, variant)
-        assert (answer.status_code, answer.json()["status"]) == said
-
-
 @pytest.mark.parametrize(
     "authorization", ["Basic eDp5", "Digest username=x", "Token abc", "Bearerx abc", "Negotiate", ""]
 )
@@ -162,22 +156,6 @@ async def test_a_header_sent_twice_is_unauthorized(service: TestService, regular
         unauthorized(await call(service, way, [basic, basic, api_key], BODY_B))
     if way not in A_PATHS:
         unauthorized(await call(service, way, [api_key] * 2, BODY_B))
-
-
-INTERFACES = [frozenset({A}), frozenset({B}), ALL]
-
-
-@pytest.mark.parametrize("interfaces", INTERFACES, ids=lambda chosen: "".join(sorted(chosen)))
-async def test_a_key_opens_the_interfaces_it_was_made_for_and_no_other(
-    service: TestService, interfaces: frozenset[Variant]
-) -> None:
-    member = await service.member(interfaces=interfaces)
-    for way in [SHARED, *A_PATHS, *EITHER_PATHS]:
-        answer = await call(service, way, member.a, BODY_A)
-        assert (answer.status_code == 401) == (A not in interfaces), (way, answer.text)
-    for way in [SHARED, *B_PATHS, *EITHER_PATHS]:
-        answer = await call(service, way, member.b, BODY_B)
-        assert (answer.status_code == 401) == (B not in interfaces), (way, answer.text)
 
 
 async def test_a_revoked_key_is_closed_at_once(service: TestService, member: Member) -> None:

@@ -176,12 +176,6 @@ async def test_what_is_left_out_gets_its_default(service: TestService, post: Pos
     assert 0 <= request.seeds[0] < 2**53
 
 
-@pytest.mark.parametrize("sizes", [(512, 512), (512, 768), (768, 512), (768, 768)], ids=str)
-async def test_width_and_height_are_independent(service: TestService, post: Post, sizes: tuple[int, int]) -> None:
-    request = await accepted(service, await post(A, width=sizes[0], height=sizes[1]))
-    assert (request.width, request.height) == sizes
-
-
 PROMPTS = [(A, "prompt"), (B, "positive_prompt"), (B, "negative_prompt")]
 
 
@@ -298,16 +292,6 @@ async def test_a_body_of_thousands_of_unknown_fields_gets_a_short_answer(post: P
     answer = await post(A, **{f"f{i}": 0 for i in range(5000)})
     refused(answer, "f0")
     assert len(answer.content) < 2000
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_the_other_interface_s_body_is_refused_with_a_hint(
-    service: TestService, regular: Member, variant: Variant
-) -> None:
-    other = BODIES[B if variant is A else A]
-    answer = await service.client.post("/v1/generate", json=other, headers=regular.headers(variant))
-    assert answer.status_code == 400
-    assert "belongs to the" in error_of(answer)["message"]
 
 
 async def test_several_faults_are_all_named(post: Post) -> None:

@@ -212,14 +212,6 @@ def test_an_unfinished_job_is_not_deleted(live: Live, key: str) -> None:
         assert job.refresh().status == "queued"
 
 
-async def test_the_async_client_deletes_too(live: Live, key: str) -> None:
-    async with AsyncClient(live.base_url, key) as client:
-        job = await (await client.generate(PROMPT, lora_id=LORA)).wait(timeout=20)
-        await job.delete()
-        with pytest.raises(NotFound):
-            await client.run(job.id)
-
-
 def test_a_deletion_whose_answer_was_lost_is_no_error(live: Live, key: str) -> None:
     class LosesAnswers(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:

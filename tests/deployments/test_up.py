@@ -2,15 +2,12 @@
 
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from deployments.local import app, only_one
+from deployments.local import only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import start_up
 from tests.support import ROOT, free_port
@@ -111,16 +108,3 @@ def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:
     assert all(len(str(home)) <= 24 for home in homes), "HAProxy's socket paths would be too long"
     for home in homes:
         home.rmdir()
-
-
-def test_up_takes_the_options_of_every_command() -> None:
-    result = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    for option in ("--json", "--data-dir", "--redis-url"):
-        assert option in result.stdout
-
-
-def test_operators_commands_import_neither_ray_nor_torch() -> None:
-    code = "import sys, deployments.local; print({'ray', 'torch'} & {name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

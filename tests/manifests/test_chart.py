@@ -242,12 +242,6 @@ def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
     assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
 
 
-def test_the_head_of_a_growing_cluster_runs_no_replica() -> None:
-    head = find(rendered("production"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
-    assert head["rayStartParams"]["num-cpus"] == "0"
-    assert "resources" not in head
-
-
 def test_every_ray_pod_has_the_same_environment() -> None:
     documents = rendered("production")
     for pod in ray_pods(documents).values():
@@ -489,13 +483,6 @@ def test_the_notes_say_where_customers_addresses_get_lost() -> None:
     assert warning not in _notes("production")
     assert warning in _notes("production", limits={"trustedProxies": []})
     assert warning not in _notes("cpu-demo"), "nothing is in front"
-
-
-def test_the_notes_say_how_to_go_on() -> None:
-    assert "kubectl port-forward -n demo service/atelier-serve-svc 8000:8000" in _notes("cpu-demo")
-    assert "secret -n demo atelier-first-account" in _notes("cpu-demo")
-    assert "https://images.example.com/console" in _notes("production")
-    assert "atelier accounts create acme" in _notes("many-gpus")
 
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
