@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,7 @@ from PIL import Image
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Claim, StoredImage, new_image_id
+from serve_app.domain.jobs import Claim, StoredImage, new_adapter_id, new_image_id
 from serve_app.jobs.images import ImageStore
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_binary
@@ -111,6 +112,21 @@ def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "not in time") -> None:
+    """Poll until the condition holds, for tests of other processes that have no event loop of their own."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.1)
+
+
+@contextmanager
+def plain_redis(url: str) -> Generator[redis.Redis]:
+    """A blocking client that reads what is no UTF-8, too."""
+    with redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape") as client:
+        yield client
+
+
 def says_ready(base_url: str) -> bool:
     """Return whether a service answers polls, and its generator lives or will start."""
     answer = httpx.get(f"{base_url}/readyz", timeout=5)
@@ -145,6 +161,25 @@ def free_port() -> int:
             if port not in _given_ports:
                 _given_ports.add(port)
                 return port
+
+
+_adapters = count(1)
+
+
+def adapter_of(owner: str, **fields: Any) -> Adapter:
+    """A LoRA of an account, newer than all before it, with weights of its own that nobody looks at."""
+    facts: dict[str, Any] = {
+        "id": new_adapter_id(),
+        "name": "Ink",
+        "description": "",
+        "created_at": datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=next(_adapters)),
+        "file": "memory://ink.safetensors",
+        "sha256": secrets.token_hex(32),
+        "base_model": "pocket",
+        "owner": owner,
+        "accounts": frozenset[str](),
+    }
+    return Adapter(**{**facts, **fields})
 
 
 def adapter_id(name: str) -> str:

@@ -31,15 +31,6 @@ async def acme(resources: Resources) -> Account:
     return await resources.accounts.create("acme")
 
 
-async def test_an_account_reads_back_by_id_and_by_name(resources: Resources, acme: Account) -> None:
-    assert re.fullmatch(r"acct_[a-z2-7]{26}", acme.id)
-    assert (acme.plan_a, acme.plan_b, acme.disabled) == ("basic", "free", False)
-    assert await resources.accounts.get(acme.id) == acme
-    assert await resources.accounts.get("acme") == acme
-    assert await resources.accounts.get("nobody") is None
-    assert await resources.accounts.list() == [acme]
-
-
 async def test_a_name_belongs_to_one_account(resources: Resources, acme: Account) -> None:
     with pytest.raises(InvalidParameter, match="acme"):
         await resources.accounts.create(" acme ")
@@ -56,22 +47,6 @@ async def test_a_creation_whose_reply_was_lost_may_be_repeated(resources: Resour
     assert [account.name for account in await resources.accounts.list()] == ["acme"]
     assert await create(account="acct_two", name="acme", password_hash="", **plans) == "taken"
     await client.aclose()
-
-
-@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "a\nb", "a\0b"])
-async def test_a_name_that_cannot_be_shown_is_refused(resources: Resources, name: str) -> None:
-    with pytest.raises(InvalidParameter, match="name"):
-        await resources.accounts.create(name)
-
-
-async def test_plans_change_and_must_exist(resources: Resources, acme: Account) -> None:
-    changed = await resources.accounts.set_plans(acme.id, plan_a="enterprise")
-    assert (changed.plan_a, changed.plan_b) == ("enterprise", "free")
-    assert await resources.accounts.set_plans(acme.id) == changed
-    with pytest.raises(InvalidParameter, match="free, basic, premium"):
-        await resources.accounts.set_plans(acme.id, plan_b="enterprise")
-    with pytest.raises(NotFound):
-        await resources.accounts.set_plans("acct_none", plan_a="basic")
 
 
 async def test_a_key_authenticates_and_its_secret_is_stored_nowhere(

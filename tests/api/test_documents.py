@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ import pytest
 import redis
 from openapi_spec_validator import validate
 
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog import CatalogReader
 from serve_app.store.keys import redis_key
@@ -25,6 +23,7 @@ from serve_app.web.site import PAGE_HEADERS
 from tests.api.app import CURL_FILE, PROMPT_FIELD, Member, TestService, error_of, send_curl
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources
+from tests.support import adapter_of
 
 A, B = Variant.A, Variant.B
 NAMES = ("a", "b", "jobs", "loras")
@@ -266,24 +265,6 @@ async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: T
     assert style.headers["content-type"].startswith("text/css")
     assert "url(" not in style.text
     assert "@import" not in style.text
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/docs/x",
-        "/docs/A",
-        "/docs/static/",
-        "/docs/static/x.js",
-        "/docs/static/..%2froutes.py",
-        "/static/..%2f__init__.py",
-        "/openapi/x.json",
-    ],
-)
-async def test_there_is_no_other_document(service: TestService, path: str) -> None:
-    answer = await service.client.get(path)
-    assert answer.status_code == 404
-    assert error_of(answer)["code"] == "not_found"
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/docs/x", "/files/a/b/c-0.png"])

@@ -18,9 +18,7 @@ import yaml
 
 from serve_app.client import (
     AsyncClient,
-    AtelierClientError,
     Client,
-    Conflict,
     Forbidden,
     Image,
     InvalidRequest,
@@ -30,7 +28,6 @@ from serve_app.client import (
     UnexpectedAnswer,
     Unreachable,
 )
-from serve_app.client.errors import service_error
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from tests.live import Live, live_service
@@ -63,13 +60,6 @@ def test_what_a_key_may_not_do_is_unauthorized_or_forbidden(live: Live) -> None:
 def test_an_unknown_job_is_not_found(live: Live, key: str, run_id: str) -> None:
     with Client(live.base_url, key) as client, pytest.raises(NotFound):
         client.run(run_id)
-
-
-def test_one_idempotency_key_for_two_requests_is_a_conflict(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client:
-        client.generate(PROMPT, lora_id=LORA, idempotency_key="order-7")
-        with pytest.raises(Conflict):
-            client.generate("a windmill", lora_id=LORA, idempotency_key="order-7")
 
 
 def test_over_the_plan_is_rate_limited_with_retry_after(
@@ -204,15 +194,6 @@ def test_an_invalid_key_is_refused_at_once_and_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match=r"^key: ") as error:
         Client("http://service.test", key)
     assert not key or key not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>Bad gateway</html>", b"[]", b'{"error":"no"}', b'{"error":null}', b"\xff"]
-)
-def test_an_answer_of_a_proxy_is_a_service_error(body: bytes) -> None:
-    error = service_error(httpx.Response(502, content=body))
-    assert isinstance(error, AtelierClientError)
-    assert (error.status, error.code) == (502, "unknown")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from serve_app.client import (
     WaitTimeout,
 )
 from serve_app.settings import Settings
+from tests.client.conftest import LossyTransport
 from tests.live import Live, live_service
 from tests.support import adapter_id, wait_until
 
@@ -75,6 +76,9 @@ async def test_the_async_client_does_the_same(live: Live, key: str, tmp_path: Pa
         assert (tmp_path / "x.png").read_bytes() == png
         again = await client.run(job.id)
         assert [image.image_id for image in again.images] == [image.image_id for image in job.images]
+        await job.delete()
+        with pytest.raises(NotFound):
+            await client.run(job.id)
 
 
 @pytest.mark.parametrize("size", [256, 1024])
@@ -213,14 +217,7 @@ def test_an_unfinished_job_is_not_deleted(live: Live, key: str) -> None:
 
 
 def test_a_deletion_whose_answer_was_lost_is_no_error(live: Live, key: str) -> None:
-    class LosesAnswers(httpx.HTTPTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            answer = super().handle_request(request)
-            if request.method == "DELETE" and answer.status_code == 204:
-                raise httpx.ReadError("the connection broke", request=request)
-            return answer
-
-    with Client(live.base_url, key, transport=LosesAnswers()) as client:
+    with Client(live.base_url, key, transport=LossyTransport(1, "DELETE")) as client:
         job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
         job.delete()
         with pytest.raises(NotFound):

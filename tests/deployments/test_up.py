@@ -50,19 +50,8 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
         assert "in use by another service" in start_error(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ATELIER_LEASE", "soon"),
-        ("ATELIER_MAX_QUEUED", "0"),
-        ("ATELIER_CATALOG", "/no/such.yaml"),
-        ("ATELIER_STORAGE_OPTIONS", "not JSON"),
-        ("ATELIER_PLANS", str(ROOT / "pyproject.toml")),
-    ],
-)
-def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
-    line = start_error(tmp_path, **{name: value})
-    assert name.removeprefix("ATELIER_").lower() in line.lower() or value in line
+def test_a_bad_setting(tmp_path: Path) -> None:
+    assert "lease" in start_error(tmp_path, ATELIER_LEASE="soon").lower()
 
 
 def test_a_bad_catalog(tmp_path: Path) -> None:

@@ -148,16 +148,6 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
 
 
 @pytest.mark.slow
-async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
-    _, secret = await resources.api_keys.create(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
-    page = await browser.open("/console/settings/api")
-    page = await browser.send(page.form("Revoke this key"))
-    assert page.answer.url.path == "/console/settings/api"
-    assert not [form for form in page.forms if "Revoke this key" in form.buttons]
-    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
-
-
-@pytest.mark.slow
 async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
     other = await resources.accounts.create("other")
     key, secret = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))

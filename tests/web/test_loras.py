@@ -1,8 +1,6 @@
 """The console shows LoRAs, and uploads, changes, shares and removes the account's own."""
 
 import re
-from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 
 import pytest
@@ -17,14 +15,13 @@ from serve_app.jobs.queue import new_nonce
 from serve_app.web.console import lora_cards, loras
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id
+from tests.support import POCKET, adapter_id, adapter_of
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
 
 FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "layers": 64, "targets": ["attention"]}
-_numbers = count(1)
 
 
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
