@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
@@ -118,6 +119,19 @@ def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], s
     while not condition():
         assert time.monotonic() < deadline, why()
         time.sleep(0.1)
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
+    """Serve on this machine until the block ends; yield the address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

@@ -46,6 +46,10 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
             yield from nodes(child)
 
 
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for methods in document["paths"].values() for operation in methods.values()]
+
+
 def resolve(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     while "$ref" in row:
         target: Any = document
@@ -80,13 +84,12 @@ async def test_every_object_in_a_document_is_closed(service: TestService, name: 
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_answer_documents_every_header(service: TestService, name: str) -> None:
     document = await document_of(service, name)
-    for path, methods in document["paths"].items():
-        for operation in methods.values():
-            for status, row in operation["responses"].items():
-                headers = set(resolve(document, row)["headers"])
-                assert {name.lower() for name in headers} >= set(RATE_HEADERS), (path, status)
-                assert ("WWW-Authenticate" in headers) == (status == "401")
-                assert status not in ("429", "503", "202") or "Retry-After" in headers
+    for operation in operations(document):
+        for status, row in operation["responses"].items():
+            headers = set(resolve(document, row)["headers"])
+            assert {name.lower() for name in headers} >= set(RATE_HEADERS), (operation["operationId"], status)
+            assert ("WWW-Authenticate" in headers) == (status == "401")
+            assert status not in ("429", "503", "202") or "Retry-After" in headers
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,8 +172,7 @@ async def test_no_text_of_a_body_takes_the_character_that_the_service_refuses(se
     document = await document_of(service, name)
     bodies = [
         content["schema"]
-        for methods in document["paths"].values()
-        for operation in methods.values()
+        for operation in operations(document)
         for content in operation.get("requestBody", {}).get("content", {}).values()
     ]
     texts = [
@@ -367,9 +369,9 @@ async def test_every_operation_field_and_parameter_is_described(service: TestSer
     """The reference shows the descriptions, and client generators make names of operation ids."""
     document = await document_of(service, name)
     tags = {tag["name"] for tag in document["tags"]}
-    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations)
-    for operation in operations:
+    found = operations(document)
+    assert len({operation["operationId"] for operation in found}) == len(found)
+    for operation in found:
         assert re.fullmatch("[a-z][A-Za-z]+", operation["operationId"])
         assert operation["summary"]
         assert set(operation["tags"]) <= tags
@@ -385,11 +387,7 @@ async def test_every_operation_field_and_parameter_is_described(service: TestSer
 async def test_the_bodies_of_all_errors_are_one_schema(service: TestService, name: str) -> None:
     document = await document_of(service, name)
     refused = [
-        row
-        for methods in document["paths"].values()
-        for operation in methods.values()
-        for status, row in operation["responses"].items()
-        if status >= "400"
+        row for operation in operations(document) for status, row in operation["responses"].items() if status >= "400"
     ]
     assert len(refused) > 10
     for row in refused:

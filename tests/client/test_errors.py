@@ -7,9 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -31,7 +30,7 @@ from serve_app.client import (
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from tests.live import Live, live_service
-from tests.support import PRIVATE_ADAPTER, adapter_id
+from tests.support import PRIVATE_ADAPTER, adapter_id, serving
 
 LORA = adapter_id("neon")
 PROMPT = "purple mountains under a black sky with a yellow moon"
@@ -103,14 +102,8 @@ def web_server(status: int, body: str, **headers: str) -> Generator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Page) as address:
+        yield address
 
 
 LOGIN = "<html><title>Corporate proxy</title><body>Please  sign in</body></html>"

@@ -23,7 +23,7 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
-from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
+from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered, serve_config
 from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import mistakes
@@ -40,10 +40,6 @@ def production(**values: Any) -> list[Document]:
 def shared_environment(documents: list[Document]) -> dict[str, Any]:
     """What every pod of Ray has in its environment."""
     return find(documents, "ConfigMap", "atelier-environment")["data"]
-
-
-def serve_config(documents: list[Document]) -> dict[str, Any]:
-    return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
 
 
 def worker_groups(documents: list[Document]) -> dict[str, dict[str, Any]]:
