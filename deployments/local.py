@@ -116,7 +116,7 @@ def up(
 def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
     """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
-    # Replicas read the environment, and have other working directories.
+    # Replicas read their settings from here, and a relative path would mean another place to them.
     os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
     os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())

@@ -72,7 +72,10 @@ WHERE = "the service runs on more than one machine (or proxy_location is EveryNo
 
 
 def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secret] = SECRETS) -> None:
-    """Raises `RuntimeError` that names every variable to set. `secrets` are those that this process uses."""
+    """Refuse to run on several machines with what only one of them has; `secrets` are those that this process uses.
+
+    Raises `RuntimeError` that names every variable to set.
+    """
     if spread and (found := "; ".join(of_one_machine(settings, secrets))):
         raise RuntimeError(f"{WHERE}: {found}")
 

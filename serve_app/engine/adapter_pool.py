@@ -234,10 +234,10 @@ class AdapterPool:
         return ready
 
     def _pack(self, weights: AdapterWeights, *, is_needed: bool = True) -> _Ready:
-        """Pack for the present layouts if those cover the adapter.
+        """Pack an adapter for the present layouts of the slots, if those cover it.
 
-        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the
-        slots' rank.
+        An adapter that no run needs yet stays as it was read where that is much smaller: its rows would be padded to
+        the slots' rank.
         """
         ranks = {name: ranks_of(parts) for name, parts in weights.items()}
         size = _weight_bytes(weights)

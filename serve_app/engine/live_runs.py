@@ -167,7 +167,7 @@ def _failure(error: BaseException) -> Failure:
         return Failure(code=FailureCode.OUT_OF_MEMORY, message=OUT_OF_MEMORY_MESSAGE)
     if isinstance(error, UnusableAdapter):
         return Failure(code=FailureCode.LORA_UNAVAILABLE, message=str(error))
-    if isinstance(error, OSError):  # its own text has the path
+    if isinstance(error, OSError):  # the text of the error itself has the path
         return Failure(
             code=FailureCode.LORA_UNAVAILABLE, message=f"the adapter's weights cannot be read: {error.strerror}"
         )

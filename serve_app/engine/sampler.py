@@ -58,7 +58,7 @@ LEAST_ALPHA = 2.0**-24
 MAX_STATE = 8
 """Tensors that a run keeps between its passes at most: the latents, and what its scheduler remembers."""
 ROUNDING = 1e-6
-"""Where a number is read off beside noise of strength 1, less than this is nothing."""
+"""A factor below this counts as zero: it is read off beside noise of strength 1, which rounds it."""
 _ZEROS, _CHECKS = 8, 4
 _OUTPUT, _NOISE, _STATE = 0, 1, 2
 
@@ -179,7 +179,7 @@ class _Pass(NamedTuple):
     finished: tuple[float, float]
     draws: bool
     rows: Mapping[str, Mapping[str, float]]
-    """By the next state's tensors: the factors of output, noise and the state before."""
+    """The factors of output, noise and the state before, by the tensors of the next state."""
 
 
 LATENTS, OUTPUT, NOISE = "latents", "output", "noise"

@@ -220,7 +220,7 @@ class ImageStore:
 
         def write_and_remove() -> None:
             (self._write_local if self._is_local else self._write_object)(path, b"probe")
-            with suppress(FileNotFoundError):  # a sweep was first
+            with suppress(FileNotFoundError):  # a sweep has removed it already
                 self._files.rm_file(path)
 
         try:

@@ -81,7 +81,7 @@ def new_nonce() -> str:
 
 
 def named_in_claim(resident: Sequence[str]) -> str:
-    """Return the groups that a claim names, one a line: of very many, other ones at each claim."""
+    """Return the groups that a claim names, one a line; of more than it can name, each claim names others."""
     return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 

@@ -21,7 +21,7 @@ from serve_app.store.script import pairs
 log = logging.getLogger(__name__)
 
 RECORD_VERSION = 2
-"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a
+"""This code writes records of this version. Raise it with a change that a reader of the version before would misread; a
 field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""

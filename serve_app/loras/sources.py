@@ -146,7 +146,7 @@ async def _ask(uri: str, call: Callable[[], Any]) -> Any:
         raise InvalidParameter("source: there is no such file") from None
     except ImportError:
         raise InvalidParameter(f"source: this service has no library for {_scheme(uri)}://") from None
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each storage library raises errors of its own
         log.warning("source %s cannot be read", uri, exc_info=error)
         raise InvalidParameter(f"source: it cannot be read ({type(error).__name__})") from None
 

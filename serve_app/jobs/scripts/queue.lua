@@ -74,7 +74,7 @@ local function observe_job(metric, kind, ms)
   redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
 end
 
--- The part of a plan in `age`; a sample of the service's own is of none.
+-- Add a job to the waiting jobs of its plan, by their age; samples that the service draws by itself have no plan.
 local function age_in_plan(job)
   if job.plan ~= '' then
     redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
