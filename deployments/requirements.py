@@ -15,7 +15,8 @@ from deployments.proxy import missing_variables
 from serve_app.settings import Settings
 
 TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-"""What Ray reads with `RAY_USE_TLS=1`: it then asks both ends of every connection for a certificate of that CA."""
+"""Ray reads these files with `RAY_USE_TLS=1`, and then asks both ends of every connection for a certificate of that
+CA."""
 
 
 def require_protection(settings: Settings, *, spread: bool) -> None:

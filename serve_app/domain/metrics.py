@@ -84,7 +84,7 @@ ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accept
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
 
-# Counted by the scripts that change a job
+# The scripts that change a job count these.
 JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")
 JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "kind")
 JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "kind")

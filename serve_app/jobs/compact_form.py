@@ -21,7 +21,7 @@ from serve_app.domain.jobs import StoredImage, Timings
 from serve_app.domain.requests import Request
 
 RESULT = "r"
-"""The fields of the result begin with it; those of the request are numbers."""
+"""The names of the result's fields begin with this letter; those of the request's are numbers."""
 _LEVEL = 6
 """This is the level of deflate: level 9 takes three times as long for the longest prompts, and saves only 2 %."""
 _DICTIONARY = (

@@ -57,7 +57,7 @@ NEWER_RECORD_PAUSE = timedelta(seconds=5)
 expired."""
 
 MAX_RESIDENT = 1_000
-"""Groups that one claim names: where jobs wait, the script parts them at 0.2 µs each."""
+"""One claim names at most this many groups, which cost the script 0.2 µs each where jobs wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,7 +41,7 @@ def read_request(kind: JobKind, fields: Mapping[str, str]) -> Request:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in ("request", *first["loc"]))
-    raise UnreadableRecord(f"{place}: {first['type']}")  # outside the handler: the library's error holds the prompt
+    raise UnreadableRecord(f"{place}: {first['type']}")  # not within `except`: that error holds the prompt
 
 
 def read_state(text: str) -> JobState:

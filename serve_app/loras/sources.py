@@ -124,7 +124,7 @@ class LoraSources:
                 await before_block()
                 await asyncio.to_thread(_append, target, block)
         finally:
-            _pool.submit(source.close)  # of a storage that no longer answers, even this may take long
+            _pool.submit(source.close)  # even this may take long where a storage no longer answers
 
     def _open(self, uri: str) -> Any:
         files, path = open_filesystem(uri, {**self._options(uri), "skip_instance_cache": True})

@@ -134,7 +134,7 @@ class GenerationExecutor(Executor):
         try:
             path = await self._weights.fetch(adapter)
         except AdapterUnavailable as error:
-            outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
+            outage = isinstance(error.__cause__, StoreUnavailable)  # another try may find the storage back
             raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
