@@ -46,7 +46,7 @@ class LiveRuns:
     # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: RunRequest) -> None:
-        """Raises ValueError on a run_id that is live."""
+        """Add a run that waits. Raises ValueError when its id is that of a live run."""
         with self._changed:
             if request.run_id in self._waiting or request.run_id in self._running or request.run_id in self._decoding:
                 raise ValueError(f"a run with the id {request.run_id!r} is live")

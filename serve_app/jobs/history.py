@@ -222,8 +222,8 @@ class DeadLetters:
     ) -> DeadPage:
         """List the dead letters of an account and a code since a time, newest first.
 
-        `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` of that time. A page of few
-        may be short and yet have a next one: it is of `CALLS` × `FAILED_AT_ONCE` jobs.
+        A `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` jobs of that time. A page
+        looks at `CALLS` × `FAILED_AT_ONCE` jobs at most, so that it may be short and yet have a next one.
         """
         found, place, counts = list[Position](), after, dict[str, int]()
         for _ in range(CALLS):
