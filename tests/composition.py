@@ -9,11 +9,37 @@ from typing import Any, Generic, TypeVar, cast
 
 from starlette.types import ASGIApp
 
+from serve_app.accounts.accounts import AccountStore, UserStore
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.audit import AuditLog, AuditReader
+from serve_app.accounts.auth import Authenticator
+from serve_app.accounts.operators import OperatorStore
+from serve_app.accounts.sessions import SessionStore
+from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
+from serve_app.accounts.usage import UsageReader
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.app import create_app
-from serve_app.jobs.submit import Hint
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.deletion import Deletions
+from serve_app.jobs.history import DeadLetters, JobHistory, JobReader
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.moderation import Moderation
+from serve_app.jobs.polling import JobWaits, Poller
+from serve_app.jobs.previews import PreviewStore
+from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.samples import LoraSamples
+from serve_app.jobs.submit import Hint, Submission
+from serve_app.jobs.workers import RecentAdapters, WorkerStatus
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.registration import LoraRegistration, UploadPlaces
+from serve_app.loras.registry import AdapterGrants, AdapterRegistry
+from serve_app.loras.stored_weights import LoraWeights
+from serve_app.loras.weights import WeightStore
+from serve_app.operations.account_deletion import AccountDeletion, AccountRecords
 from serve_app.operations.housekeeping import Housekeeping
 from serve_app.operations.overview import KeepsWorker, Readiness, never, readiness
+from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures
 from serve_app.store.process import Background, Process, open_process
@@ -159,4 +185,4 @@ def _exchange(parts: P, exchanged: dict[int, Any]) -> P:
     return other
 
 
-_COMPOSED = (Resources, AccountParts, LoraParts, JobParts, OperationParts, WorkerParts, Housekeeping)
+_COMPOSED = (AccountParts, LoraParts, JobParts, OperationParts, WorkerParts, Housekeeping)

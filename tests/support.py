@@ -15,7 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -30,7 +31,7 @@ from PIL import Image
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Claim, StoredImage, new_adapter_id, new_image_id
+from serve_app.domain.jobs import Claim, StoredImage, new_image_id
 from serve_app.jobs.images import ImageStore
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_binary
@@ -177,25 +178,6 @@ def free_port() -> int:
                 return port
 
 
-_adapters = count(1)
-
-
-def adapter_of(owner: str, **fields: Any) -> Adapter:
-    """A LoRA of an account, newer than all before it, with weights of its own that nobody looks at."""
-    facts: dict[str, Any] = {
-        "id": new_adapter_id(),
-        "name": "Ink",
-        "description": "",
-        "created_at": datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=next(_adapters)),
-        "file": "memory://ink.safetensors",
-        "sha256": secrets.token_hex(32),
-        "base_model": "pocket",
-        "owner": owner,
-        "accounts": frozenset[str](),
-    }
-    return Adapter(**{**facts, **fields})
-
-
 def adapter_id(name: str) -> str:
     """Return the id of the adapter called `name` in the test catalog."""
     return "model_" + name.ljust(26, "2")
@@ -254,6 +236,20 @@ def lora_record(file: str | Path = "memory://mine.safetensors", **fields: Any) -
         accounts=frozenset(),
     )
     return replace(record, **fields)
+
+
+_adapters = count(1)
+
+
+def adapter_of(owner: str, **fields: Any) -> Adapter:
+    """Return a LoRA of an account, newer than all before it, with weights of its own that nobody looks at.
+
+    Its id has no digit, so that a search for one finds names.
+    """
+    own_id = "model_" + secrets.token_hex(13).translate(str.maketrans("0123456789", "ghijklmnop"))
+    created_at = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=next(_adapters))
+    facts: dict[str, Any] = {"id": own_id, "name": "Ink", "created_at": created_at, "sha256": secrets.token_hex(32)}
+    return lora_record(**{**facts, "owner": owner, **fields})
 
 
 CatalogRows = list[dict[str, Any]]

@@ -269,6 +269,15 @@ async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: T
     assert "@import" not in style.text
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/docs/A", "/docs/static/x.js", "/docs/static/..%2froutes.py", "/static/..%2f__init__.py", "/openapi/x.json"],
+)
+async def test_there_is_no_other_document(service: TestService, path: str) -> None:
+    answer = await service.client.get(path)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
+
+
 @pytest.mark.parametrize("path", ["/nowhere", "/docs/x", "/files/a/b/c-0.png"])
 async def test_what_is_not_there_is_a_page_for_browsers_and_the_envelope_for_programs(
     service: TestService, path: str
@@ -454,16 +463,6 @@ async def test_what_browsers_and_programs_look_for_is_there(service: TestService
 
 async def _own_lora(service: TestService, member: Member) -> str:
     """Register a LoRA with the weights that the example of an upload sends."""
-    record = Adapter(
-        id="model_" + member.account.id.removeprefix("acct_"),
-        name="Ink",
-        description="",
-        created_at=datetime(2026, 11, 1, tzinfo=UTC),
-        file="memory://ink.safetensors",
-        sha256=hashlib.sha256(CURL_FILE).hexdigest(),
-        base_model="pocket",
-        accounts=frozenset(),
-        owner=member.account.id,
-    )
+    record = adapter_of(member.account.id, sha256=hashlib.sha256(CURL_FILE).hexdigest())
     await service.resources.adapter_registry.register(record)
     return record.id

@@ -40,17 +40,7 @@ async def post(
 
 async def registered(service: TestService, owner: Member, **fields: Any) -> str:
     """The id of a LoRA that the account owns; its file is not looked at."""
-    number = next(_numbers)
-    given: dict[str, Any] = {"name": f"Mine {number}", "description": "", "base_model": "pocket", "size_bytes": 1000}
-    given |= {"sha256": f"{number:064x}"}
-    record = Adapter(
-        id=f"model_{number:026d}".replace("0", "a").replace("1", "b").replace("8", "c").replace("9", "d"),
-        created_at=datetime(2026, 11, 1, 12, 0, number % 60, tzinfo=UTC),
-        file="memory://mine.safetensors",
-        owner=owner.account.id,
-        accounts=frozenset(),
-        **given | fields,
-    )
+    record = adapter_of(owner.account.id, **{"size_bytes": 1000, **fields})
     await service.resources.adapter_registry.register(record)
     return record.id
 

@@ -58,10 +58,7 @@ async def _register_lora(resources: Resources) -> None:
     source.write_bytes(b"weights")
     sha256 = hashlib.sha256(b"weights").hexdigest()
     file = await LoraFiles(resources.settings).put(sha256, {"": source})
-    lora = Adapter(
-        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file=file, sha256=sha256,
-        base_model="pocket", owner="", accounts=None,
-    )  # fmt: skip
+    lora = adapter_of("", file=file, sha256=sha256, accounts=None)
     await resources.adapter_registry.register(lora)
 
 

@@ -26,25 +26,8 @@ FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "lay
 
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
     """Register a LoRA of the account, whose file is not looked at."""
-    given: dict[str, Any] = {
-        "name": "Ink",
-        "description": "Thin lines.",
-        "trigger_words": ("ink drawing",),
-        "found": FOUND,
-        **fields,
-    }
-    number = next(_numbers)
-    adapter = Adapter(
-        id="model_" + f"{number:026d}".translate(str.maketrans("0123456789", "abcdefghij")),
-        created_at=datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=number),
-        file="memory://ink.safetensors",
-        sha256=f"{number:064x}",
-        base_model="pocket",
-        owner=owner.id,
-        accounts=frozenset(),
-        size_bytes=2 << 20,
-        **given,
-    )
+    usual = {"description": "Thin lines.", "trigger_words": ("ink drawing",), "found": FOUND, "size_bytes": 2 << 20}
+    adapter = adapter_of(owner.id, **{**usual, **fields})
     await resources.adapter_registry.register(adapter)
     return adapter
 
