@@ -68,9 +68,9 @@ def request_bytes(fields: Mapping[str, str]) -> int:
 
 
 def pack_result(job_id: str, result: Result) -> bytes:
-    """Pack a result.
+    """Pack a result; its first byte is the number of images.
 
-    Its first byte is the number of images, so that fewer of them are another first field.
+    A deletion script tells by its first field whether images were deleted since its caller has read the result.
     """
     cells, binary = _pack_images(job_id, result.images)
     timings = None if result.timings is None else [_ms(part) for part in asdict(result.timings).values()]
