@@ -22,7 +22,8 @@ def loaded_by(*modules: str) -> set[str]:
     ("modules", "unwanted"),
     [
         (
-            "deployments.args deployments.local serve_app.app serve_app.cli serve_app.worker.worker serve_app.jobs.queue",
+            "deployments.args deployments.local serve_app.app serve_app.cli serve_app.worker.worker "
+            "serve_app.jobs.queue",
             HEAVY,
         ),
         ("deployments.app", ("torch", "diffusers", "transformers", "peft")),
