@@ -36,7 +36,7 @@ HINT_TIMEOUT_S = 5.0
 HINT_EVERY_S = 0.05
 """A hint costs the ingress as much processor time as two polls: with many jobs a second, one speaks for several."""
 CONTROLLER_TIMEOUT_S = 2.0
-"""A probe is more patient than this; a controller that starts anew takes longer."""
+"""Serve's controller is waited for this long, less than a probe waits; one that starts anew takes longer."""
 
 
 class Hints:

@@ -39,7 +39,7 @@ from serve_app.store.process import open_process
 START_LIMIT_S = 900.0
 """All replicas may take this long to start: large models take minutes to load and to warm up."""
 STOP_LIMIT_S = 11.0
-"""What has not stopped by then is killed: 15 s are promised."""
+"""Whatever has not stopped after this many seconds is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
 READY_LIMIT_S = 60.0
 DEPLOYMENT_STAGES = {
@@ -48,7 +48,7 @@ DEPLOYMENT_STAGES = {
     "upscaler": "Upscaler: models loaded",
     "generator": "Generator: base model loaded, warm",
 }
-"""What the start of each deployment is called on the screen."""
+"""The screen calls the start of each deployment so."""
 
 
 class Start(NamedTuple):
@@ -116,7 +116,7 @@ def up(
 def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
     """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
-    # Replicas read the environment, and have other working directories.
+    # Replicas read their settings from here, and a relative path would mean another place to them.
     os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
     os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())

@@ -24,8 +24,8 @@ RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 Router = PowerOfTwoChoicesRequestRouter
 
 OF_UP_ALONE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_SERVE_LOG_TO_STDERR")
-"""Ray turns token authentication on for a cluster of its own, with a token file that `serve status` finds; and the logs
-of `serve run` belong on its terminal."""
+"""`atelier up` sets these, and `serve run` must not: Ray authenticates its cluster by a token file of its own, which
+`serve status` finds, and the logs of `serve run` belong on its terminal."""
 
 
 def prepare() -> None:

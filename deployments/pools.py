@@ -87,7 +87,7 @@ def _take(demand: ReplicaDemand, nodes: "Sequence[_Node]", *, tight: bool) -> bo
 
 
 class _Node:
-    """What is left of one node, in ten thousandths."""
+    """The cards, CPUs and resources of one node that no replica takes yet, in ten thousandths."""
 
     def __init__(self, pool: Pool) -> None:
         self.cards = [UNITS_IN_ONE] * pool.gpus

@@ -15,7 +15,8 @@ from deployments.proxy import missing_variables
 from serve_app.settings import Settings
 
 TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-"""What Ray reads with `RAY_USE_TLS=1`: it then asks both ends of every connection for a certificate of that CA."""
+"""Ray reads these files with `RAY_USE_TLS=1`, and then asks both ends of every connection for a certificate of that
+CA."""
 
 
 def require_protection(settings: Settings, *, spread: bool) -> None:
@@ -72,7 +73,10 @@ WHERE = "the service runs on more than one machine (or proxy_location is EveryNo
 
 
 def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secret] = SECRETS) -> None:
-    """Raises `RuntimeError` that names every variable to set. `secrets` are those that this process uses."""
+    """Refuse to run on several machines with what only one of them has; `secrets` are those that this process uses.
+
+    Raises `RuntimeError` that names every variable to set.
+    """
     if spread and (found := "; ".join(of_one_machine(settings, secrets))):
         raise RuntimeError(f"{WHERE}: {found}")
 

@@ -100,7 +100,7 @@ def check_start(args: AppArgs, scaling: Mapping[str, Autoscaling], settings: Set
     """
     import ray
 
-    require_shared(settings, spread=spread, secrets=())  # this node may have none: those that run replicas are asked
+    require_shared(settings, spread=spread, secrets=())  # nodes that run replicas are asked for secrets
     if not ray.is_initialized():
         return
     asked = demands(args, scaling)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 PRIVATE = 0o600
-"""Mode of a file that only its owner may read."""
+"""The mode of a file that only its owner may read."""
 PRIVATE_FOLDER = 0o700
 PRIVATE_UMASK = 0o077
 """Every process of ours sets this at its start, so that files of other libraries are private, too."""

@@ -6,8 +6,8 @@ import resource
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 THRESHOLDS = (10_000, 20, 50)
-"""Python's own, (700, 10, 10) or (2000, 10, 10), let collections take a seventh of the ingress' processor time
-(`benchmarks/RESULTS.md`)."""
+"""Python's own thresholds, (700, 10, 10) or (2000, 10, 10), let collections take a seventh of the ingress' processor
+time (`benchmarks/RESULTS.md`)."""
 
 OPEN_FILES = 65_536
 """An ingress may have as many files open as Ray gives its drivers."""

@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 8 << 20
 """Training metadata of 20,000 tags takes 1 MiB (measured); sd-scripts writes every tag of the data set."""
 MAX_TENSORS = 20_000
 MAX_METADATA_ENTRIES = 1_000
-"""sd-scripts writes about 100, its tag frequencies as one text."""
+"""A file has at most this many; sd-scripts writes about 100, its tag frequencies as one text."""
 MAX_DIMENSION = 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 _FLOATS: dict[str, tuple[str, int]] = {
@@ -205,8 +205,8 @@ def limit_processor_time(seconds: int) -> None:
 
 
 MEMORY = 384 << 20
-"""Bytes beyond what Python and numpy take: with them under 512 MB. The worst header of 8 MiB takes 280 MB of it
-(measured)."""
+"""Checking a file may take this many bytes beyond what Python and numpy take, and under 512 MB with them. The worst
+header of 8 MiB takes 280 MB of it (measured)."""
 PROCESSOR_LIMIT_S = 5
 """A file of 2 GiB takes up to two seconds, the worst header one."""
 LIMIT_S = 120.0

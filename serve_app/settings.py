@@ -58,13 +58,14 @@ class Settings(BaseSettings):
 
     data_dir: Path = Path("var")
     redis_url: str = Field(default="", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
-    """A real server; empty starts the embedded one under `data_dir`."""
+    """The address of a Redis server; when it is empty, an embedded one is started under `data_dir`."""
     storage_url: Annotated[str, AfterValidator(_check_storage)] = ""
-    """fsspec URL of the image bucket; empty means `data_dir/images`."""
+    """The fsspec URL under which images are stored; when it is empty, they are in `data_dir/images`."""
     storage_shared: bool = False
     """The storage is a local folder that every machine of a cluster has mounted."""
     network_encrypted: bool = False
-    """The network between a cluster's machines is private and encrypted by itself: Ray's TLS is not demanded."""
+    """Says that the network between a cluster's machines is private and encrypted, so that Ray's TLS is not
+    demanded."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
     """New jobs are refused while the disk of the embedded Redis or of local images has less free than this; 0 switches
     that off."""

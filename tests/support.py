@@ -10,12 +10,15 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,6 +112,34 @@ def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
     finally:
         stop_redis(place / "var")
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "not in time") -> None:
+    """Poll until the condition holds, for tests of other processes that have no event loop of their own."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.1)
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
+    """Serve on this machine until the block ends; yield the address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def plain_redis(url: str) -> Generator[redis.Redis]:
+    """A blocking client that reads what is no UTF-8, too."""
+    with redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape") as client:
+        yield client
 
 
 def says_ready(base_url: str) -> bool:
@@ -205,6 +236,20 @@ def lora_record(file: str | Path = "memory://mine.safetensors", **fields: Any) -
         accounts=frozenset(),
     )
     return replace(record, **fields)
+
+
+_adapters = count(1)
+
+
+def adapter_of(owner: str, **fields: Any) -> Adapter:
+    """Return a LoRA of an account, newer than all before it, with weights of its own that nobody looks at.
+
+    Its id has no digit, so that a search for one finds names.
+    """
+    own_id = "model_" + secrets.token_hex(13).translate(str.maketrans("0123456789", "ghijklmnop"))
+    created_at = datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=next(_adapters))
+    facts: dict[str, Any] = {"id": own_id, "name": "Ink", "created_at": created_at, "sha256": secrets.token_hex(32)}
+    return lora_record(**{**facts, "owner": owner, **fields})
 
 
 CatalogRows = list[dict[str, Any]]

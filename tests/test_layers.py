@@ -21,7 +21,11 @@ def loaded_by(*modules: str) -> set[str]:
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("deployments.args serve_app.app serve_app.cli serve_app.worker.worker serve_app.jobs.queue", HEAVY),
+        (
+            "deployments.args deployments.local serve_app.app serve_app.cli serve_app.worker.worker "
+            "serve_app.jobs.queue",
+            HEAVY,
+        ),
         ("deployments.app", ("torch", "diffusers", "transformers", "peft")),
         ("serve_app.engine serve_app.upscale.upscaler", ("ray", "fastapi", "starlette", "redis", "peft")),
         ("serve_app.worker.generation serve_app.worker.upscale", ("ray", "fastapi", "starlette")),

@@ -2,7 +2,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from serve_app.settings import Settings
 
@@ -23,11 +22,6 @@ def test_secrets_from_the_environment_win_and_never_show(tmp_path: Path, monkeyp
     assert list(settings.url_keys) == ["new", "old"]
     assert "spice" not in repr(settings)
     assert not (tmp_path / "secrets.json").exists()
-
-
-def test_a_bad_setting_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="max_queued"):
-        Settings(data_dir=tmp_path, max_queued=0)
 
 
 def test_redis_url_has_its_common_name_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,5 +83,5 @@ def _read(name: str, row: Mapping[str, str]) -> Operator:
         name=name,
         created_at=from_epoch_ms(row["created"]),
         has_password="password" in row,
-        credential_version=f"0.{row.get('password_changes', '0')}",  # as in credential_version.lua
+        credential_version=f"0.{row.get('password_changes', '0')}",  # credential_version.lua writes the same
     )

@@ -33,7 +33,7 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
     peer: str = scope["client"][0] if scope.get("client") else UNKNOWN
     lines = Headers(scope=scope).getlist("x-forwarded-for")
     forwarded = [part.strip() for line in lines for part in line.split(",") if part.strip()]
-    if peer in forwarded or peer in map(_host, forwarded):  # believed by the server, or the caller names itself
+    if peer in forwarded or peer in map(_host, forwarded):  # the server has believed it, or the caller names itself
         if peer != _nearest(forwarded) or not _is_trusted(_parse(_LOOPBACK), trusted):
             return UNKNOWN
     elif not _is_trusted(_parse(peer), trusted):
@@ -101,7 +101,7 @@ _KEY = "atelier.context"
 
 @dataclass(slots=True)
 class RequestContext:
-    """Created by the middleware, filled in by authentication, read when the response starts.
+    """The middleware creates it, authentication fills it in, and it is read when the response starts.
 
     `variant` is the interface whose lowest plan an unknown caller sees in the rate headers.
     """

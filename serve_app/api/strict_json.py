@@ -47,7 +47,7 @@ def parse(body: bytes) -> Any:
         raise InvalidJson(TOO_DEEP) from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
-    if "\\u" in text:  # nothing else spells what is refused: UTF-8 has no surrogates, JSON no raw NUL
+    if "\\u" in text:  # only an escape can write a lone surrogate or a NUL: UTF-8 and JSON refuse them as they are
         _check_text(value)
     return value
 

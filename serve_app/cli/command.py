@@ -90,7 +90,7 @@ def read_settings(**given: Any) -> Settings:
 
 PARTS = (Settings, Process, AccountParts, LoraParts, JobParts, OperationParts)
 Parts = Mapping[type[Any], Any]
-"""One of each of `PARTS`, by its type."""
+"""The opened parts that a command works with, by their types."""
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ Out = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
 SIZE = 512
-"""Width and height by default, on both interfaces."""
+"""The width and height of an image by default, on both interfaces."""
 TRIED_PROMPT = "purple mountains under a black sky with a yellow moon"
 LEAST_STEPS = 20
 """A LoRA is tried by the cheapest picture of interface A."""

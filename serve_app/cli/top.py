@@ -47,7 +47,7 @@ async def _top(
                 await asyncio.sleep(every)
                 facts = await look()
                 live.update(_render(facts), refresh=True)
-        except asyncio.CancelledError:  # by Ctrl-C
+        except asyncio.CancelledError:  # Ctrl-C cancels it
             return Result(facts=facts, shown="")
 
 

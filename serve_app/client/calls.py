@@ -40,7 +40,8 @@ PAGE = 200
 ASK_FROM_BYTES = 8 << 20
 """Smaller files are sent at once: asking first is a request of its own, and counts as one."""
 _SEND_THE_FILE = (404, 405, 415)
-"""Answers to the question whether weights are known: they are not, or the service is older than the question."""
+"""The file is sent after these answers to whether its weights are known: no, or the service does not know the
+question."""
 
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")

@@ -46,7 +46,7 @@ POLL_S, POLL_CAP_S = 0.2, 2.0
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
-"""Answers of storages to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
+"""Storages answer so to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Call:
     json: dict[str, Any] | None = None
     upload: Upload | None = None
     timeout: float | None = None
-    """Seconds that an answer may take by its nature, where that is more than the client's own."""
+    """The answer may take this many seconds by its nature, where that is more than the client's own."""
     most: float | None = None
-    """Seconds after which its answer is of no use, where that is less than the client's own."""
+    """After this many seconds the answer is of no use, where that is less than the client's own."""
     is_image: bool = False
     """Says whether the URL is an image's, which object storage may answer instead of the service."""
 
@@ -91,7 +91,7 @@ class Service:
     interface: Interface
     retry_budget: float
     longest_wait: float = LONG_POLL_S
-    """Seconds for which the service may hold an answer back."""
+    """The service may hold an answer back for this many seconds."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a bad address or key here, not as a failed connection that is retried.
@@ -316,14 +316,14 @@ class GenerationOptions(TypedDict, total=False):
     """Options of `generate`: those left out, and None, take the service's defaults."""
 
     negative_prompt: str | None
-    """Belongs to interface B."""
+    """Interface B alone takes it."""
     lora_weight: float | None
     guidance_scale: float | None
     width: int | None
     height: int | None
     seed: int | None
     steps: int | None
-    """Belongs to interface A, as `num_images` does."""
+    """Interface A alone takes it, and `num_images`."""
     num_images: int | None
 
 

@@ -113,9 +113,9 @@ class Record:
     def read(
         cls, body: Mapping[str, Any], interface: Literal["a", "b"] | None = None, *, unknown_words: str = ""
     ) -> "Record":
-        """Read a record of an interface, or without one a job of `/v1/jobs`, which names its own.
+        """Read a record of interface "a" or "b"; without `interface`, a job of `/v1/jobs`, which names its own.
 
-        `unknown_words` is the header of that name.
+        `unknown_words` is what the answer's `X-Unknown-Words` header says.
         """
         status: str = body["status"]
         status = _STATUS_OF_JOB.get(status, status)

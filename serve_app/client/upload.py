@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_S = 180.0
-"""How long an answer may take: the service checks the file before it answers, at most two minutes, after those before
+"""An upload's answer may take this long: the service first checks the file, for two minutes at most, and others before
 it."""
 
 CONNECT_S = 5.0

@@ -161,7 +161,7 @@ class ApiKey:
     scopes: frozenset[Scope] = ALL_SCOPES
     adapters: frozenset[str] | None = None
     user_id: str = ""
-    """The invited user who made it."""
+    """The invited user who made the key; empty when no invited user did."""
     limit: int | None = None
     """The key may make this many counted requests in a window of its plan; None is as many as the plan has."""
     last_used_from: str = ""

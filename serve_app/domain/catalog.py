@@ -49,7 +49,7 @@ class Adapter:
     trigger_words: tuple[str, ...] = ()
     """Its owner says that a prompt should hold these for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What validation saw in the file; empty for a row of the catalog file."""
+    """Facts that validation saw in the file; empty for a row of the catalog file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

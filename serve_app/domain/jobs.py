@@ -203,7 +203,7 @@ class NewJob:
     """The account must be allowed to use this adapter, whose weights are then the job's group."""
     idempotency_key: str | None = None
     body_sha256: str = ""
-    """What a repeated idempotency key must stand for."""
+    """The digest of the body that a repeated idempotency key must come with."""
     queue_share: float = 1.0
     """The account's share of a busy queue."""
     rate_token: str = ""

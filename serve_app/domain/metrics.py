@@ -70,7 +70,7 @@ LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 ADAPTERS = (0, 1, 2, 4, 8, 16, 32)
 
-# Read at each scrape
+# These are read from Redis at each scrape.
 JOBS_READY = _gauge("jobs_ready", "Jobs waiting for a worker.", "kind")
 JOBS_LEASED = _gauge("jobs_leased", "Jobs being worked on.", "kind")
 JOBS_DELAYED = _gauge("jobs_delayed", "Jobs waiting for their next attempt.", "kind")
@@ -84,13 +84,13 @@ ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accept
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
 
-# Counted by the scripts that change a job
+# The scripts that change a job count these.
 JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")
 JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "kind")
 JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "kind")
 JOB_FAILURES = _counter("job_failures", "Jobs that failed for good.", "kind", "code")
 
-# Measured by workers
+# Workers measure these.
 STEP_SECONDS = _histogram("step_seconds", "Denoising steps, or upscales of one image.", STEP_S, "kind")
 STEP_ROWS = _histogram("step_rows", "Rows of a forward pass.", ROWS, "kind")
 STEP_ADAPTERS = _histogram("step_adapters", "Distinct adapters in a forward pass.", ADAPTERS, "kind")
@@ -107,7 +107,7 @@ WORKER_MEMORY = _gauge(
     "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "kind", "device", "use"
 )
 
-# Measured by every process
+# Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")
 STORAGE_ERRORS = _counter("storage_errors", "Of them, those that the storage failed.", "operation")
 HTTP_REQUESTS = _counter("http_requests", "Answered requests.", "interface", "method", "route", "status")

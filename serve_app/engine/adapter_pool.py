@@ -19,9 +19,9 @@ from serve_app.engine.adapters import AdapterWeights, LayerTable, read_adapter
 from serve_app.engine.run import AdapterFile, Measured
 
 PADDED = 1.5
-"""Times the size of its weights that the rows of an adapter which no run needs yet may take."""
+"""The rows of an adapter that no run needs yet may take this many times the size of its weights."""
 LOADERS = 4
-"""Adapters read at once: one on a slow disk must not delay the others."""
+"""This many adapters are read at once, so that one on a slow disk does not delay the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +234,10 @@ class AdapterPool:
         return ready
 
     def _pack(self, weights: AdapterWeights, *, is_needed: bool = True) -> _Ready:
-        """Pack for the present layouts if those cover the adapter.
+        """Pack an adapter for the present layouts of the slots, if those cover it.
 
-        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the
-        slots' rank.
+        An adapter that no run needs yet stays as it was read where that is much smaller: its rows would be padded to
+        the slots' rank.
         """
         ranks = {name: ranks_of(parts) for name, parts in weights.items()}
         size = _weight_bytes(weights)

@@ -18,7 +18,7 @@ from serve_app.engine.run import BatchKey, Conditioning
 ROW_COUNTS = {1: (1, 3), 2: (2, 6), 4: (4, 12), 8: (8, 24)}
 """Row multiple → row counts that must agree with the widest."""
 MIN_ROWS = 2
-"""Rows of one run with guidance."""
+"""A forward pass has at least the rows of one run with guidance."""
 
 
 class BatchInvariance:

@@ -22,7 +22,7 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
 
 CPU_ADAPTER_MEMORY = 2**30
 OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
-"""Shown to callers: torch's own message describes the machine."""
+"""Callers are shown this text, since torch's own message describes the machine."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,7 +44,7 @@ def spare_memory(device: torch.device, *, base_models: int) -> int:
     """
     if device.type == "cpu":
         return CPU_ADAPTER_MEMORY // base_models
-    card = torch.cuda.device(device).idx  # also of a device without a number, which some calls refuse
+    card = torch.cuda.device(device).idx  # some calls refuse a device without a number
     free, total = torch.cuda.mem_get_info(card)
     share = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
     return min(free, share) // 3 // base_models

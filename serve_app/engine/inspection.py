@@ -36,9 +36,10 @@ KEPT: Sequence[str] = (
 """These fields are read: of the model metadata standard (modelspec), of sd-scripts' `train_network.py`, one of PEFT's
 configuration."""
 MAX_VALUE = 200
-"""Characters of a value; a thumbnail or a data set's captions are no value."""
+"""A value has at most this many characters: a thumbnail or a data set's captions are left out."""
 MAX_SUGGESTED, MAX_WORD = 5, 64
-"""Suggested trigger words, and the characters of each: an account may set words of this length."""
+"""At most this many trigger words are suggested, of at most this many characters, as long as an account may set
+them."""
 TAGS = "ss_tag_frequency"
 
 
@@ -81,12 +82,12 @@ def _line(text: str) -> str:
 
 
 MEMORY = 2 << 30
-"""Bytes that reading an adapter may take beyond what the libraries take."""
+"""Reading an adapter may take this many bytes beyond what the libraries take."""
 PATTERN_SECONDS = 0.5
 """Comparing PEFT's `alpha_pattern` with all layers may take this long: a replica does it again, and nothing else
 meanwhile."""
 WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
-"""Writer by how its metadata begin."""
+"""The program that wrote a file, by how the names of its metadata begin."""
 
 
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:

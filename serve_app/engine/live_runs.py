@@ -46,7 +46,7 @@ class LiveRuns:
     # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: RunRequest) -> None:
-        """Raises ValueError on a run_id that is live."""
+        """Add a run that waits. Raises ValueError when its id is that of a live run."""
         with self._changed:
             if request.run_id in self._waiting or request.run_id in self._running or request.run_id in self._decoding:
                 raise ValueError(f"a run with the id {request.run_id!r} is live")
@@ -167,7 +167,7 @@ def _failure(error: BaseException) -> Failure:
         return Failure(code=FailureCode.OUT_OF_MEMORY, message=OUT_OF_MEMORY_MESSAGE)
     if isinstance(error, UnusableAdapter):
         return Failure(code=FailureCode.LORA_UNAVAILABLE, message=str(error))
-    if isinstance(error, OSError):  # its own text has the path
+    if isinstance(error, OSError):  # the text of the error itself has the path
         return Failure(
             code=FailureCode.LORA_UNAVAILABLE, message=f"the adapter's weights cannot be read: {error.strerror}"
         )

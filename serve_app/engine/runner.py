@@ -57,7 +57,7 @@ class Runner:
     def warm_up(self, run: Run) -> None:
         """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""
         if self.invariance is not None:
-            self.invariance.row_multiple(run.batch_key, run.conditioning)  # computes every static width
+            self.invariance.row_multiple(run.batch_key, run.conditioning)  # the call computes every static width
         elif self.static:
             probe = Probe(self.family, self.adapter_slots, run.batch_key, run.conditioning, self.max_rows)
             for rows in static_widths(self.max_rows):

@@ -56,9 +56,9 @@ NO_SIGMAS = {"use_karras_sigmas": False, "use_exponential_sigmas": False, "use_b
 LEAST_ALPHA = 2.0**-24
 """What is left of the image at the last timestep of a schedule with zero terminal SNR, as diffusers' Euler takes it."""
 MAX_STATE = 8
-"""Tensors that a run keeps between its passes at most: the latents, and what its scheduler remembers."""
+"""A run keeps at most this many tensors between its passes: the latents, and what its scheduler remembers."""
 ROUNDING = 1e-6
-"""Where a number is read off beside noise of strength 1, less than this is nothing."""
+"""A factor below this counts as zero: it is read off beside noise of strength 1, which rounds it."""
 _ZEROS, _CHECKS = 8, 4
 _OUTPUT, _NOISE, _STATE = 0, 1, 2
 
@@ -179,7 +179,7 @@ class _Pass(NamedTuple):
     finished: tuple[float, float]
     draws: bool
     rows: Mapping[str, Mapping[str, float]]
-    """By the next state's tensors: the factors of output, noise and the state before."""
+    """The factors of output, noise and the state before, by the tensors of the next state."""
 
 
 LATENTS, OUTPUT, NOISE = "latents", "output", "noise"
@@ -293,7 +293,7 @@ def _remember(scheduler: Any, name: str, tensor: Tensor) -> None:
 
 
 def _factors(made: Tensor, units: Mapping[str, Tensor], noise: Tensor) -> dict[str, float]:
-    """Return what `made` has of each unit and of the noise. Raises ValueError where that is not all there is."""
+    """Return `made` as factors of the units and of the noise. Raises ValueError where it is no sum of them."""
     if not bool(made.isfinite().all()):
         raise ValueError("its numbers are not finite with these settings (epsilon with zero terminal SNR, for one)")
     zeros = slice(MAX_STATE + 1, MAX_STATE + 1 + _ZEROS)

@@ -11,7 +11,7 @@ from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
 
 STORED_RETRY_S = 3_600
-"""Jobs expire over days; who deletes some need not wait."""
+"""A caller whose stored jobs are too many is asked to wait this long: jobs expire over days, or are deleted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def _work_ahead(own: int, position: QueuePosition) -> float:
     """
     running = max(0, position.work - position.ready_work) / 2
     if position.place < 0 or position.ready == 0:
-        return running  # backing off: it comes back at its old place, near the front
+        return running  # a job that backs off comes back at its old place, near the front
     before = position.place * max(1, position.accounts) * position.ready_work / position.ready
     return running + min(before, max(0, position.ready_work - own))
 

@@ -21,7 +21,7 @@ from serve_app.domain.jobs import StoredImage, Timings
 from serve_app.domain.requests import Request
 
 RESULT = "r"
-"""The fields of the result begin with it; those of the request are numbers."""
+"""The names of the result's fields begin with this letter; those of the request's are numbers."""
 _LEVEL = 6
 """This is the level of deflate: level 9 takes three times as long for the longest prompts, and saves only 2 %."""
 _DICTIONARY = (
@@ -68,9 +68,9 @@ def request_bytes(fields: Mapping[str, str]) -> int:
 
 
 def pack_result(job_id: str, result: Result) -> bytes:
-    """Pack a result.
+    """Pack a result; its first byte is the number of images.
 
-    Its first byte is the number of images, so that fewer of them are another first field.
+    A deletion script tells by its first field whether images were deleted since its caller has read the result.
     """
     cells, binary = _pack_images(job_id, result.images)
     timings = None if result.timings is None else [_ms(part) for part in asdict(result.timings).values()]

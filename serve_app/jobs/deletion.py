@@ -201,7 +201,7 @@ async def remove_objects(images: ImageStore, deleted: DeletedObjects) -> None:
     for image_uri in deleted.image_uris:
         try:
             await images.delete(image_uri)
-        except NotFound:  # of a storage that is no longer the service's
+        except NotFound:  # the object is of a storage that is no longer the service's
             continue
     if deleted.folder:
         await images.delete_folder(deleted.folder)

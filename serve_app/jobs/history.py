@@ -15,7 +15,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
 
 ASKED_AT_ONCE = 1_000
-"""Jobs that one call of `ended.lua` is asked about."""
+"""One call of `ended.lua` is asked about at most this many jobs."""
 
 
 class JobReader:
@@ -75,7 +75,7 @@ async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str
 
 
 LOOKED_AT_ONCE = 200
-"""Records that one call of `list_jobs.lua` looks at: under 1 ms, so that no poll waits behind a search."""
+"""One call of `list_jobs.lua` looks at this many records, in less than 1 ms, so that no poll waits behind a search."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
 NO_KEY = "-"
@@ -188,7 +188,7 @@ class JobHistory:
 
 
 FAILED_AT_ONCE, CALLS = 1_000, 4
-"""Jobs that one call of `list_dead.lua` looks at, about 3 ms, and calls of one page."""
+"""One call of `list_dead.lua` looks at this many jobs, in about 3 ms, and one page takes this many calls."""
 
 
 class DeadPage(NamedTuple):
@@ -222,8 +222,8 @@ class DeadLetters:
     ) -> DeadPage:
         """List the dead letters of an account and a code since a time, newest first.
 
-        `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` of that time. A page of few
-        may be short and yet have a next one: it is of `CALLS` × `FAILED_AT_ONCE` jobs.
+        A `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` jobs of that time. A page
+        looks at `CALLS` × `FAILED_AT_ONCE` jobs at most, so that it may be short and yet have a next one.
         """
         found, place, counts = list[Position](), after, dict[str, int]()
         for _ in range(CALLS):

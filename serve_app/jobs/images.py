@@ -36,7 +36,7 @@ PROBE_EVERY_S, PROBE_WAIT_S = 15.0, 3.0
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
 _IMAGE, _OBJECT = re.compile(rf"{_STEM}\.png"), re.compile(rf"{_STEM}\.(png|webp)")
-"""The name of an image; the name of an image or its thumbnail. A thumbnail has no address of its own."""
+"""The forms of an image's name, and of an image's or its thumbnail's. A thumbnail has no address of its own."""
 _URI = re.compile(rf"[a-z][a-z0-9+.-]*://(?:.*/)?({_STEM}\.(?:png|webp))")
 _FOLDER = re.compile(r"images/[0-9a-z]{1,64}(/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64})?")
 _EXPIRY = re.compile(r"[0-9]{1,12}")
@@ -220,7 +220,7 @@ class ImageStore:
 
         def write_and_remove() -> None:
             (self._write_local if self._is_local else self._write_object)(path, b"probe")
-            with suppress(FileNotFoundError):  # a sweep was first
+            with suppress(FileNotFoundError):  # a sweep has removed it already
                 self._files.rm_file(path)
 
         try:

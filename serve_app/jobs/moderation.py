@@ -66,7 +66,7 @@ class Moderation:
             async with asyncio.timeout(self._timeout_s):
                 return _read(await self._ask(question))
         except Exception as error:  # noqa: BLE001 - the operator's code and network fail in any way they like
-            # by its type alone: a text of theirs may repeat the prompt
+            # The error is named by its type alone: its text may repeat the prompt.
             _log.warning("moderation of job %s failed: %s", question["job"], type(error).__name__)
             if self._is_open:
                 return Verdict(True)

@@ -57,7 +57,7 @@ NEWER_RECORD_PAUSE = timedelta(seconds=5)
 expired."""
 
 MAX_RESIDENT = 1_000
-"""Groups that one claim names: where jobs wait, the script parts them at 0.2 µs each."""
+"""One claim names at most this many groups, which cost the script 0.2 µs each where jobs wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def new_nonce() -> str:
 
 
 def named_in_claim(resident: Sequence[str]) -> str:
-    """Return the groups that a claim names, one a line: of very many, other ones at each claim."""
+    """Return the groups that a claim names, one a line; of more than it can name, each claim names others."""
     return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 

@@ -21,7 +21,7 @@ from serve_app.store.script import pairs
 log = logging.getLogger(__name__)
 
 RECORD_VERSION = 2
-"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a
+"""This code writes records of this version. Raise it with a change that a reader of the version before would misread; a
 field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
@@ -41,7 +41,7 @@ def read_request(kind: JobKind, fields: Mapping[str, str]) -> Request:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in ("request", *first["loc"]))
-    raise UnreadableRecord(f"{place}: {first['type']}")  # outside the handler: the library's error holds the prompt
+    raise UnreadableRecord(f"{place}: {first['type']}")  # not within `except`: that error holds the prompt
 
 
 def read_state(text: str) -> JobState:

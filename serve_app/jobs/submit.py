@@ -78,7 +78,7 @@ class Submission:
         Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
         `IdempotencyConflict`, `StoreUnavailable`.
         """
-        if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
+        if not caller.may_use(request.lora_id):  # the answer is the same whether the LoRA exists or not
             raise Forbidden(f"This API key may only be used with {', '.join(sorted(caller.adapters or ()))}.")
         job_id = new_job_id(JobKind.GENERATION)
         await self._check_prompt(caller, request, job_id)

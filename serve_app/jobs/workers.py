@@ -34,7 +34,7 @@ class RecentAdapters:
 
 
 FAILURE_LIFE = timedelta(hours=1)
-"""Far longer than Serve waits before it starts a replica again: a worker that cannot start renews its failure."""
+"""A failure to start is told for this long. Serve starts the replica again far sooner, which renews the failure."""
 MAX_REASON = 300
 
 

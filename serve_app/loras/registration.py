@@ -85,7 +85,7 @@ class UploadPlaces:
 
     def sweep(self) -> None:
         """Remove the folders that no upload holds."""
-        with suppress(OSError):  # there is none yet, or it is another user's
+        with suppress(OSError):  # the folder is not there yet, or is another user's
             for left in list(self._folder.iterdir()):
                 with suppress(OSError):  # another process was first, or it is no folder
                     if (lock := _lock(left)) is not None:
@@ -240,7 +240,7 @@ async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[st
     adapter = Adapter(
         id="model_" + base32(secrets.token_bytes(16)),
         **asdict(offer),
-        created_at=from_epoch_ms(epoch_ms(datetime.now(UTC))),  # as its record keeps it
+        created_at=from_epoch_ms(epoch_ms(datetime.now(UTC))),  # a record keeps times in milliseconds
         file=str(path),
         is_folder=await asyncio.to_thread(path.is_dir),
         sha256="",

@@ -124,7 +124,7 @@ class LoraSources:
                 await before_block()
                 await asyncio.to_thread(_append, target, block)
         finally:
-            _pool.submit(source.close)  # of a storage that no longer answers, even this may take long
+            _pool.submit(source.close)  # even this may take long where a storage no longer answers
 
     def _open(self, uri: str) -> Any:
         files, path = open_filesystem(uri, {**self._options(uri), "skip_instance_cache": True})
@@ -146,7 +146,7 @@ async def _ask(uri: str, call: Callable[[], Any]) -> Any:
         raise InvalidParameter("source: there is no such file") from None
     except ImportError:
         raise InvalidParameter(f"source: this service has no library for {_scheme(uri)}://") from None
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each storage library raises errors of its own
         log.warning("source %s cannot be read", uri, exc_info=error)
         raise InvalidParameter(f"source: it cannot be read ({type(error).__name__})") from None
 

@@ -22,7 +22,8 @@ from serve_app.settings import Settings
 from serve_app.store.storage import WEIGHTS, free_bytes, in_storage_thread
 
 LAYER_TABLES = "layer_tables"
-"""A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
+"""The folder of the data directory with what adapters are checked against, made from each base model's
+configuration."""
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class WeightCache:
         now = time.monotonic()
         if now - self._noted.get(stored.name, -NOTED_EVERY_S) < NOTED_EVERY_S or not stored.exists():
             return
-        with suppress(OSError):  # a full disk: what is there can be used
+        with suppress(OSError):  # on a full disk, what is there can be used
             make_folder(self._uses)
             (self._uses / stored.name).touch(PRIVATE)
             self._noted[stored.name] = now
@@ -73,7 +74,7 @@ class WeightCache:
                 return
             total -= entry.size
             with suppress(FileNotFoundError):  # another process removed it
-                if self._last_use(entry.path) > entry.used:  # since the folder was listed, which may be a while ago
+                if self._last_use(entry.path) > entry.used:  # it was used since the folder was listed
                     total += entry.size
                     continue
             self._remove(entry.path)
@@ -134,7 +135,7 @@ class WeightStore:
         Raises `AdapterUnavailable` when they are missing or refused.
         """
         stored = self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")
-        paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
+        paths = {name: stored / name for name in weight_files(adapter)}  # `stored / ""` is a single file
         try:
             if not await in_storage_thread(lambda: self._is_intact(adapter, stored, paths), doing="adapter check"):
                 await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download", pool=WEIGHTS)
@@ -149,7 +150,7 @@ class WeightStore:
 
         Each is read once per process and version of it.
         """
-        self._cache.note_use(stored)  # before it is looked for, so that it is not removed meanwhile
+        self._cache.note_use(stored)  # noted before the look, so that it is not removed meanwhile
         try:
             digest = weights_digest({name: self._digest(path) for name, path in paths.items()})
         except FileNotFoundError:

@@ -59,7 +59,7 @@ class DeletedAccount(NamedTuple):
 
 
 class AccountRecords:
-    """Reads the whole server to delete an account: seconds for each 100,000 jobs."""
+    """Reads the whole server to delete an account, which takes seconds for each 100,000 jobs."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
@@ -179,7 +179,7 @@ _READ: Mapping[str, Any] = {
     "list": lambda pipeline, name: pipeline.lrange(name, 0, -1),
     "none": lambda pipeline, name: pipeline.exists(name),
 }
-"""How a value is read by its type; a key may have gone since its name was read."""
+"""The way to read a value, by its type; a key may have gone since its name was read."""
 
 
 def _removal(account_id: str, row: str) -> AccountRemoval:

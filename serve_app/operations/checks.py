@@ -86,7 +86,7 @@ def check_disks(settings: Settings) -> Iterable[Check]:
     try:
         images = ImageStore(settings).local_folder
     except (ImportError, ValueError):
-        images = None  # the storage's own check says so
+        images = None  # the check of the storage reports why
     for folder in local_folders(settings, images):
         free = free_bytes(folder)
         reserve = f"{settings.disk_reserve / 1e6:.0f} MB"

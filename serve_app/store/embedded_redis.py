@@ -84,7 +84,7 @@ def ensure_redis(data_dir: Path, *, silence_s: float = SILENCE_LIMIT_S) -> Embed
 def memory_bound() -> int:
     """Return the server's memory limit in bytes, a part of this machine's or container's memory."""
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # `max` is no number: no limit
+    with suppress(OSError, ValueError):  # a cgroup without a limit says `max`, which is no number
         has = min(has, int(CGROUP_LIMIT.read_text()))
     return max(LEAST_MEMORY_BYTES, int(has * MEMORY_SHARE))
 
@@ -203,7 +203,7 @@ def _revive(home: Path, socket: Path, silence_s: float) -> EmbeddedRedis:
 def _start(home: Path, socket: Path) -> None:
     binary = server_binary()
     if (home / NEWER_FILES).exists() and version_of(binary) < NEWER_FILES_SINCE:
-        # it would not see them, and start with nothing
+        # An older server does not see these files, and would start with nothing.
         raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
     options = {
         "port": "0",

@@ -24,7 +24,8 @@ from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool
 
 LONGEST_SILENCE_S = 2.0
-"""A caller that was given up after so long in vain takes the connection with it: the next opens another."""
+"""When a caller gives up after this many seconds without an answer, its connection is closed, and the next opens
+another."""
 
 
 class SharedConnection:
@@ -36,7 +37,7 @@ class SharedConnection:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self._connection: Any = None  # redis-py's: its writer has no public name
+        self._connection: Any = None  # it is redis-py's, whose writer has no public name
         self._opening = asyncio.Lock()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._reading: asyncio.Task[None] | None = None

@@ -23,9 +23,9 @@ class RedisFacts:
     """The server that answers and the database in it; a restarted server is another one."""
     used_bytes: int
     limit_bytes: int
-    """Its `maxmemory`; 0 is none."""
+    """Redis's `maxmemory` in bytes; 0 when it has no limit."""
     settings: Mapping[str, str] | None
-    """Those of `DURABLE` as they are; None when this user may not ask (managed services, ACLs)."""
+    """The settings of `DURABLE` as they are; None when this user may not ask (managed services, ACLs)."""
 
     @property
     def wrong(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ REPLICA_TIMEOUT_MS = 1_000
 
 Argument = str | bytes | int | float | bool | list[str] | list[str | int] | None
 Rewrite = Callable[[str, str], str]
-"""(script name, text) → text. Tests move the clock with it and plant the defects that they must catch."""
+"""A function of a script's name and text that returns another text. Tests move the clock by it and plant defects."""
 
 _ROOT = Path(__file__).parents[1]
 _INCLUDE, _ARGS = "-- include ", "-- args: "

@@ -77,9 +77,9 @@ def _starts(length: int, side: int, overlap: int) -> list[int]:
 
 
 TILE_SIDE = 256
-"""Pixels of the source per tile; bounds memory whatever the image's size."""
+"""A tile has this many pixels of the source to a side, which bounds memory whatever the image's size."""
 OVERLAP = 24
-"""Source pixels two tiles share; a pixel of the compact network sees at most one per layer to each side."""
+"""Two tiles share this many source pixels; a pixel of the compact network sees at most one a layer to each side."""
 
 
 class Upscaler:

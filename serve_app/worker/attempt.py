@@ -53,7 +53,8 @@ Outcome = Completed | Failed | LeaseLost | Released
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-"""Seconds between the first two tries of a store that does not answer, and at most between later ones."""
+"""A store that does not answer is tried again after the first of these seconds, and at most the second between later
+tries."""
 
 Answer = TypeVar("Answer")
 
@@ -91,7 +92,7 @@ class WorkerTiming:
     prefetch: timedelta | None = None
     """An executor that prefetches adapters looks for another this often; None never."""
     open_jobs: int = 64
-    """Jobs begun and not committed: what bounds the images held in memory while storage is slow."""
+    """At most this many jobs are begun and not committed, which bounds the images in memory while storage is slow."""
 
 
 class WorkerParts:

@@ -134,7 +134,7 @@ class GenerationExecutor(Executor):
         try:
             path = await self._weights.fetch(adapter)
         except AdapterUnavailable as error:
-            outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
+            outage = isinstance(error.__cause__, StoreUnavailable)  # another try may find the storage back
             raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
@@ -152,9 +152,9 @@ SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
 
 
 def keep_layer_tables(base_models: Sequence[BaseModel], data_dir: Path) -> None:
-    """Make what the first upload of a LoRA would make in a process of its own, which takes 8 s more.
+    """Make the layer tables that uploads of LoRAs are checked against, so that the first upload need not wait 8 s.
 
-    On another machine than the ingress's it helps nobody, and costs less than a second.
+    It helps on the machine of an ingress only; on any other it costs less than a second.
     """
     for model in base_models:
         try:

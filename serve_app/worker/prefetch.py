@@ -14,7 +14,7 @@ from serve_app.worker.executor import Executor
 log = logging.getLogger(__name__)
 
 DRAWS = 8
-"""Adapters that one look considers: among popular ones most are here already."""
+"""One look considers this many adapters: of popular ones most are in memory already."""
 LONGEST_PAUSE = timedelta(minutes=1)
 
 

@@ -12,11 +12,12 @@ from serve_app.worker.executor import Executor, FinishedRun
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""Failed steps without an image between them after which the executor counts as broken: one job cannot be the cause.
-A step that only removes lost runs, or waits for an adapter, succeeds on a broken device too and does not count."""
+"""After this many failed steps without an image between them the executor counts as broken: one job cannot be the
+cause. A step that only removes lost runs, or waits for an adapter, succeeds on a broken device too and does not
+count."""
 
 ABORT_WAIT_S = 5.0
-"""Seconds that the event loop may take to abort lost runs: until then no step is taken."""
+"""The event loop may take this many seconds to abort lost runs: until then no step is taken."""
 
 
 class StepFailed(Exception):

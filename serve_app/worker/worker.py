@@ -18,11 +18,11 @@ from serve_app.worker.step_thread import StepThread
 log = logging.getLogger(__name__)
 
 ENCODERS = 2
-"""Threads that encode PNGs: zlib releases the interpreter's lock, so two suffice for one device."""
+"""This many threads encode PNGs: zlib releases the interpreter's lock, so two suffice for one device."""
 RELEASE_TIME = timedelta(seconds=2)
-"""Reserved at the end of a drain for releasing the unfinished jobs."""
+"""This much of a drain is reserved for releasing the unfinished jobs at its end."""
 MAX_CLAIM_FAILURES = 20
-"""Rounds of the claim loop that may fail one after the other, each by something other than a store that does not
+"""This many rounds of the claim loop may fail one after the other, each by something other than a store that does not
 answer."""
 
 

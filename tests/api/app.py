@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from serve_app.domain.jobs import Claim, Job, JobKind, Lease
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
+from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources, open_resources
 from tests.support import adapter_id, store_image, volatile_redis, write_catalog
 
@@ -204,8 +207,26 @@ async def send_curl(client: httpx.AsyncClient, words: Sequence[str]) -> httpx.Re
     return await client.request(method, url, headers=headers, content=body, files=form or None)
 
 
+def assert_headers(answer: httpx.Response, policy: str | None = None) -> None:
+    """Each common header is there once, in its format."""
+    for name in RATE_HEADERS:
+        assert len(answer.headers.get_list(name)) == 1, name
+    limit, remaining, reset = (int(answer.headers[name]) for name in RATE_HEADERS[:3])
+    assert 0 <= remaining <= limit
+    assert time.time() - 1 <= reset <= time.time() + 3602
+    assert re.fullmatch(rf'"([ab]-[a-z0-9.]+)";q={limit};w=\d+', answer.headers["ratelimit-policy"])
+    assert re.fullmatch(rf'"([ab]-[a-z0-9.]+)";r={remaining};t=\d+', answer.headers["ratelimit"])
+    assert re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    expected = "private, no-cache" if answer.request.method in ("GET", "HEAD") else "no-store"
+    assert answer.headers["cache-control"] == expected
+    if policy is not None:
+        assert answer.headers["ratelimit-policy"].startswith(f'"{policy}"')
+
+
 def error_of(answer: httpx.Response) -> Mapping[str, str]:
-    """The error object, after checking that it is the whole body and nothing but code and message."""
+    """The error object, after checking that it is the whole body, and that the answer has every header."""
+    assert_headers(answer)
     body = answer.json()
     assert answer.headers["content-type"] == "application/json"
     assert set(body) == {"error"}

@@ -1,12 +1,10 @@
 """Request bodies before their fields are read: size, media type, strict JSON."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
 import pytest
 
-from serve_app.api import open_requests
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
 from tests.api.app import BODIES, BODY_A, Member, TestService, error_of
@@ -183,12 +181,6 @@ async def test_another_media_type_is_refused(
     assert error_of(answer)["code"] == "unsupported_media_type"
 
 
-async def test_a_compressed_body_is_refused(service: TestService, regular: Member) -> None:
-    headers = regular.a | {"Content-Encoding": "gzip"}
-    answer = await service.client.post("/v1/generate", content=json.dumps(BODY_A), headers=headers)
-    assert answer.status_code == 415
-
-
 def padded(variant: Variant, size: int) -> bytes:
     body = json.dumps(BODIES[variant]).encode()
     return body + b" " * (size - len(body))
@@ -272,18 +264,6 @@ async def test_no_byte_is_read_of_what_its_headers_refuse(
     filled = {name: text.format(known=known, over_limit=over_limit.key) for name, text in headers.items()}
     assert await _raw_post(service, filled, watched()) == status
     assert read == 0
-
-
-async def test_a_body_that_never_arrives_is_given_up(
-    service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_requests, "GRACE_S", 0.05)
-
-    async def stalled() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.Event().wait()
-
-    assert await _raw_post(service, regular.a, stalled()) == 408
 
 
 async def _raw_post(service: TestService, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:

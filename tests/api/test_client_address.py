@@ -122,54 +122,43 @@ async def nothing(*_: Any) -> Any:
     return {}
 
 
-async def behind_haproxy(*rows: tuple[str, str], client: str = "10.0.0.5") -> Scope:
-    """Return the request as the application sees it behind the proxy."""
-    seen: list[Scope] = []
+async def through_the_check(scope: Scope) -> tuple[list[Scope], list[Message]]:
+    """Return what reaches the application behind the check of HAProxy's secret, and what is answered."""
+    seen, sent = list[Scope](), list[Message]()
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         seen.append(scope)
 
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    await with_forwarded_address(app, SECRET)(scope, nothing, keep)
+    return seen, sent
+
+
+def request(*rows: tuple[str, str]) -> Scope:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in rows]
-    scope = {"type": "http", "client": (client, 40000), "scheme": "https", "headers": headers}
-    await with_forwarded_address(app, SECRET)(scope, nothing, nothing)
-    return seen[0]
+    return {"type": "http", "client": ("10.0.0.5", 40000), "scheme": "https", "headers": headers}
 
 
 async def test_haproxy_s_one_address_is_the_caller_s() -> None:
     """On another node HAProxy is no local peer, and uvicorn does not believe it."""
     forwarded = (("x-atelier-proxy", SECRET), ("x-forwarded-for", "198.51.100.1"))
-    scope = await behind_haproxy(*forwarded)
+    [scope], _ = await through_the_check(request(*forwarded))
     assert (client_address(scope, ()), scope["scheme"], scope["headers"]) == ("198.51.100.1", "http", [])
-    assert (await behind_haproxy(*forwarded, ("x-forwarded-proto", "https")))["scheme"] == "https"
+    [scope], _ = await through_the_check(request(*forwarded, ("x-forwarded-proto", "https")))
+    assert scope["scheme"] == "https"
 
 
 async def test_what_is_no_request_passes_as_it_is() -> None:
-    seen: list[Scope] = []
-
-    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        seen.append(scope)
-
-    lifespan = {"type": "lifespan"}
-    await with_forwarded_address(app, SECRET)(lifespan, nothing, nothing)
-    assert seen == [lifespan]
+    assert await through_the_check({"type": "lifespan"}) == ([{"type": "lifespan"}], [])
 
 
 @pytest.mark.parametrize("given", [(), (("x-atelier-proxy", "6" * 64),), (("x-atelier-proxy", "\xff"),)])
 async def test_who_calls_a_replica_s_own_port_is_refused(given: tuple[tuple[str, str], ...]) -> None:
-    sent: list[Message] = []
-
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise AssertionError("the application was called")
-
-    async def keep(message: Message) -> None:
-        sent.append(message)
-
-    rows = [*given, ("x-forwarded-for", "198.51.100.1")]
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in rows]
-    scope = {"type": "http", "client": ("10.0.0.5", 40000), "scheme": "http", "headers": headers}
-    await with_forwarded_address(app, SECRET)(scope, nothing, keep)
-    assert sent[0]["status"] == 403
-    assert json.loads(sent[1]["body"])["error"]["code"] == "forbidden"
+    seen, (start, body) = await through_the_check(request(*given, ("x-forwarded-for", "198.51.100.1")))
+    assert (seen, start["status"]) == ([], 403)
+    assert json.loads(body["body"])["error"]["code"] == "forbidden"
 
 
 @contextmanager

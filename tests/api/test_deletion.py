@@ -18,15 +18,14 @@ from serve_app.store.redis_client import connect
 from serve_app.store.script import Script
 from tests.api.app import BODY_A, Member, TestService, error_of
 from tests.audit import Reading, audit
+from tests.support import plain_redis
 
 PROMPT = "a lighthouse that nobody else asked for"
 
 
 @pytest.fixture
 def server(service: TestService) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(
-        service.resources.redis_url, decode_responses=True, encoding_errors="surrogateescape"
-    ) as client:
+    with plain_redis(service.resources.redis_url) as client:
         yield client
 
 

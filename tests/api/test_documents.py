@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ import pytest
 import redis
 from openapi_spec_validator import validate
 
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog import CatalogReader
 from serve_app.store.keys import redis_key
@@ -25,6 +23,7 @@ from serve_app.web.site import PAGE_HEADERS
 from tests.api.app import CURL_FILE, PROMPT_FIELD, Member, TestService, error_of, send_curl
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources
+from tests.support import adapter_of
 
 A, B = Variant.A, Variant.B
 NAMES = ("a", "b", "jobs", "loras")
@@ -45,6 +44,10 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for child in value:
             yield from nodes(child)
+
+
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for methods in document["paths"].values() for operation in methods.values()]
 
 
 def resolve(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -81,13 +84,12 @@ async def test_every_object_in_a_document_is_closed(service: TestService, name: 
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_answer_documents_every_header(service: TestService, name: str) -> None:
     document = await document_of(service, name)
-    for path, methods in document["paths"].items():
-        for operation in methods.values():
-            for status, row in operation["responses"].items():
-                headers = set(resolve(document, row)["headers"])
-                assert {name.lower() for name in headers} >= set(RATE_HEADERS), (path, status)
-                assert ("WWW-Authenticate" in headers) == (status == "401")
-                assert status not in ("429", "503", "202") or "Retry-After" in headers
+    for operation in operations(document):
+        for status, row in operation["responses"].items():
+            headers = set(resolve(document, row)["headers"])
+            assert {name.lower() for name in headers} >= set(RATE_HEADERS), (operation["operationId"], status)
+            assert ("WWW-Authenticate" in headers) == (status == "401")
+            assert status not in ("429", "503", "202") or "Retry-After" in headers
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,8 +172,7 @@ async def test_no_text_of_a_body_takes_the_character_that_the_service_refuses(se
     document = await document_of(service, name)
     bodies = [
         content["schema"]
-        for methods in document["paths"].values()
-        for operation in methods.values()
+        for operation in operations(document)
         for content in operation.get("requestBody", {}).get("content", {}).values()
     ]
     texts = [
@@ -270,20 +271,11 @@ async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: T
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "/docs/x",
-        "/docs/A",
-        "/docs/static/",
-        "/docs/static/x.js",
-        "/docs/static/..%2froutes.py",
-        "/static/..%2f__init__.py",
-        "/openapi/x.json",
-    ],
+    ["/docs/A", "/docs/static/x.js", "/docs/static/..%2froutes.py", "/static/..%2f__init__.py", "/openapi/x.json"],
 )
 async def test_there_is_no_other_document(service: TestService, path: str) -> None:
     answer = await service.client.get(path)
-    assert answer.status_code == 404
-    assert error_of(answer)["code"] == "not_found"
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/docs/x", "/files/a/b/c-0.png"])
@@ -386,9 +378,9 @@ async def test_every_operation_field_and_parameter_is_described(service: TestSer
     """The reference shows the descriptions, and client generators make names of operation ids."""
     document = await document_of(service, name)
     tags = {tag["name"] for tag in document["tags"]}
-    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations)
-    for operation in operations:
+    found = operations(document)
+    assert len({operation["operationId"] for operation in found}) == len(found)
+    for operation in found:
         assert re.fullmatch("[a-z][A-Za-z]+", operation["operationId"])
         assert operation["summary"]
         assert set(operation["tags"]) <= tags
@@ -404,11 +396,7 @@ async def test_every_operation_field_and_parameter_is_described(service: TestSer
 async def test_the_bodies_of_all_errors_are_one_schema(service: TestService, name: str) -> None:
     document = await document_of(service, name)
     refused = [
-        row
-        for methods in document["paths"].values()
-        for operation in methods.values()
-        for status, row in operation["responses"].items()
-        if status >= "400"
+        row for operation in operations(document) for status, row in operation["responses"].items() if status >= "400"
     ]
     assert len(refused) > 10
     for row in refused:
@@ -475,16 +463,6 @@ async def test_what_browsers_and_programs_look_for_is_there(service: TestService
 
 async def _own_lora(service: TestService, member: Member) -> str:
     """Register a LoRA with the weights that the example of an upload sends."""
-    record = Adapter(
-        id="model_" + member.account.id.removeprefix("acct_"),
-        name="Ink",
-        description="",
-        created_at=datetime(2026, 11, 1, tzinfo=UTC),
-        file="memory://ink.safetensors",
-        sha256=hashlib.sha256(CURL_FILE).hexdigest(),
-        base_model="pocket",
-        accounts=frozenset(),
-        owner=member.account.id,
-    )
+    record = adapter_of(member.account.id, sha256=hashlib.sha256(CURL_FILE).hexdigest())
     await service.resources.adapter_registry.register(record)
     return record.id

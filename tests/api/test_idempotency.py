@@ -135,10 +135,6 @@ async def test_a_storm_of_the_same_request_makes_one_job(
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
-async def test_without_a_key_each_post_is_a_new_job(service: TestService, member: Member) -> None:
-    assert await service.submit(member) != await service.submit(member)
-
-
 @pytest.mark.parametrize("key", ["x", "x" * 255, '"8e03978e-40d5-43dd-bc93-6894a57f9324"', "!~"])
 async def test_any_visible_ascii_is_a_key(service: TestService, member: Member, key: str) -> None:
     assert (await post(service, member, A, key)).status_code == 202

@@ -201,11 +201,3 @@ async def test_two_keys_of_one_account_see_the_same_jobs(service: TestService, m
     second = await service.key(member.account)
     answer = await service.client.get(f"/v1/generate/{job_id}", headers={"Authorization": f"Bearer {second}"})
     assert answer.status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/upscale", "/v1/generate/gen_x"])
-async def test_b_has_no_upscaling(service: TestService, regular: Member, path: str) -> None:
-    """Upscaling is not an operation of interface B: its key is refused."""
-    method = "POST" if path == "/v1/upscale" else "GET"
-    answer = await service.client.request(method, path, json={"image_id": "img_x"}, headers=regular.b)
-    assert answer.status_code == 401

@@ -1,6 +1,5 @@
 """Keys that may do less than their account: read or generate alone, some LoRAs alone."""
 
-from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -161,23 +160,6 @@ async def test_a_key_for_a_lora_that_its_account_may_not_use_is_refused_all_the_
     answer = await use(service, limited, (A, "POST", "/v1/generate"), BODY_A | {"lora_id": PRIVATE_ADAPTER})
     assert answer.status_code == 403
     assert (await use(service, limited, (B, "GET", "/v1/models"))).json() == {"models": []}
-
-
-async def test_the_models_of_a_key_are_those_it_may_use(service: TestService, member: Member) -> None:
-    limited = await key(service, member, adapters=frozenset({LORA}))
-    models = (await use(service, limited, (B, "GET", "/v1/models"))).json()["models"]
-    assert [model["id"] for model in models] == [LORA]
-    assert len((await use(service, member, (B, "GET", "/v1/models"))).json()["models"]) > 1
-
-
-async def test_a_rolled_key_may_do_what_its_predecessor_might(service: TestService, member: Member) -> None:
-    options: dict[str, Any] = {"scopes": frozenset({Scope.READ}), "adapters": frozenset({LORA})}
-    made, _ = await service.resources.api_keys.create(member.account.id, interfaces=ALL, **options)
-    rolled, secret = await service.resources.api_keys.roll(made.id, grace=timedelta())
-    assert (made.scopes, made.adapters) == (rolled.scopes, rolled.adapters) == (options["scopes"], options["adapters"])
-    _refused(await use(service, Member(member.account, secret), CHANGES[0], BODY_A), "generate")
-    listed = {each.id: each for each in await service.resources.api_keys.list(member.account.id)}
-    assert listed[rolled.id].scopes == options["scopes"]
 
 
 async def test_a_record_without_scopes_may_do_everything_and_one_with_unknown_scopes_nothing(

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from math import ceil
 
 import httpx
 import pytest
@@ -139,16 +138,6 @@ async def test_polling_is_not_counted(service: TestService) -> None:
             assert rate_headers(answer)[:2] == ((50, 49) if "Authorization" in headers else (10, 9))
 
 
-async def test_polling_goes_on_when_the_plan_is_used_up(service: TestService) -> None:
-    member = await service.member(plan_b="free")
-    job_id = await service.submit(member, B)
-    while (await cheap(service, member, B)).status_code != 429:
-        pass
-    answer = await service.client.get(f"/v1/generations/{job_id}", headers=member.b)
-    assert answer.status_code == 200
-    assert rate_headers(answer)[:2] == (10, 0)
-
-
 async def test_errors_of_the_caller_are_counted(service: TestService) -> None:
     member = await service.member(plan_a="basic")
     forbidden = BODY_A | {"lora_id": "model_nothing"}
@@ -210,32 +199,6 @@ async def test_interfaces_and_accounts_are_counted_apart(service: TestService) -
     assert rate_headers(await cheap(service, member, B))[:2] == (30, 29)
     assert rate_headers(await cheap(service, member, A))[:2] == (50, 46)
     assert rate_headers(await cheap(service, other, B))[:2] == (30, 29)
-
-
-async def test_a_change_of_plan_holds_from_the_next_request(service: TestService) -> None:
-    member = await service.member(plan_b="free")
-    while (await cheap(service, member, B)).status_code != 429:
-        pass
-    await service.resources.accounts.set_plans(member.account.id, plan_b="premium")
-    assert rate_headers(await cheap(service, member, B))[:2] == (100, 89)
-
-
-@pytest.mark.slow
-async def test_the_reset_time_is_one_value_within_a_window(service: TestService) -> None:
-    """The store returns it to the millisecond.
-
-    Rounded to seconds, a varying end would show once in hundreds of windows.
-    """
-    member = await service.member(plan_a="basic")
-    job_id = await service.submit(member)
-    polls = [await service.client.get(f"/v1/generate/{job_id}", headers=member.a) for _ in range(20)]
-    answers = [await cheap(service, member, A) for _ in range(60)]
-    assert len({rate_headers(answer)[2] for answer in (*polls, *answers)}) == 1
-    ends = {
-        (await service.resources.auth.authenticate(member.key, A, counted=False)).window.resets_at for _ in range(20)
-    }
-    assert {ceil(end.timestamp()) for end in ends} == {rate_headers(answers[0])[2]}
-    assert len(ends) == 1
 
 
 async def test_a_full_queue_is_a_429_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:

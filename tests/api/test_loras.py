@@ -2,10 +2,8 @@
 
 import asyncio
 import hashlib
-import itertools
 import tracemalloc
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,19 +12,17 @@ import httpx
 import pytest
 
 from serve_app.api import open_requests
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, error_of
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER, wait_until
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, wait_until
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
 SAID = {"name": "Ink", "base_model": "pocket"}
 GIB = 1 << 30
-_numbers = itertools.count(1)
 
 
 async def post(
@@ -44,17 +40,7 @@ async def post(
 
 async def registered(service: TestService, owner: Member, **fields: Any) -> str:
     """The id of a LoRA that the account owns; its file is not looked at."""
-    number = next(_numbers)
-    given: dict[str, Any] = {"name": f"Mine {number}", "description": "", "base_model": "pocket", "size_bytes": 1000}
-    given |= {"sha256": f"{number:064x}"}
-    record = Adapter(
-        id=f"model_{number:026d}".replace("0", "a").replace("1", "b").replace("8", "c").replace("9", "d"),
-        created_at=datetime(2026, 11, 1, 12, 0, number % 60, tzinfo=UTC),
-        file="memory://mine.safetensors",
-        owner=owner.account.id,
-        accounts=frozenset(),
-        **given | fields,
-    )
+    record = adapter_of(owner.account.id, **{"size_bytes": 1000, **fields})
     await service.resources.adapter_registry.register(record)
     return record.id
 

@@ -18,11 +18,6 @@ from tests.api.app import BASE, LORA, Member, TestService, client_of, error_of, 
 from tests.support import mounted_disk, wait_until
 
 
-async def test_the_process_says_it_is_alive(service: TestService) -> None:
-    answer = await service.client.get("/healthz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-
-
 async def test_the_service_says_it_is_ready(tmp_path: Path) -> None:
     async with open_service(tmp_path) as service:
         answer = await service.client.get("/readyz", headers=service.operator)
@@ -86,20 +81,6 @@ async def test_while_a_generator_is_missing_polls_are_answered_and_jobs_accepted
     assert answer.json() == {"status": "not ready", "accepting": True, **states}
 
 
-async def test_metrics_are_prometheus_text_with_the_queue_s_depth(service: TestService, member: Member) -> None:
-    await service.submit(member)
-    answer = await service.client.get("/metrics", headers=service.operator)
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = answer.text.splitlines()
-    for line in lines:
-        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]+",?)+\})? [0-9.e+-]+', line), line
-    ready = next(line for line in lines if line.startswith('atelier_jobs_ready{kind="generation"}'))
-    assert float(ready.split()[-1]) >= 1
-    accepted = next(line for line in lines if line.startswith('atelier_jobs_total{event="accepted"}'))
-    assert float(accepted.split()[-1]) >= 1
-    assert member.key not in answer.text
-
-
 @dataclass(frozen=True)
 class Case:
     """Who asks which service, and whether they see what is for the operator."""
@@ -161,14 +142,6 @@ async def test_a_token_that_is_not_set_is_made_for_the_service_s_user_alone(serv
 def test_an_operator_token_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(ValidationError, match="operator_token"):
         Settings(operator_token=SecretStr("short"))
-
-
-async def test_the_landing_page_leads_to_the_documents_and_the_console(service: TestService) -> None:
-    answer = await service.client.get("/")
-    assert answer.headers["content-type"].startswith("text/html")
-    for target in re.findall(r'href="([^"]+)"', answer.text):
-        found = await service.client.get(target, follow_redirects=True)
-        assert found.status_code == 200 or target.startswith("/console"), target
 
 
 @pytest.mark.parametrize("path", ["/console", "/operators"])

@@ -72,28 +72,28 @@ async def test_a_bad_key_is_unauthorized_whatever_the_limits_are(service: TestSe
     await expect(service, {"X-API-Key": over_limit.key + "x"}, b"{}", 401, "unauthorized")
 
 
+TWO_FAULTS = {
+    "size before media type": (PLAIN, LARGE, 413, "payload_too_large"),
+    "size before JSON": ({}, b"{" * 70_000, 413, "payload_too_large"),
+    "media type before JSON": (PLAIN, b"{", 415, "unsupported_media_type"),
+    "media type before UTF-8": (PLAIN, b"\xff", 415, "unsupported_media_type"),
+    "media type before nothing": (PLAIN, b"", 415, "unsupported_media_type"),
+    "JSON before fields": ({}, json.dumps({"prompt": 1, "positive_prompt": 1}) + "x", 400, "invalid_json"),
+}
+
+
+@pytest.mark.parametrize(("headers", "content", "status", "code"), TWO_FAULTS.values(), ids=TWO_FAULTS.keys())
 @pytest.mark.parametrize("variant", Variant)
-async def test_size_comes_before_media_type(service: TestService, regular: Member, variant: Variant) -> None:
-    await expect(service, regular.headers(variant) | PLAIN, LARGE, 413, "payload_too_large")
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_size_comes_before_json(service: TestService, regular: Member, variant: Variant) -> None:
-    await expect(service, regular.headers(variant), b"{" * 70_000, 413, "payload_too_large")
-
-
-@pytest.mark.parametrize("variant", Variant)
-@pytest.mark.parametrize("content", [b"{", b"\xff", b""], ids=["not JSON", "not UTF-8", "empty"])
-async def test_media_type_comes_before_json(
-    service: TestService, regular: Member, variant: Variant, content: bytes
+async def test_of_two_faults_in_a_body_the_first_is_answered(
+    service: TestService,
+    regular: Member,
+    variant: Variant,
+    headers: dict[str, str],
+    content: bytes | str,
+    status: int,
+    code: str,
 ) -> None:
-    await expect(service, regular.headers(variant) | PLAIN, content, 415, "unsupported_media_type")
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_json_comes_before_fields(service: TestService, regular: Member, variant: Variant) -> None:
-    content = json.dumps(OUT_OF_RANGE[variant]) + "x"
-    await expect(service, regular.headers(variant), content, 400, "invalid_json")
+    await expect(service, regular.headers(variant) | headers, content, status, code)
 
 
 @pytest.mark.parametrize("lora", [PRIVATE_ADAPTER, "model_nothing"])

@@ -7,7 +7,6 @@ import pytest
 
 from serve_app.domain.requests import Variant
 from serve_app.jobs.polling import Poller
-from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
 from tests.api.app import Member, TestService, client_of, error_of
 
@@ -52,7 +51,3 @@ async def test_an_unknown_key_stays_unauthorized_however_often_it_asks(
     await service.resources.api_keys.revoke(key.id)
     answers = [await client.get("/v1/jobs/gen_x", headers=member.a) for _ in range(6)]
     assert {answer.status_code for answer in answers} == {401}
-
-
-def test_the_bound_is_far_above_polling_every_five_seconds() -> None:
-    assert Settings().polls_per_second == 50

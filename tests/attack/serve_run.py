@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
 from tests.composition import open_resources
 from tests.deployments.service import ENVIRONMENT, START_LIMIT_S
-from tests.support import ROOT, free_port, says_ready
+from tests.support import ROOT, free_port, says_ready, until
 
 SERVE = str(Path(sys.executable).with_name("serve"))
 
@@ -61,10 +60,7 @@ class ServeRun:
             )
 
     def until(self, condition: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            assert time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.2)
+        until(condition, limit_s, why=self.output.read_text)
 
     def start(self) -> None:
         self.begin()

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import httpx
 import psutil
@@ -33,17 +33,27 @@ def faults(port: int, kinds: Iterable[Kind]) -> list[str]:
 
 
 def faults_of(port: int, kind: Kind) -> list[str]:
+    seen = attempt(port, kind)
+    wrong = {answer.status for answer in seen.answers} - {*kind.statuses, RATE_LIMITED} if kind.statuses else set[int]()
+    found = [seen.fault] if seen.fault else []
+    return [f"{kind.name}: {fault}" for fault in (*found, *(f"{status}, not {kind.statuses}" for status in wrong))]
+
+
+class Seen(NamedTuple):
+    """What a request of a kind was answered, and what in it breaks the contract."""
+
+    kind: Kind
+    answers: list[Answer]
+    fault: str | None
+
+
+def attempt(port: int, kind: Kind) -> Seen:
     try:
-        answers = exchange(port, *kind.parts)
+        answers = exchange(port, *kind.parts, timeout=240 if kind.is_checked else 15)
     except AssertionError as error:
-        return [f"{kind.name}: not HTTP: {error}"]
-    found = [f"{kind.name}: {fault}" for answer in answers if (fault := breach(answer, is_page=kind.is_page))]
-    if kind.is_http and not answers:
-        found.append(f"{kind.name}: no answer")
-    wrong = {answer.status for answer in answers} - {*kind.statuses, RATE_LIMITED}
-    if kind.statuses and wrong:
-        found.append(f"{kind.name}: {wrong} instead of {kind.statuses}")
-    return found
+        return Seen(kind, [], f"not HTTP: {error}")
+    fault = next((fault for answer in answers if (fault := breach(answer, is_page=kind.is_page))), None)
+    return Seen(kind, answers, "no answer" if kind.is_http and not answers else fault)
 
 
 def test_every_answer_to_a_hostile_request_keeps_the_contract(service: Service) -> None:

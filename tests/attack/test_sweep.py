@@ -18,9 +18,10 @@ import pytest
 
 from deployments.runtime import runtime_home
 from tests.attack.kinds import Kind, kinds
-from tests.attack.raw import Answer, breach, exchange, parse
+from tests.attack.raw import parse
 from tests.attack.serve_run import ServeRun
 from tests.attack.test_listeners import listeners
+from tests.attack.test_requests import attempt
 from tests.attack.test_slow_clients import Callers, held, open_ones, receive_all, sign_in
 from tests.deployments.service import Service
 
@@ -81,23 +82,6 @@ def variants(every_kind: list[Kind]) -> Iterable[Kind]:
         text[place] = chance.randrange(256)
         parts = (bytes(text),)
         yield replace(kind, name=f"{kind.name}, byte {place} changed", parts=parts, is_http=False, statuses=())
-
-
-class Seen(NamedTuple):
-    kind: Kind
-    answers: list[Answer]
-    fault: str | None
-
-
-def attempt(port: int, kind: Kind) -> Seen:
-    try:
-        answers = exchange(port, *kind.parts, timeout=240 if kind.is_checked else 15)
-    except AssertionError as error:
-        return Seen(kind, [], f"not HTTP: {error}")
-    fault = next((fault for answer in answers if (fault := breach(answer, is_page=kind.is_page))), None)
-    if kind.is_http and not answers:
-        fault = "no answer"
-    return Seen(kind, answers, fault)
 
 
 def test_a_thousand_hostile_requests(target: Target, show: Callable[[str], None]) -> None:

@@ -2,18 +2,16 @@
 
 import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file, save
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState, NewJob, new_adapter_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.composition import Resources
-from tests.support import POCKET, wait_until
+from tests.support import POCKET, adapter_of, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +29,8 @@ async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost in
     weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
     lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
     account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
-    await resources.adapter_registry.register(
-        Adapter(
-            id=lora.id,
-            name=name,
-            description="",
-            created_at=datetime.now(UTC),
-            file=str(lora.path),
-            sha256=hashlib.sha256(weights).hexdigest(),
-            base_model="pocket",
-            accounts=frozenset(),
-            owner=account.id,
-            size_bytes=len(weights),
-        )
-    )
+    facts = {"id": lora.id, "name": name, "file": str(lora.path), "sha256": hashlib.sha256(weights).hexdigest()}
+    await resources.adapter_registry.register(adapter_of(account.id, size_bytes=len(weights), **facts))
     return lora
 
 

@@ -22,6 +22,7 @@ from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings
 from tests.browser.site import Site, sign_in
 from tests.browser.test_flows import job_of, wait_until_done
+from tests.support import plain_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
@@ -193,9 +194,7 @@ async def _sent(page: Page, button: str, **fields: str) -> list[str]:
 @contextmanager
 def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
     """Give a job a state that this version does not know, until the block ends."""
-    with redis.Redis.from_url(
-        site.resources.settings.redis_url, decode_responses=True, encoding_errors="surrogateescape"
-    ) as records:
+    with plain_redis(site.resources.settings.redis_url) as records:
         records.hset(redis_key("job", job_id), "state", "a new one")
         yield
         records.hset(redis_key("job", job_id), "state", JobState.FAILED)

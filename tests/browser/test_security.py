@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 
 import pytest
 from playwright.async_api import BrowserContext, Page, Route, expect
 
 from serve_app.domain.accounts import Role
-from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import new_adapter_id
 from tests.browser.checks import findings
 from tests.browser.site import Site, sign_in
+from tests.support import adapter_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
@@ -91,10 +89,7 @@ async def test_markup_in_names_and_addresses_is_text(anyone: BrowserContext, sit
     anyone.on("weberror", lambda error: refused.append(str(error.error)))
     account = site.run(site.resources.accounts.create("hostile"))
     user = site.run(site.resources.users.create(account.id, "<script>document.title='pwned'</script>@x", Role.OWNER))
-    lora = Adapter(
-        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x",
-        sha256="0" * 64, base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
-    )  # fmt: skip
+    lora = adapter_of(account.id, name=HOSTILE, description=HOSTILE, trigger_words=(HOSTILE[:60],))
     site.run(site.resources.adapter_registry.register(lora))
     page = await anyone.new_page()
     for address in (site.sign_in_url(account, user.id), site.operator_url()):

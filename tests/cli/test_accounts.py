@@ -75,18 +75,6 @@ def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier:
     assert _works_on(atelier, secret) == set(Variant)
 
 
-@pytest.mark.slow
-def test_a_new_password_ends_the_sessions_of_the_old_one(atelier: Atelier) -> None:
-    account = atelier.json("accounts", "create", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
-    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", PASSWORD))
-    session = atelier.stores(lambda resources: resources.sessions.create(account["id"]))
-    changed = atelier.json("accounts", "set-password", "acme", "--password-stdin", typed=f"another {PASSWORD}\n")
-    assert changed["sessions_ended"] == 1
-    assert atelier.stores(lambda resources: resources.sessions.get(session)) is None
-    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", PASSWORD)) is None
-    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", f"another {PASSWORD}"))
-
-
 def test_a_new_account_has_a_key_for_both_interfaces_at_once(atelier: Atelier) -> None:
     made = atelier.json("accounts", "create", "acme")
     assert _works_on(atelier, made["key"]) == set(Variant)

@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Callable, Iterator
-from http.server import HTTPServer, SimpleHTTPRequestHandler
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.redis_inspection import DURABLE
 from tests.cli.conftest import Atelier
 from tests.live import Live
+from tests.support import free_port, serving
 
 Finding = dict[str, str]
 
@@ -43,7 +42,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_healthy_service_passes(atelier: Atelier) -> None:
     atelier.settings.data_dir.mkdir(parents=True)
-    ended = atelier("doctor", "--json", "--port", str(_free_port()))
+    ended = atelier("doctor", "--json", "--port", str(free_port()))
     findings = {row["name"]: row for row in json.loads(ended.out)["checks"]}
     assert ended.code == 0, ended.out
     for name in ("versions", "data directory", "redis", "redis durability", "storage", "catalog", "weights", "port"):
@@ -54,7 +53,7 @@ def test_a_healthy_service_passes(atelier: Atelier) -> None:
 
 def test_before_the_first_start_it_changes_nothing(atelier: Atelier, tmp_path: Path) -> None:
     place = tmp_path / "fresh"
-    ended = atelier("doctor", "--data-dir", str(place), "--port", str(_free_port()), env={"ATELIER_REDIS_URL": ""})
+    ended = atelier("doctor", "--data-dir", str(place), "--port", str(free_port()), env={"ATELIER_REDIS_URL": ""})
     assert ended.code == 0, ended.out
     assert not place.exists()
 
@@ -107,10 +106,19 @@ def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_d
 
 
 @pytest.mark.slow
-def test_a_storage_that_cannot_be_written_fails(atelier: Atelier) -> None:
-    finding = _finding(atelier, "storage", env={"ATELIER_STORAGE_URL": "file:///dev/null/images"})
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "advice"),
+    [
+        ("storage", "ATELIER_STORAGE_URL", "file:///dev/null/images", "ATELIER_STORAGE_URL"),
+        ("disk", "ATELIER_DISK_RESERVE", "1000000TiB", "new jobs are refused"),
+    ],
+)
+def test_a_storage_that_takes_no_image_fails(
+    atelier: Atelier, name: str, setting: str, value: str, advice: str
+) -> None:
+    finding = _finding(atelier, name, env={setting: value})
     assert finding["level"] == "fail"
-    assert "ATELIER_STORAGE_URL" in finding["advice"]
+    assert advice in finding["advice"]
 
 
 @pytest.mark.slow
@@ -159,10 +167,8 @@ def test_a_port_that_a_service_of_this_program_holds_is_no_failure(
 
 
 def test_a_port_that_another_program_holds_fails(atelier: Atelier) -> None:
-    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
-        Thread(target=other.serve_forever, daemon=True).start()
-        finding = _finding(atelier, "port", "--port", str(other.server_port))
-        other.shutdown()
+    with serving(SimpleHTTPRequestHandler) as address:
+        finding = _finding(atelier, "port", "--port", address.rpartition(":")[2])
     assert finding["level"] == "fail"
     assert "--port" in finding["advice"]
 
@@ -206,14 +212,6 @@ def test_a_token_or_a_socket_that_other_users_can_open_is_named(atelier: Atelier
     file.chmod(0o600)
     folder.chmod(0o700)
     assert not [row for row in _findings(atelier, "privacy", env={name: str(file)}) if str(folder) in row["found"]]
-
-
-@pytest.mark.slow
-def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
-    finding = _finding(atelier, "disk", env={"ATELIER_DISK_RESERVE": "1000000TiB"})
-    assert finding["level"] == "fail"
-    assert str(atelier.settings.data_dir / "images") in finding["found"]
-    assert "new jobs are refused" in finding["advice"]
 
 
 @pytest.mark.slow
@@ -261,8 +259,3 @@ def _findings(atelier: Atelier, name: str, *words: str, env: dict[str, str] | No
     failed = any(row["level"] == "fail" for row in json.loads(ended.out)["checks"])
     assert ended.code == (1 if failed else 0)
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]

@@ -22,7 +22,7 @@ def _commands(group: Any, *words: str) -> Iterator[str]:
         yield from _commands(each, *words, name)
 
 
-COMMANDS = [each for each in _commands(typer.main.get_command(app)) if each != "up"]
+COMMANDS = list(_commands(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,17 +1,15 @@
 """`generate` and `upscale` over real HTTP, with the local service's key or a given one."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import GenerationRequest
 from tests.cli.conftest import Atelier
 from tests.live import Live
-from tests.support import PRIVATE_ADAPTER, adapter_id
+from tests.support import PRIVATE_ADAPTER, adapter_id, adapter_of
 
 
 @pytest.mark.slow
@@ -49,11 +47,7 @@ def test_without_out_the_image_is_written_here_under_its_id(
 
 def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tmp_path: Path) -> None:
     account, key = live.member()
-    mine = Adapter(
-        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink",
-        sha256="0" * 64, base_model="pocket", owner=account.id, accounts=frozenset(),
-        trigger_words=("ink drawing", "moon"),
-    )  # fmt: skip
+    mine = adapter_of(account.id, trigger_words=("ink drawing", "moon"))
     live.run(live.resources.adapter_registry.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
     tried = atelier("loras", "try", "ink", "--json", "--out", str(tmp_path / "x.png"), env=environment)

@@ -5,14 +5,13 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
 import redis
 
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from serve_app.jobs.records import RECORD_VERSION
@@ -25,6 +24,7 @@ from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
 from tests.made_jobs import BROKEN, accept, claim, finish
+from tests.support import adapter_of, plain_redis
 
 
 class Made(NamedTuple):
@@ -58,10 +58,7 @@ async def _register_lora(resources: Resources) -> None:
     source.write_bytes(b"weights")
     sha256 = hashlib.sha256(b"weights").hexdigest()
     file = await LoraFiles(resources.settings).put(sha256, {"": source})
-    lora = Adapter(
-        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file=file, sha256=sha256,
-        base_model="pocket", owner="", accounts=None,
-    )  # fmt: skip
+    lora = adapter_of("", file=file, sha256=sha256, accounts=None)
     await resources.adapter_registry.register(lora)
 
 
@@ -131,9 +128,7 @@ def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
         assert running.state is JobState.RUNNING, "until its lease runs out"
 
     moved.stores(look)
-    with redis.Redis.from_url(
-        ensure_redis(moved.settings.data_dir).url, decode_responses=True, encoding_errors="surrogateescape"
-    ) as client:
+    with plain_redis(ensure_redis(moved.settings.data_dir).url) as client:
         assert audit(client, max_attempts=5) == []
 
 

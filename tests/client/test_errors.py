@@ -7,9 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -18,9 +17,7 @@ import yaml
 
 from serve_app.client import (
     AsyncClient,
-    AtelierClientError,
     Client,
-    Conflict,
     Forbidden,
     Image,
     InvalidRequest,
@@ -30,11 +27,10 @@ from serve_app.client import (
     UnexpectedAnswer,
     Unreachable,
 )
-from serve_app.client.errors import service_error
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from tests.live import Live, live_service
-from tests.support import PRIVATE_ADAPTER, adapter_id
+from tests.support import PRIVATE_ADAPTER, adapter_id, serving
 
 LORA = adapter_id("neon")
 PROMPT = "purple mountains under a black sky with a yellow moon"
@@ -63,13 +59,6 @@ def test_what_a_key_may_not_do_is_unauthorized_or_forbidden(live: Live) -> None:
 def test_an_unknown_job_is_not_found(live: Live, key: str, run_id: str) -> None:
     with Client(live.base_url, key) as client, pytest.raises(NotFound):
         client.run(run_id)
-
-
-def test_one_idempotency_key_for_two_requests_is_a_conflict(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client:
-        client.generate(PROMPT, lora_id=LORA, idempotency_key="order-7")
-        with pytest.raises(Conflict):
-            client.generate("a windmill", lora_id=LORA, idempotency_key="order-7")
 
 
 def test_over_the_plan_is_rate_limited_with_retry_after(
@@ -113,14 +102,8 @@ def web_server(status: int, body: str, **headers: str) -> Generator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Page) as address:
+        yield address
 
 
 LOGIN = "<html><title>Corporate proxy</title><body>Please  sign in</body></html>"
@@ -204,15 +187,6 @@ def test_an_invalid_key_is_refused_at_once_and_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match=r"^key: ") as error:
         Client("http://service.test", key)
     assert not key or key not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>Bad gateway</html>", b"[]", b'{"error":"no"}', b'{"error":null}', b"\xff"]
-)
-def test_an_answer_of_a_proxy_is_a_service_error(body: bytes) -> None:
-    error = service_error(httpx.Response(502, content=body))
-    assert isinstance(error, AtelierClientError)
-    assert (error.status, error.code) == (502, "unknown")
 
 
 @pytest.mark.slow

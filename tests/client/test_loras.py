@@ -1,33 +1,19 @@
 """LoRAs through both clients: added with progress, listed in pages, changed, shared and deleted."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
 from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, calls, upload_bar
-from serve_app.domain.catalog import Adapter
 from serve_app.loras.catalog_file import add_digests
+from tests.client.conftest import LossyTransport
 from tests.live import Live
-from tests.support import POCKET, adapter_id
+from tests.support import POCKET, adapter_id, adapter_of
 
 pytestmark = pytest.mark.usefixtures("shared_layer_tables")
 OUTLINE = POCKET / "loras" / "outline.safetensors"
-
-
-class LossyTransport(httpx.HTTPTransport):
-    """Delivers every request and drops the response of the first upload."""
-
-    lost = 1
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
-        if self.lost and request.method == "POST":
-            self.lost -= 1
-            raise httpx.ReadError("connection reset", request=request)
-        return response
 
 
 def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
@@ -63,7 +49,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
     monkeypatch.setenv("FORCE_COLOR", "1")
     (account, key), (zeta, _) = live.member(), live.member("zeta")
     sent: list[tuple[int, int]] = []
-    with Client(live.base_url, key, transport=LossyTransport()) as client:
+    with Client(live.base_url, key, transport=LossyTransport(1, "POST")) as client:
         added = client.loras.add(
             OUTLINE, base_model="pocket", trigger_words=["ink drawing"], on_progress=lambda *each: sent.append(each)
         )
@@ -110,12 +96,8 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
         (peft / name).write_text(name)
     account, key = live.member()
     with Client(live.base_url, key) as client:
-        for number, (path, is_folder) in enumerate(((OUTLINE, False), (peft, True))):
-            record = Adapter(
-                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC),
-                file=str(path), sha256="", base_model="pocket", owner=account.id, accounts=frozenset(),
-                is_folder=is_folder,
-            )  # fmt: skip
+        for path, is_folder in ((OUTLINE, False), (peft, True)):
+            record = adapter_of(account.id, file=str(path), sha256="", is_folder=is_folder)
             (record,) = add_digests([record], {}, {}).adapters
             live.run(live.resources.adapter_registry.register(record))
             had = client.loras.add(path, base_model="pocket", on_progress=lambda *each: sent.append(each))

@@ -24,27 +24,13 @@ from serve_app.client.protocol import (
 )
 from serve_app.client.records import Record
 from serve_app.client.sync_client import Job
+from tests.client.conftest import LossyTransport
 from tests.live import Live
 from tests.support import adapter_id
 
 LORA = adapter_id("neon")
 PROMPT = "purple mountains under a black sky with a yellow moon"
 SERVICE = Service(base_url="http://service.test", key="atl_key", interface="a", retry_budget=60)
-
-
-class LossyTransport(httpx.HTTPTransport):
-    """Delivers every request and drops the first `lost` responses, as a connection that breaks."""
-
-    def __init__(self, lost: int) -> None:
-        super().__init__()
-        self._lost = lost
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
-        if self._lost:
-            self._lost -= 1
-            raise httpx.ReadError("connection reset", request=request)
-        return response
 
 
 class UnroutedProxy(httpx.HTTPTransport):

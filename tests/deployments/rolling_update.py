@@ -19,8 +19,8 @@ import httpx
 from deployments.runtime import ray_environment
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from tests.deployments.three_nodes import deploy, new_key, pids_of, until
-from tests.support import free_port, says_ready
+from tests.deployments.three_nodes import deploy, new_key, pids_of
+from tests.support import free_port, says_ready, until
 
 CALLERS = 4
 BEFORE_S, AFTER_S = 20.0, 10.0

@@ -15,10 +15,10 @@ import psutil
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.store.embedded_redis import stop_redis
-from tests.support import ROOT, free_port
+from tests.support import ROOT, free_port, until
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
-START_LIMIT_S, JOB_LIMIT_S, STOP_LIMIT_S = 300.0, 120.0, 15.0
+START_LIMIT_S, STOP_LIMIT_S = 300.0, 15.0
 ENVIRONMENT = {
     "ATELIER_LEASE": "PT5S",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -89,12 +89,7 @@ class Service:
         self.until(lambda: condition(self.record(request_id)))
         return self.record(request_id)
 
-    def until(self, condition: Callable[[], bool], limit: float = JOB_LIMIT_S) -> None:
-        """Poll until the condition holds. These tests are outside callers without an event loop."""
-        deadline = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < deadline, "not in time"
-            time.sleep(0.1)
+    until = staticmethod(until)
 
     def pngs(self, record: Mapping[str, Any]) -> list[bytes]:
         assert record["status"] == "completed", record

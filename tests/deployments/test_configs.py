@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import assemble, build
-from deployments.args import AppArgs, IngressArgs, ScaleArgs
+from deployments.args import AppArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog_file import read_catalog
@@ -75,13 +75,6 @@ def test_the_ingress_itself_bounds_the_requests_that_it_takes() -> None:
             "requests_waiting": 1000,
             "max_rank": 200,
         }
-
-
-def test_an_ingress_passes_no_request_to_another_thread() -> None:
-    built: Any = build(AppArgs())
-    options = built._bound_deployment.ray_actor_options
-    assert options["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
-    assert options["num_cpus"] == IngressArgs().num_cpus
 
 
 def test_a_frozen_replica_of_any_deployment_is_replaced_within_30_s() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import redis
-import yaml
 
 from deployments.demo import Demo, demo_account
 from deployments.output import Reporter
@@ -118,11 +117,6 @@ def test_each_stage_is_one_line_with_its_seconds(capsys: pytest.CaptureFixture[s
 def test_a_terminal_shows_running_stages_with_their_progress() -> None:
     screen = _run_on_a_terminal("stages.begin('First image'); stages.update('First image', 45)")
     assert re.search(r"First image: 45 % +0 s", screen)
-
-
-def test_the_first_lora_of_the_catalog_is_the_one_that_the_example_prompt_looks_good_with() -> None:
-    catalog = yaml.safe_load((ROOT / "configs" / "catalog.yaml").read_text())
-    assert catalog["adapters"][0]["name"] == "Neon"
 
 
 def _report(reporter: Reporter, demo: Demo) -> None:

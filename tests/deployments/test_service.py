@@ -71,12 +71,6 @@ def test_an_upscale_follows_a_generation(service: Service) -> None:
     assert Image.open(BytesIO(png)).size == (2048, 2048)
 
 
-def test_every_answer_has_one_request_id(service: Service) -> None:
-    for path in ("/healthz", "/no-such-path", "/v1/models"):
-        answer = service.client.get(path)
-        assert len(answer.headers.get_list("x-request-id")) == 1
-
-
 async def test_an_operator_has_the_machines_compared_from_the_browser(service: Service) -> None:
     url = ensure_redis(service.data_dir).url
     async with open_resources(Settings(data_dir=service.data_dir, redis_url=url)) as resources:

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, until
 
 PROGRAM = """
 import os, signal, sys, time
@@ -44,10 +43,7 @@ class Supervised:
 
     def said(self, name: str) -> str:
         """What was said, once it was said."""
-        deadline = time.monotonic() + 30
-        while not (self.home / name).exists():
-            assert time.monotonic() < deadline, f"never said {name}"
-            time.sleep(0.01)
+        until((self.home / name).exists, 30, why=lambda: f"never said {name}")
         return (self.home / name).read_text()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -129,10 +125,7 @@ def test_a_child_that_has_lost_its_supervisor_stops_and_cleans_up_itself(home: P
     child = int(supervised.said("ready"))
     supervised.end()
     assert int(supervised.said("cleaned")) == child
-    deadline = time.monotonic() + 30
-    while is_alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not is_alive(child), 30)
 
 
 def test_the_clean_up_gets_the_session_of_what_the_child_started(home: Path) -> None:

@@ -32,7 +32,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect_sync
 from serve_app.store.redis_process import server_binary
 from tests.composition import open_resources
-from tests.support import free_port, says_ready
+from tests.support import free_port, says_ready, until
 
 JOBS = 4
 REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
@@ -322,13 +322,6 @@ def redis_server(home: Path) -> Generator[str]:
         server.terminate()
         server.wait(timeout=10)
         shutil.rmtree(folder)
-
-
-def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time {why()}"
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

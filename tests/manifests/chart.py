@@ -64,6 +64,10 @@ def rendered(profile: str) -> list[Document]:
     return copy.deepcopy(_rendered(profile))
 
 
+def serve_config(documents: list[Document]) -> dict[str, Any]:
+    return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
+
+
 def find(documents: list[Document], kind: str, name: str | None = None) -> Document:
     """The one object of that kind, and of that name where several have the kind."""
     (found,) = [

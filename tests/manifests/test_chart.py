@@ -23,7 +23,7 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
-from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
+from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered, serve_config
 from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import mistakes
@@ -40,10 +40,6 @@ def production(**values: Any) -> list[Document]:
 def shared_environment(documents: list[Document]) -> dict[str, Any]:
     """What every pod of Ray has in its environment."""
     return find(documents, "ConfigMap", "atelier-environment")["data"]
-
-
-def serve_config(documents: list[Document]) -> dict[str, Any]:
-    return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
 
 
 def worker_groups(documents: list[Document]) -> dict[str, dict[str, Any]]:
@@ -240,12 +236,6 @@ def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
     assert peers == ["ingress-nginx", "monitoring"]
     generation = find(documents, "NetworkPolicy", "atelier-generation")["spec"]["ingress"]
     assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
-
-
-def test_the_head_of_a_growing_cluster_runs_no_replica() -> None:
-    head = find(rendered("production"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
-    assert head["rayStartParams"]["num-cpus"] == "0"
-    assert "resources" not in head
 
 
 def test_every_ray_pod_has_the_same_environment() -> None:
@@ -489,13 +479,6 @@ def test_the_notes_say_where_customers_addresses_get_lost() -> None:
     assert warning not in _notes("production")
     assert warning in _notes("production", limits={"trustedProxies": []})
     assert warning not in _notes("cpu-demo"), "nothing is in front"
-
-
-def test_the_notes_say_how_to_go_on() -> None:
-    assert "kubectl port-forward -n demo service/atelier-serve-svc 8000:8000" in _notes("cpu-demo")
-    assert "secret -n demo atelier-first-account" in _notes("cpu-demo")
-    assert "https://images.example.com/console" in _notes("production")
-    assert "atelier accounts create acme" in _notes("many-gpus")
 
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:

@@ -4,17 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.manifests.chart import CHART
-from tests.support import ROOT
+from tests.support import ROOT, serving
 
 FETCH = CHART / "files" / "fetch_models.py"
 CREATE_ACCOUNT = CHART / "files" / "create_account.py"
@@ -125,16 +122,6 @@ class ModelHub(Server):
             self.send(404, b"")
 
     do_GET = do_HEAD = answer
-
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
-    """The address of a server on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_model_comes_from_a_hub_by_its_revision(models: Models, tmp_path: Path) -> None:

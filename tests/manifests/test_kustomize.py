@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 from functools import cache
-from typing import Any
 
 import pytest
 import yaml
 
-from deployments.config import ServeConfig, read_config
-from tests.manifests.chart import Document, find
+from deployments.config import ServeConfig
+from tests.manifests.chart import Document, find, serve_config
 from tests.manifests.render import KUBERAY, KUSTOMIZE, manifests
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import mistakes
@@ -46,10 +45,6 @@ def _environment() -> dict[str, str]:
 
 def built(overlay: str) -> list[Document]:
     return copy.deepcopy(_built(overlay))
-
-
-def serve_config(documents: list[Document]) -> dict[str, Any]:
-    return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
 
 
 def test_the_plain_manifests_are_the_charts() -> None:
@@ -89,15 +84,6 @@ def test_the_replicas_of_an_overlay_fit_its_pods(overlay: str) -> None:
     }
     declared = {(pool.name, pool.nodes, *sorted(pool.resources)) for pool in config.pools if pool.name != "head"}
     assert made == declared
-
-
-@needs_kustomize
-def test_one_card_is_shared_by_fractions() -> None:
-    """They are the same fractions as on a machine of one's own."""
-    deployed = ServeConfig.model_validate(serve_config(built("one-gpu"))).args
-    local = read_config(ROOT / "configs" / "one_gpu.yaml").args
-    assert (deployed.generator.num_gpus, deployed.upscaler.num_gpus) == (0.7, 0.3)
-    assert (local.generator.num_gpus, local.upscaler.num_gpus) == (0.7, 0.3)
 
 
 @needs_kustomize

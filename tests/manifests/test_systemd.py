@@ -24,9 +24,3 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert COMMAND in text
     assert _complaints(tmp_path, text) == ""
     assert "KillMoode" in _complaints(tmp_path, text.replace("KillMode", "KillMoode"))
-
-
-def test_a_stop_ends_only_the_main_process_which_ends_the_others_in_order() -> None:
-    """By default every process gets SIGTERM at once, and workers find no Redis to give their jobs back to."""
-    lines = UNIT.read_text().splitlines()
-    assert {"KillMode=mixed", "KillSignal=SIGTERM", "TimeoutStopSec=20"} <= set(lines)

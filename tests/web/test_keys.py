@@ -4,7 +4,6 @@ import asyncio
 import re
 from datetime import timedelta
 
-import httpx
 import pytest
 import redis
 
@@ -53,21 +52,6 @@ async def test_a_form_makes_one_key_of_its_interface_that_is_shown_once(
     assert "no second one was created" in reloaded.text
     assert len(await resources.api_keys.list(owner.id)) == 1
     assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
-async def test_the_curl_line_works_as_it_is_pasted(
-    browser: Browser, resources: Resources, path: str, button: str, header: str, interface: str
-) -> None:
-    page = await browser.send((await browser.open(path)).form(button))
-    line = re.search(r"curl (\S+) -H '([^']+)' -H '([^']+)' -d '([^']+)'", page.text)
-    assert line is not None
-    url, credential, media_type, body = line.groups()
-    headers = dict(part.split(": ", 1) for part in (credential, media_type))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(resources.app())) as caller:
-        answer = await caller.post(url, headers=headers, content=body)
-    assert answer.status_code == (202 if "a" in interface else 200), answer.text
 
 
 @pytest.mark.slow
@@ -164,16 +148,6 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
 
 
 @pytest.mark.slow
-async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
-    _, secret = await resources.api_keys.create(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
-    page = await browser.open("/console/settings/api")
-    page = await browser.send(page.form("Revoke this key"))
-    assert page.answer.url.path == "/console/settings/api"
-    assert not [form for form in page.forms if "Revoke this key" in form.buttons]
-    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
-
-
-@pytest.mark.slow
 async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
     other = await resources.accounts.create("other")
     key, secret = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
@@ -198,16 +172,6 @@ async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     assert "1 of 50 per hour" in text
     assert "0 of 10 per minute" in text
     assert "This account may use 9 LoRA models." in text, "the private adapter of the test catalog, too"
-
-
-@pytest.mark.slow
-async def test_another_account_does_not_see_the_private_adapter(browsers: Browsers, resources: Resources) -> None:
-    await resources.accounts.create("other", password=PASSWORD)
-    browser = browsers.new()
-    await browser.sign_in("other", PASSWORD)
-    assert "This account may use 8 LoRA models." in (await browser.open("/console/settings")).text
-    text = (await browser.open("/console/loras")).text
-    assert ("Outline" in text, "Private" in text) == (True, False)
 
 
 def _secret(page: Page) -> str:

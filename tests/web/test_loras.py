@@ -1,8 +1,6 @@
 """The console shows LoRAs, and uploads, changes, shares and removes the account's own."""
 
 import re
-from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 
 import pytest
@@ -17,37 +15,19 @@ from serve_app.jobs.queue import new_nonce
 from serve_app.web.console import lora_cards, loras
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id
+from tests.support import POCKET, adapter_id, adapter_of
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
 
 FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "layers": 64, "targets": ["attention"]}
-_numbers = count(1)
 
 
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
     """Register a LoRA of the account, whose file is not looked at."""
-    given: dict[str, Any] = {
-        "name": "Ink",
-        "description": "Thin lines.",
-        "trigger_words": ("ink drawing",),
-        "found": FOUND,
-        **fields,
-    }
-    number = next(_numbers)
-    adapter = Adapter(
-        id="model_" + f"{number:026d}".translate(str.maketrans("0123456789", "abcdefghij")),
-        created_at=datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=number),
-        file="memory://ink.safetensors",
-        sha256=f"{number:064x}",
-        base_model="pocket",
-        owner=owner.id,
-        accounts=frozenset(),
-        size_bytes=2 << 20,
-        **given,
-    )
+    usual = {"description": "Thin lines.", "trigger_words": ("ink drawing",), "found": FOUND, "size_bytes": 2 << 20}
+    adapter = adapter_of(owner.id, **{**usual, **fields})
     await resources.adapter_registry.register(adapter)
     return adapter
 

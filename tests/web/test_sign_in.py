@@ -45,17 +45,6 @@ async def test_odd_input_is_only_a_wrong_password(browsers: Browsers, owner: Acc
     assert (await browsers.new().sign_in(name, password)).status == 403
 
 
-@pytest.mark.slow
-async def test_a_session_is_new_at_every_sign_in(browsers: Browsers, owner: Account) -> None:
-    browser = browsers.new()
-    tokens: set[str | None] = set()
-    for _ in range(2):
-        await browser.sign_in("owner", PASSWORD)
-        tokens.add(browser.http.cookies.get("atelier_session"))
-        browser.http.cookies.delete("atelier_session")
-    assert len(tokens) == 2
-
-
 @pytest.mark.parametrize(
     ("origin", "name", "expected"),
     [

@@ -1,6 +1,6 @@
 -- A holder signs in: `account:ID`, `account:ID:USER` for an invited user of it, or `operator:NAME`.
 
--- The record that has the holder's password.
+-- Return the name of the record that has the holder's password.
 local function record_of(holder) return (string.gsub(holder, '^account:([^:]+):([^:]+)$', 'user:%1:%2')) end
 
 -- What a session or link must have been given to be good still: it changes with the password, and when the account is

@@ -85,7 +85,7 @@ def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     read = _loha if LOHA & parts.keys() else _lokr if LOKR & parts.keys() else _lora
     try:
         return read(name, parts, shape)
-    except (RuntimeError, IndexError) as error:  # torch, of shapes that do not fit each other
+    except (RuntimeError, IndexError) as error:  # torch raises these for shapes that do not fit each other
         shapes = ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
         raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
 
@@ -94,7 +94,7 @@ def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     _require(name, parts, "down", "up")
     down, up = parts["down"].float(), parts["up"].float()
     dimension = down.shape[0]
-    if "mid" in parts:  # Tucker: a 1×1 convolution, one with the kernel, a 1×1
+    if "mid" in parts:  # Tucker's form is a 1×1 convolution, one with the kernel, and a 1×1
         down = torch.einsum("i j ..., j c -> i c ...", parts["mid"].float(), down.flatten(1))
     rank = down.shape[0]
     if down[0].numel() == shape[1:].numel():

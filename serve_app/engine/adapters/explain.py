@@ -16,7 +16,7 @@ KINDS: Sequence[tuple[str, str]] = (
     (r"\.(diff|diff_b)$", "full-weight difference"),
     (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
 )
-"""What a name says of the algorithm: refused by its own name."""
+"""Parts of names that tell an algorithm which cannot be used, and what a refusal calls it."""
 
 LOOKS: Sequence[tuple[str, str]] = (
     (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "a Flux LoRA"),

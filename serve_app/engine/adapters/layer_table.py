@@ -18,14 +18,15 @@ from torch import Tensor
 from serve_app.atomic_files import write_atomically
 
 BARE_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "lycoris_")
-"""ComfyUI and whole checkpoints; LyCORIS without a trainer. They say nothing of the component."""
+"""ComfyUI, whole checkpoints, and LyCORIS without a trainer write these prefixes, which say nothing of the
+component."""
 TEXT_PREFIXES = {
     "text_encoders.clip_l.transformer.": "text_encoder",
     "text_encoders.clip_g.transformer.": "text_encoder_2",
     "clip_l.": "text_encoder",
     "clip_g.": "text_encoder_2",
 }
-"""ComfyUI and OneTrainer."""
+"""ComfyUI and OneTrainer write these prefixes for text encoders."""
 
 
 class Layer(Protocol):
@@ -134,7 +135,7 @@ def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
     except FileNotFoundError:
         meta_layers = importlib.import_module("serve_app.engine.families.registry")
         written = _write(meta_layers.load_meta_layers(folder))
-        with suppress(OSError):  # a full disk: the next time takes as long
+        with suppress(OSError):  # on a full disk the next time takes as long
             write_atomically(file, written)
     return _read(written, name)
 

@@ -15,11 +15,11 @@ from serve_app.engine.adapters.layer_table import UnusableAdapter
 METADATA = "lora_adapter_metadata"
 """diffusers keeps the configuration of each component under this name: `{"unet.lora_alpha": 8, …}`."""
 PEFT_ALPHA = 8
-"""PEFT's own, where a configuration names none."""
+"""PEFT's own alpha, which holds where a configuration names none."""
 MAX_ALPHA = 1e9
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initializations that train on another base weight: without it the difference cannot be applied."""
+"""These initializations train on another base weight, without which the trained difference cannot be applied."""
 UNSUPPORTED = ("lora_bias", "modules_to_save", "target_parameters", "layer_replication", "use_qalora", "use_bdlora",
                "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config")  # fmt: skip
 

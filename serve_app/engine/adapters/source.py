@@ -15,7 +15,7 @@ from serve_app.safetensors_file import Header, UnusableFile, read_header, read_n
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
 PEFT_BASE = "base_model_name_or_path"
-"""A field of `adapter_config.json`."""
+"""The field of `adapter_config.json` that names the base model."""
 MAX_CONFIG_BYTES = 1 << 20
 
 

@@ -18,7 +18,7 @@ _MISLEADING = {
     "diffusers.pipelines.pipeline_utils": "Expected types for vae",  # our VAE is a tiny one, which the UNet suits
     "transformers.utils.import_utils": "ImageProcessor` requires torchvision",  # nothing here processes images by it
 }
-"""Part of each warning's text, by the logger that emits it."""
+"""Warnings that would mislead are dropped: a part of each one's text, by the logger that emits it."""
 
 
 @contextmanager

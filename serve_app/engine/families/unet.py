@@ -25,7 +25,7 @@ from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 GRAPHS = 1024
-"""Compiled forward shapes that are kept: batch keys (latent shape, prompt length) times row counts."""
+"""This many compiled forward shapes are kept: batch keys (latent shape, prompt length) times row counts."""
 
 
 def compile_denoiser(module: nn.Module, backend: str) -> Any:
@@ -48,7 +48,7 @@ KOHYA_PREFIXES = {
 USUAL_STEPS = 30
 """A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_PROMPTS = 256
-"""Encoded prompts that are cached."""
+"""At most this many encoded prompts are cached."""
 
 
 class UNetFamily:
@@ -185,7 +185,7 @@ class UNetFamily:
         if mean is not None and std is not None:
             scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
         pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0].float()
-        if not bool(pixels.isfinite().all()):  # clamped, these would be a black image
+        if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
             raise FloatingPointError("the decoded image has numbers that are not finite")
         eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
         top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2

@@ -21,7 +21,7 @@ local function no_space(more)
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
 end
 
--- What the answer says of a job's LoRA: its base model, and its trigger words as JSON.
+-- Return what the answer says of a job's LoRA: its base model, and its trigger words as JSON.
 local function lora_facts(adapter)
   if adapter == '' then return {'', ''} end
   local found = redis.call('HMGET', K('lora:' .. adapter), 'base_model', 'trigger_words')

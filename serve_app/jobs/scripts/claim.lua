@@ -137,7 +137,7 @@ local function has_free_owner(group)
   return free_owners[group]
 end
 
--- Such a worker will claim the job, unless the job has waited long enough.
+-- Whether the job is left to a worker that holds its adapter, which lasts until it has waited long enough.
 local function is_left_to_owner(job)
   if job.group == '' or is_resident(job.group) or now - job.waiting_since >= owner_wait_ms then return false end
   return has_free_owner(job.group)
@@ -262,7 +262,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   end
 end
 
-if is_quarantine_worker then capacity = 0 end -- it has none for other jobs
+if is_quarantine_worker then capacity = 0 end -- this worker has no capacity for other jobs
 local seen = num(redis.call('ZSCORE', workers, worker), 0)
 if now - seen >= SEEN_EVERY or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
   redis.call('ZADD', workers, now, worker)

@@ -4,9 +4,9 @@
 -- packed.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no
 -- longer use the adapter: the job has failed) or fenced.
-local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
--- Of an average that stays near the lowest, which workers reach when fully busy: their passes are shared by most
--- images.
+local SMOOTHING = 0.8 -- the average of seconds per work unit keeps so much of its past: about the last ten jobs
+-- How an average falls and rises that stays near the lowest, which workers reach when fully busy: their passes are
+-- shared by most images.
 local BUSY_FALL, BUSY_RISE = 0.1, 0.0005
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
 local RECENT_ADAPTERS = 8192 -- completed jobs whose adapters are remembered, for workers that prefetch
@@ -32,7 +32,7 @@ local function measure_speed()
     'busy_seconds_per_unit', string.format('%.17g', busy))
 end
 
--- Once for each job: of all its attempts one commits, and that one once.
+-- Count the usage of a job, which happens once: of all its attempts one commits, and that one once.
 local function count_usage()
   if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
@@ -48,7 +48,7 @@ local function count_usage()
   redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
--- Of completed jobs only: an adapter that ends its worker is never prefetched by others.
+-- Remember the adapters of completed jobs only: an adapter that ends its worker is never prefetched by others.
 local function remember_adapter()
   if job.adapter == '' then return end
   local recent = K('recent_adapters:' .. job.kind)
@@ -61,7 +61,7 @@ measure_speed()
 count_usage()
 remember_adapter()
 charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
-redis.call('HDEL', K('job:' .. job_id), 'progress') -- 100 by its state
+redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
 redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 end_job(job, 'completed', retention_ms)

@@ -74,7 +74,7 @@ local function observe_job(metric, kind, ms)
   redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
 end
 
--- The part of a plan in `age`; a sample of the service's own is of none.
+-- Add a job to the waiting jobs of its plan, by their age; samples that the service draws by itself have no plan.
 local function age_in_plan(job)
   if job.plan ~= '' then
     redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
@@ -87,7 +87,7 @@ end
 
 local function waiting_of(adapter) return K('lora_jobs:' .. adapter) end
 
--- A job that waits or backs off, in the indexes beside the queues: of its plan, and of its LoRA.
+-- Put a job that waits or backs off into the indexes beside the queues: those of its plan and of its LoRA.
 local function start_waiting(job)
   age_in_plan(job)
   if job.adapter == '' then return end
@@ -155,7 +155,7 @@ local function enqueue(job)
   activate_account(job.kind, job.account)
 end
 
--- False when the job was not in a queue.
+-- Take a job out of its queue; false when it was in none.
 local function dequeue(job)
   local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.kind), job.id) == 1
   if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
@@ -171,7 +171,7 @@ local function dequeue(job)
   return true
 end
 
--- The job goes on ageing until it is queued again.
+-- Let a job wait for its next attempt; it goes on ageing meanwhile.
 local function back_off(job, pause_ms)
   start_waiting(job)
   redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
@@ -181,14 +181,14 @@ end
 -- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
 local function claimed_key(kind, worker) return K('claimed:' .. kind .. ':' .. worker) end
 
--- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what
--- follows.
+-- Every script that ends an attempt calls this first: writes that free memory are allowed on a full server, and so is
+-- what follows.
 local function drop_lease(job)
   redis.call('ZREM', K('lease:' .. job.kind), job.id)
   redis.call('SREM', claimed_key(job.kind, job.worker), job.id)
 end
 
--- A queued job is either in its queue or backing off.
+-- Take a queued job from where it is, in its queue or backing off.
 local function remove_waiting(job)
   if dequeue(job) then return end
   stop_waiting(job)
@@ -223,13 +223,13 @@ local function charge(kind, account, seconds)
   end
 end
 
--- What was charged for an attempt without images.
+-- Give back what was charged for an attempt that made no images.
 local function refund_charge(job)
   charge(job.kind, job.account, -job.charge / job.queue_share)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
--- Asked anew while a job waits and runs; an upscale has no adapter.
+-- Whether the account may still use the job's adapter, asked anew while it waits and runs; an upscale has none.
 local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
 
 local function requeue(job)
@@ -239,7 +239,7 @@ local function requeue(job)
   if not keeps_adapter(job) then withdraw(job.adapter) end
 end
 
--- The fault was ours: the request counted against the plan is subtracted, if its window is still open.
+-- Subtract the request from the plan's count, if its window is still open: the fault was the service's.
 local function refund_request(job)
   if job.rate_token == '' then return end
   local window = K('rate:' .. job.account .. ':' .. job.variant)
@@ -280,7 +280,7 @@ end
 
 local function holds_lease(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
 
--- Counted for the operator: it must stay near zero. pcall, because a full server refuses to count.
+-- Count a call of a worker that lost its lease, which must stay rare; by pcall, since a full server refuses to count.
 local function fenced()
   redis.pcall('HINCRBY', K('count'), 'fenced', 1)
   return 'fenced'

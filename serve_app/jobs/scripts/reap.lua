@@ -93,4 +93,4 @@ for _, kind in ipairs(KINDS) do
   remove_dead_workers(kind)
 end
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
-return moved + end_withdrawn() -- last: after a write that frees memory its own are allowed on a full server
+return moved + end_withdrawn() -- it comes last: on a full server, its writes are allowed after one that frees memory

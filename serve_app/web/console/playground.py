@@ -217,7 +217,7 @@ async def _panels(request: Request, session: ConsoleSession) -> list[Panel]:
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):
-        with suppress(UnreadableRecord):  # the others can be compared
+        with suppress(UnreadableRecord):  # the other images can be compared all the same
             job = await jobs_of(request).reader.get(job_id, account_id=account_id)
             panels += [await panel_of(request, job)] if job is not None else []
     return panels

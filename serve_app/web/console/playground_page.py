@@ -24,7 +24,7 @@ PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
 _LONGEST_QUERY_VALUE = 4000
 MOST_KEYS = 20
-"""Keys that are offered for code, the newest."""
+"""The code beside a finished job may name one of this many keys, the newest."""
 
 
 async def playground_page(

@@ -17,7 +17,7 @@ router = APIRouter()
 
 DAYS = 30
 MOST_ROWS = 50
-"""Rows of a table; the CSV has all."""
+"""A table has at most this many rows; the CSV has all."""
 _COLUMNS = ("day", "key", "key_id", "lora", "lora_id", "images", "megapixel_steps", "worker_seconds")
 
 

@@ -16,7 +16,7 @@ from serve_app.web.site.sign_in import record
 
 _PURPOSE = "users"
 TRIES = Limit("console-users", 30, timedelta(hours=1))
-"""Invitations of one account: a name that is tried tells whether it is in use."""
+"""One account may invite this often, since each name that it tries tells whether the name is in use."""
 ROLE_WORDS = {
     Role.MEMBER: "creates images, with LoRAs, history and API keys of their own",
     Role.BILLING: "sees usage only",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 Schema = Mapping[str, Any]
 DEEPEST = 4
-"""Objects within objects whose fields are listed."""
+"""The fields of objects within objects are listed this deep."""
 _REF = "#/components/schemas/"
 _FORMATS = {"date-time": "time (ISO 8601, UTC)", "uri": "address", "uri-reference": "address", "binary": "file"}
 _TYPES = {

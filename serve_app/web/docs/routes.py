@@ -92,7 +92,7 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     templates = page_templates(_HERE / "templates")
     templates.filters["shell"] = _with_variables
     templates.filters["prose"] = _prose
-    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # in the order of the document
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # JSON keeps the order of the document
 
     async def document(request: Request, name: str) -> dict[str, Any]:
         """Return the document with this service's address, and an open adapter in its examples."""

@@ -25,7 +25,7 @@ PAGE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Nothing inline and nothing from elsewhere; pages fetch parts of themselves from this service."""
+"""Pages run nothing inline and load nothing from elsewhere; they fetch parts of themselves from this service."""
 
 
 def page_templates(folder: Path) -> Environment:

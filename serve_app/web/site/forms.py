@@ -31,7 +31,7 @@ async def read_form(request: Request) -> Mapping[str, str]:
         raise HTTPException(413, "The form is too large.", _CLOSE) from None
     except RequestTimeout:
         raise HTTPException(408, "The form did not arrive in time. Try again.", _CLOSE) from None
-    if not raw:  # without fields, and browsers then name no media type
+    if not raw:  # browsers name no media type for a form without fields
         return {}
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = request.headers.get("content-encoding", "identity").strip().lower()

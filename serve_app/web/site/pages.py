@@ -179,7 +179,7 @@ class Protection:
     def _set_headers(self, headers: MutableHeaders, *, is_https: bool) -> None:
         for name, value in PAGE_HEADERS.items():
             headers[name] = value
-        headers.setdefault("Cache-Control", "no-store")  # images say for how long
+        headers.setdefault("Cache-Control", "no-store")  # answers with images say how long they are kept
         if is_https or self._public.scheme == "https":
             headers["Strict-Transport-Security"] = HSTS
 
