@@ -1,12 +1,6 @@
-"""The backlog in one round trip, for asyncio and for the autoscaling thread, which cannot await.
-
-Estimates when a job ends, from measured speeds and the waiting work.
-
-Statistics of the queues: the backlog, what waits, and the counters.
-"""
+"""Estimates when a job ends, and reads how much work waits: for callers, metrics, pages and autoscaling."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -16,44 +10,36 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, connect_sync
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
-"""Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order.
-"""
+"""A work unit (megapixel-step; output megapixel) is taken to need so many seconds until a job has been measured."""
 SOONEST = timedelta(seconds=1)
 """An estimate is never in the past, nor promises less than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
-    """What an estimate needs, as `queue.lua` reads it.
+class QueuePosition(NamedTuple):
+    """What an estimate needs, in the order in which `snapshot` in `queue.lua` answers it.
 
     Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
-    those with waiting jobs, `start_seconds` is how long the last worker took to start.
+    those with waiting jobs, `start_seconds` is how long the last worker took to start; 0 is what was never measured.
     """
 
-    seconds_per_unit: float | None
+    seconds_per_unit: float
     ready: int
     ready_work: int
     work: int
     workers: int
     accounts: int
     place: int
-    now: datetime
-    start_seconds: float | None = None
+    now_ms: int
+    start_seconds: float
+
+    @property
+    def now(self) -> datetime:
+        return from_epoch_ms(self.now_ms)
 
 
 def read_position(answer: Sequence[Any]) -> QueuePosition:
-    seconds_per_unit, ready, ready_work, work, workers, accounts, place, now, start_seconds = answer
-    return QueuePosition(
-        seconds_per_unit=float(seconds_per_unit) if seconds_per_unit else None,
-        ready=int(ready),
-        ready_work=int(ready_work),
-        work=int(work),
-        workers=workers,
-        accounts=accounts,
-        place=place,
-        now=from_epoch_ms(now),
-        start_seconds=float(start_seconds) if start_seconds else None,
-    )
+    speed, *counts, start_seconds = answer
+    return QueuePosition._make((float(speed or 0), *map(int, counts), float(start_seconds or 0)))
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
@@ -61,22 +47,20 @@ def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], p
     own = int(fields["work"])
     left = own * (1 - int(fields.get("progress", 0)) / 100)
     ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
-    seconds_per_unit = (
-        DEFAULT_SECONDS_PER_UNIT[kind] if position.seconds_per_unit is None else position.seconds_per_unit
-    )
-    starting = position.start_seconds or 0.0 if waits_for_worker(state, position) else 0.0
+    seconds_per_unit = position.seconds_per_unit or DEFAULT_SECONDS_PER_UNIT[kind]
+    starting = position.start_seconds if waits_for_worker(state, position) else 0.0
     return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))
 
 
 def waits_for_worker(state: JobState, position: QueuePosition) -> bool:
-    """Whether no worker is there that could take the job: the deployment has scaled to none, or starts."""
+    """Return whether a job waits while no worker is there: the deployment has scaled to none, or starts."""
     return state is JobState.QUEUED and position.workers == 0
 
 
 def _work_ahead(own: int, position: QueuePosition) -> float:
     """Return half of the running work and what the fair queue serves before this job.
 
-    That is as many jobs of each waiting account as are before this one in its own.
+    The queue serves as many jobs of each waiting account as are before this one in its own account.
     """
     running = max(0, position.work - position.ready_work) / 2
     if position.place < 0 or position.ready == 0:
@@ -107,7 +91,6 @@ def ask_backlog(pipeline: Any, kind: JobKind) -> None:
 
 def backlog_from(kind: JobKind, answer: Sequence[Any]) -> Backlog:
     (ready, ready_work, work, accepted, speed, busy_speed), leased, delayed, oldest, (seconds, micros) = answer
-    now_ms = seconds * 1000 + micros // 1000
     seconds_per_unit = float(speed) if speed else DEFAULT_SECONDS_PER_UNIT[kind]
     return Backlog(
         ready=int(ready or 0),
@@ -115,13 +98,19 @@ def backlog_from(kind: JobKind, answer: Sequence[Any]) -> Backlog:
         delayed=delayed,
         ready_seconds=int(ready_work or 0) / MILLI * seconds_per_unit,
         seconds=int(work or 0) / MILLI * seconds_per_unit,
-        oldest_age_s=max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0,
+        oldest_age_s=_age_s(oldest, seconds, micros),
         accepted=int(accepted or 0) / MILLI,
         busy_seconds_per_unit=float(busy_speed) if busy_speed else seconds_per_unit,
     )
 
 
+def _age_s(oldest: Sequence[tuple[str, float]], seconds: int, micros: int) -> float:
+    """Return how long the first of an index by time has waited at the server's time; 0 for an empty index."""
+    return max(0.0, seconds + micros / 1e6 - oldest[0][1] / 1000) if oldest else 0.0
+
+
 GROUPS_READ = 500
+"""The weights that wait are counted among this many whose jobs are the oldest."""
 
 
 class QueueLength(NamedTuple):
@@ -153,15 +142,11 @@ class QueueStats:
             pipeline.zcard(redis_key("plan_age", kind, plan))
             pipeline.zrange(redis_key("plan_age", kind, plan), 0, 0, withscores=True)
         (seconds, micros), *answers = await pipeline.execute()
-        now_ms = seconds * 1000 + micros // 1000
-        ages = [max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0 for oldest in answers[1::2]]
+        ages = [_age_s(oldest, seconds, micros) for oldest in answers[1::2]]
         return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
 
     async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
-        """Return the weights for which most jobs are ready, and how many.
-
-        Of weights that wait, the `GROUPS_READ` whose jobs are the oldest are counted.
-        """
+        """Return the weights for which most jobs are ready, and how many."""
         groups: list[str] = await self._redis.zrange(redis_key("groups", kind), 0, GROUPS_READ - 1)
         pipeline = self._redis.pipeline(transaction=False)
         for group in groups:

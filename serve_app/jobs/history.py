@@ -1,18 +1,20 @@
 """Reads jobs and their images by id, lists jobs newest first, and looks after dead letters (failed jobs)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from math import ceil
+from typing import Any, NamedTuple
 
 from serve_app.domain.durations import Position, epoch_ms
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
-from serve_app.jobs.records import RECORD_VERSION, read_job, read_jobs, read_snapshot, record_version
+from serve_app.jobs.records import RECORD_VERSION, read_job, read_snapshot, record_version
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Rewrite, Script
+from serve_app.store.script import Argument, Rewrite, Script, pairs
 
 ASKED_AT_ONCE = 1_000
 """One call of `ended.lua` is asked about at most this many jobs."""
@@ -61,8 +63,12 @@ class JobReader:
 
 
 async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
-    """Return the jobs that exist, in the order of the ids; without estimates."""
-    return read_jobs(await _records(redis, ids))
+    """Return the jobs that exist and that this version can read, in the order of the ids; without estimates."""
+    jobs: list[Job] = []
+    for job_id, fields in (await _records(redis, ids)).items():
+        with suppress(UnreadableRecord):
+            jobs.append(read_job(job_id, fields))
+    return jobs
 
 
 async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -77,7 +83,7 @@ async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str
 LOOKED_AT_ONCE = 200
 """One call of `list_jobs.lua` looks at this many records, in less than 1 ms, so that no poll waits behind a search."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
-"""How many of the newest jobs `list_all` reads, and how many at once."""
+"""`list_all` reads at most so many of the newest jobs, and so many at once."""
 NO_KEY = "-"
 """Jobs that were asked for in the console have this in place of a key."""
 
@@ -94,7 +100,7 @@ class JobFilter:
 
 
 class JobPage(NamedTuple):
-    """Holds the jobs of one page, and the position after which the next page begins; None on the last.
+    """The jobs of one page, and the position after which the next page begins; None on the last.
 
     A page that has a next one may still be short: the search stops after a bounded number of records.
     """
@@ -104,7 +110,7 @@ class JobPage(NamedTuple):
 
 
 class NewestRecords(NamedTuple):
-    """Jobs, newest first; ids of unreadable records; how many records a newer version wrote."""
+    """The newest jobs, the ids of unreadable records, and how many records a newer version wrote."""
 
     jobs: list[Job]
     unreadable: list[str]
@@ -121,11 +127,9 @@ class JobHistory:
         self._redis = redis
         self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
 
-    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Sequence[Job]:
-        """List the account's jobs accepted before a time, newest first."""
-        latest = "+inf" if before is None else f"({epoch_ms(before)}"
-        ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
-        return await find_jobs(self._redis, ids)
+    async def list(self, account_id: str, *, limit: int = 50) -> Sequence[Job]:
+        """List the account's newest jobs, the newest first."""
+        return await find_jobs(self._redis, await self._redis.zrevrange(redis_key("jobs", account_id), 0, limit - 1))
 
     async def page(
         self,
@@ -134,33 +138,25 @@ class JobHistory:
         limit: int,
         only: JobFilter | None = None,
         after: Position | None = None,
-        among: int | None = None,
+        among: int = LIST_LIMIT,
     ) -> JobPage:
         """List those of the account's jobs that a filter takes, newest first, after a position.
 
-        With `among`, only about so many jobs are looked at.
+        Only about `among` jobs are looked at.
         """
-        only, found, place, looked = only or JobFilter(), list[Position](), after, 0
-        while len(found) <= limit and (among is None or looked < among):
-            looked += LOOKED_AT_ONCE
-            rows, last = await self._list_jobs(
-                account=account_id,
-                state=only.state,
-                adapter=only.lora_id,
-                key_id=only.key_id,
-                since=None if only.since is None else epoch_ms(only.since),
-                until_ms=None if only.until is None else epoch_ms(only.until),
-                after_ms=None if place is None else place.ms,
-                after_id=None if place is None else place.id,
-                limit=limit + 1 - len(found),
-                most=LOOKED_AT_ONCE,
-            )
-            found += [Position(int(ms), job_id) for job_id, ms in rows]
-            place = Position(int(last[1]), last[0]) if last else None
-            if place is None:
-                break
-        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
-        return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
+        only = only or JobFilter()
+        search = _Search(self._list_jobs, calls=ceil(among / LOOKED_AT_ONCE), most=LOOKED_AT_ONCE)
+        ids, following = await search.page(
+            limit,
+            after,
+            account=account_id,
+            state=only.state,
+            adapter=only.lora_id,
+            key_id=only.key_id,
+            since=None if only.since is None else epoch_ms(only.since),
+            until_ms=None if only.until is None else epoch_ms(only.until),
+        )
+        return JobPage(await find_jobs(self._redis, ids), following)
 
     async def list_all(self, state: JobState | None = None, limit: int = 50) -> Sequence[Job]:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""
@@ -187,12 +183,40 @@ class JobHistory:
         return NewestRecords(jobs, unreadable, newer)
 
 
+@dataclass
+class _Search:
+    """Looks for a page of jobs with `page.lua`: in at most `calls` calls, each of which looks at `most` records."""
+
+    script: Script
+    calls: int
+    most: int
+    more: Sequence[Any] = ()
+    """What the script answered last besides the page."""
+
+    async def page(self, limit: int, after: Position | None, **only: Argument) -> tuple[Sequence[str], Position | None]:
+        """Return the ids of at most `limit` jobs after a position, and where to go on; None where all were seen."""
+        found, place = list[Position](), after
+        for _ in range(self.calls):
+            *self.more, rows, last = await self.script(
+                **only,
+                after_ms=None if place is None else place.ms,
+                after_id=None if place is None else place.id,
+                limit=limit + 1 - len(found),
+                most=self.most,
+            )
+            found += [Position(int(ms), job_id) for job_id, ms in rows]
+            place = Position(int(last[1]), last[0]) if last else None
+            if place is None or len(found) > limit:
+                break
+        return [each.id for each in found[:limit]], found[limit - 1] if len(found) > limit else place
+
+
 FAILED_AT_ONCE, CALLS = 1_000, 4
 """One call of `list_dead.lua` looks at this many jobs, in about 3 ms, and one page takes this many calls."""
 
 
 class DeadPage(NamedTuple):
-    """Failed jobs of one page, after which position the next begins, and how many failed for each code."""
+    """The failed jobs of one page, the position after which the next begins, and how many failed for each code."""
 
     jobs: Sequence[Job]
     next: Position | None
@@ -225,24 +249,12 @@ class DeadLetters:
         A `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` jobs of that time. A page
         looks at `CALLS` × `FAILED_AT_ONCE` jobs at most, so that it may be short and yet have a next one.
         """
-        found, place, counts = list[Position](), after, dict[str, int]()
-        for _ in range(CALLS):
-            counted, rows, last = await self._list_dead(
-                account=account,
-                code=code,
-                since=None if since is None else epoch_ms(since),
-                after_ms=None if place is None else place.ms,
-                after_id=None if place is None else place.id,
-                limit=limit + 1 - len(found),
-                most=FAILED_AT_ONCE,
-            )
-            counts = {name: int(number) for name, number in zip(counted[::2], counted[1::2], strict=True)}
-            found += [Position(int(ms), job_id) for job_id, ms in rows]
-            place = Position(int(last[1]), last[0]) if last else None
-            if place is None or len(found) > limit:
-                break
-        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
-        return DeadPage(jobs, found[limit - 1] if len(found) > limit else place, counts)
+        search = _Search(self._list_dead, calls=CALLS, most=FAILED_AT_ONCE)
+        since_ms = None if since is None else epoch_ms(since)
+        ids, following = await search.page(limit, after, account=account, code=code, since=since_ms)
+        (counted,) = search.more
+        counts = {name: int(number) for name, number in pairs(counted).items()}
+        return DeadPage(await find_jobs(self._redis, ids), following, counts)
 
     async def requeue(self, job_id: str) -> bool:
         """Queue a failed job again with all its attempts; False when it has not failed."""

@@ -2,12 +2,12 @@
 
 import asyncio
 import base64
-import importlib
 import inspect
 import json
 import logging
+import pkgutil
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import httpx
 
@@ -38,7 +38,7 @@ class Moderation:
     """Asks the service or the function of the settings; without either, everything is allowed."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `BadModeration`."""
+        """Raise `BadModeration` where the settings name no usable service or function."""
         self._timeout_s = settings.moderation_timeout.total_seconds()
         self._is_open = settings.moderation_fails == "open"
         self._ask = _asker(settings)
@@ -48,12 +48,12 @@ class Moderation:
         return self._ask is not None
 
     async def prompt(self, *, account_id: str, job_id: str, prompt: str, negative_prompt: str) -> Verdict:
-        """Raises `ModerationUnavailable`, if it fails closed."""
+        """Ask about a job's prompts. Raises `ModerationUnavailable`, if it fails closed."""
         texts = {"prompt": prompt, "negative_prompt": negative_prompt}
         return await self._verdict({"stage": "prompt", "account": account_id, "job": job_id, **texts})
 
     async def image(self, *, account_id: str, job_id: str, png: bytes) -> Verdict:
-        """Raises `ModerationUnavailable`, if it fails closed."""
+        """Ask about a job's image. Raises `ModerationUnavailable`, if it fails closed."""
         if self._ask is None:
             return Verdict(True)
         image = base64.b64encode(png).decode()
@@ -74,10 +74,6 @@ class Moderation:
 
 
 Ask = Callable[[dict[str, str]], Awaitable[object]]
-
-
-class _Function(Protocol):
-    def __call__(self, question: dict[str, str]) -> object: ...
 
 
 def _asker(settings: Settings) -> Ask | None:
@@ -106,27 +102,21 @@ def _http(url: str) -> Ask:
                     raise ValueError("too long")
             return json.loads(body)
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log the address, which may hold a secret, each time
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs the address, which may hold a secret
     return ask
 
 
 def _function(name: str) -> Ask:
     """Load `package.module:function`, plain or async; a plain one runs in a thread."""
-    module, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadModeration(f"ATELIER_MODERATION_CALLABLE: {name}: {error}") from error
     if not callable(function):
         raise BadModeration(f"ATELIER_MODERATION_CALLABLE: {name} cannot be called")
-    call = cast(_Function, function)
-
-    async def ask(question: dict[str, str]) -> object:
-        if inspect.iscoroutinefunction(call):
-            return await cast(Callable[[dict[str, str]], Awaitable[object]], call)(question)
-        return await asyncio.to_thread(call, question)
-
-    return ask
+    if inspect.iscoroutinefunction(function):
+        return cast(Ask, function)
+    return lambda question: asyncio.to_thread(function, question)
 
 
 def _read(answer: object) -> Verdict:

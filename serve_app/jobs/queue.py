@@ -1,7 +1,4 @@
-"""Changes a job's state: each change is one Lua script, and safe to run twice.
-
-A claim names itself by a nonce, is bounded by `Fairness`, and is answered with a `ClaimedRow` for each job.
-"""
+"""Changes a job's state: each change is one Lua script, and safe to run twice."""
 
 import hashlib
 import json
@@ -12,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from serve_app.domain.accounts import new_rate_token, plan_cells
 from serve_app.domain.durations import from_epoch_ms, milliseconds
@@ -53,8 +50,7 @@ DAMAGED = Failure(
 )
 """How a job fails whose record is damaged."""
 NEWER_RECORD_PAUSE = timedelta(seconds=5)
-"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has
-expired."""
+"""A job that a newer version wrote is offered again after this long, until a worker of that version takes it."""
 
 MAX_RESIDENT = 1_000
 """One claim names at most this many groups, which cost the script 0.2 µs each where jobs wait."""
@@ -85,43 +81,9 @@ def named_in_claim(resident: Sequence[str]) -> str:
     return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 
-class ClaimedRow(NamedTuple):
-    """What `claim.lua` answers for one job."""
-
-    job_id: str
-    attempt: int
-    fields: Mapping[str, str]
-
-    @property
-    def lease(self) -> Lease:
-        return Lease(self.job_id, self.attempt)
-
-    def read(self, kind: JobKind) -> Claim:
-        """Read a row of the script's answer. Raises `UnreadableRecord`."""
-        request = read_request(kind, self.fields)
-        try:
-            created_at = from_epoch_ms(self.fields["created"])
-        except UNREADABLE as error:
-            raise UnreadableRecord(f"created: {type(error).__name__}") from error
-        return Claim(
-            lease=self.lease,
-            group=self.fields.get("group", ""),
-            account_id=self.fields.get("account", ""),
-            request=request,
-            created_at=created_at,
-            request_id=self.fields.get("request_id", ""),
-            traceparent=self.fields.get("traceparent", ""),
-        )
-
-
-def claimed_rows(answer: Sequence[Any]) -> list[ClaimedRow]:
-    return [ClaimedRow(job_id, attempt, pairs(fields)) for job_id, attempt, fields in answer]
-
-
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
-"""The first retry waits this long and each further one twice as long, times a jitter of 0.5 to 1.5 that spreads them.
-"""
+"""The first retry waits this long and each further one twice as long, times a jitter of 0.5 to 1.5."""
 MAX_MESSAGE = 500
 
 
@@ -246,20 +208,26 @@ class JobQueue:
             resident_groups=named_in_claim(resident),
         )
         claims: list[Claim] = []
-        for row in claimed_rows(answer):
+        for job_id, attempt, cells in answer:
+            lease, fields = Lease(job_id, attempt), pairs(cells)
             try:
-                claims.append(row.read(kind))
+                claims.append(_read_claim(kind, lease, fields))
             except UnreadableRecord as error:
-                await self._give_up(row, error)
+                await self._give_up(lease, record_version(fields.get("version")), error)
         return claims
 
-    async def _give_up(self, row: ClaimedRow, error: UnreadableRecord) -> None:
-        version = record_version(row.fields.get("version"))
-        log.error("job %s: attempt %s: its record (version %d) cannot be read: %s", *row[:2], version, error.message)
+    async def _give_up(self, lease: Lease, version: int, error: UnreadableRecord) -> None:
+        log.error(
+            "job %s: attempt %s: its record (version %d) cannot be read: %s",
+            lease.job_id,
+            lease.attempt,
+            version,
+            error.message,
+        )
         if version > RECORD_VERSION:
-            await self.release(row.lease, pause=NEWER_RECORD_PAUSE)
+            await self.release(lease, pause=NEWER_RECORD_PAUSE)
         else:
-            await self.fail(row.lease, DAMAGED, retry=False)
+            await self.fail(lease, DAMAGED, retry=False)
 
     async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
         """Extend the lease and store the progress.
@@ -332,6 +300,23 @@ class JobQueue:
         """
         state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
         return read_state(state) if state else None
+
+
+def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim:
+    request = read_request(kind, fields)
+    try:
+        created_at = from_epoch_ms(fields["created"])
+    except UNREADABLE as error:
+        raise UnreadableRecord(f"created: {type(error).__name__}") from error
+    return Claim(
+        lease=lease,
+        group=fields.get("group", ""),
+        account_id=fields.get("account", ""),
+        request=request,
+        created_at=created_at,
+        request_id=fields.get("request_id", ""),
+        traceparent=fields.get("traceparent", ""),
+    )
 
 
 def _digest(text: str) -> str:

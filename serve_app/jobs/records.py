@@ -67,17 +67,6 @@ def read_snapshot(answer: Sequence[Any], *, with_request: bool = True) -> Job | 
     return read_job(job_id, pairs(fields), read_position(position), with_request=with_request)
 
 
-def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
-    """Read the jobs that this version can; the others are logged and left out."""
-    jobs: list[Job] = []
-    for job_id, fields in rows.items():
-        try:
-            jobs.append(read_job(job_id, fields))
-        except UnreadableRecord:
-            continue
-    return jobs
-
-
 def read_job(
     job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None, *, with_request: bool = True
 ) -> Job:

@@ -33,10 +33,9 @@ MAX_OUTPUT_PIXELS = 16_000_000
 USUAL_JOB_BYTES = JOB_BYTES + 512
 """A job whose prompts have a thousand characters together takes this many bytes of Redis."""
 ONE_DAY = timedelta(days=1)
-"""The bytes of stored jobs are counted by days: the last of one go a day after its first could."""
+"""Stored bytes are counted by days: a day's last bytes stop counting up to a day after its first could."""
 MAX_QUEUE_SHARE = 8.0
-"""A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone.
-"""
+"""A plan's share of a busy queue is the root of its rate over the lowest plan's, and at most this."""
 
 
 Hint = Callable[[JobKind, str], Coroutine[Any, Any, None]]
@@ -83,7 +82,7 @@ class Submission:
         job_id = new_job_id(JobKind.GENERATION)
         await self._check_prompt(caller, request, job_id)
         try:
-            return await self._accept(caller, request, call, job_id=job_id, adapter_id=request.lora_id)
+            return await self._accept(caller, request, call, job_id)
         except Forbidden as error:
             raise Forbidden(await self._id_of_name(caller, request.lora_id) or error.message) from None
 
@@ -107,7 +106,7 @@ class Submission:
             raise InvalidParameter(
                 f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
             )
-        return await self._accept(caller, request, call, job_id=new_job_id(JobKind.UPSCALE))
+        return await self._accept(caller, request, call, new_job_id(JobKind.UPSCALE))
 
     @to_its_end
     async def generate_all(
@@ -123,10 +122,7 @@ class Submission:
         memory = await self.space.check()
         spans = {job_id: self._span(caller, job_id) for job_id in named}
         jobs = await self.queue.accept_all(
-            [
-                self._new_job(caller, request, call, spans[job_id], memory, job_id=job_id, adapter_id=request.lora_id)
-                for job_id, request in named.items()
-            ]
+            [self._new_job(caller, request, call, spans[job_id], memory, job_id) for job_id, request in named.items()]
         )
         for job in jobs:
             spans[job.id].end()
@@ -143,13 +139,13 @@ class Submission:
         )
         if not verdict.allowed:
             field = "prompt" if caller.variant is Variant.A else "positive_prompt"
-            raise InvalidParameter(f"{field}: refused by this service's moderation" + _after_colon(verdict.reason))
+            refused = f"{field}: refused by this service's moderation"
+            raise InvalidParameter(f"{refused}: {verdict.reason}" if verdict.reason else refused)
 
     async def _id_of_name(self, caller: Caller, lora_id: str) -> str:
-        """Return a message with the ids of the adapters of a name; '' if the account may use none of it.
+        """Return a message with the ids of the adapters of a name; '' if the account may use no adapter of that name.
 
-        The account's adapters are read whenever a name may have been sent, so that no time is longer for a name that
-        exists.
+        The account's adapters are read for every name, so that the time does not tell whether a name exists.
         """
         if lora_id.startswith(ADAPTER_PREFIX):
             return ""
@@ -158,13 +154,10 @@ class Submission:
         field = "lora_id" if caller.variant is Variant.A else "model_id"
         return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
 
-    async def _accept(
-        self, caller: Caller, request: Request, call: Call, *, job_id: str, adapter_id: str = ""
-    ) -> Acceptance:
+    async def _accept(self, caller: Caller, request: Request, call: Call, job_id: str) -> Acceptance:
         memory = await self.space.check()
         span = self._span(caller, job_id)
-        new = self._new_job(caller, request, call, span, memory, job_id=job_id, adapter_id=adapter_id)
-        acceptance = await self.queue.accept(new)
+        acceptance = await self.queue.accept(self._new_job(caller, request, call, span, memory, job_id))
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
         return acceptance
@@ -176,9 +169,7 @@ class Submission:
         call: Call,
         span: tracing.Span,
         memory: RedisMemory | None,
-        *,
         job_id: str,
-        adapter_id: str,
     ) -> NewJob:
         return NewJob(
             job_id=job_id,
@@ -189,7 +180,7 @@ class Submission:
             body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
             queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
             rate_token=caller.rate_token,
-            adapter_id=adapter_id,
+            adapter_id=request.lora_id if isinstance(request, GenerationRequest) else "",
             key_id=caller.key_id,
             plan=caller.plan.name,
             request_id=call.request_id,
@@ -218,10 +209,6 @@ class Submission:
             log.info("job %s: %s", job.id, "replayed" if replayed else "accepted")
         if self.hint is not None and not replayed:
             self.background.spawn(self.hint(job.kind, job.id))
-
-
-def _after_colon(reason: str) -> str:
-    return f": {reason}" if reason else ""
 
 
 def plan_queue_share(plan: Plan, plans: Iterable[Plan]) -> float:

@@ -167,16 +167,13 @@ async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant
     assert not empty.replayed
 
 
-async def test_jobs_are_listed_newest_first_and_page_by_page(queue: JobQueue, history: JobHistory) -> None:
+async def test_jobs_are_listed_newest_first(queue: JobQueue, history: JobHistory) -> None:
     made: list[str] = []
     for _ in range(5):
         made.append((await _accept(queue)).job.id)
         await asyncio.sleep(0.002)  # the listing's order is by millisecond
     await _accept(queue, account="acct_b")
-    page = await history.list("acct_a", limit=2)
-    assert [job.id for job in page] == made[:2:-1]
-    rest = await history.list("acct_a", before=page[-1].created_at)
-    assert [job.id for job in rest] == made[2::-1]
+    assert [job.id for job in await history.list("acct_a", limit=2)] == made[:2:-1]
     assert await history.list("acct_nobody") == []
 
 
