@@ -14,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Collection
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -26,6 +27,15 @@ MAX_METADATA_ENTRIES = 1_000
 """A file has at most this many; sd-scripts writes about 100, its tag frequencies as one text."""
 MAX_DIMENSION = 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_FOREIGN: tuple[tuple[str, str], ...] = (
+    (r"bundle_emb\.", "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: "
+     "save the LoRA without it"),
+    (r"(unet|text_encoder):\d+:", "is a LoRA of cloneofsimo's lora for SD 1 or SD 2, whose names tell no layer: "
+     "convert it to the names of kohya or diffusers"),
+    (r"<[^>]+>$|string_to_param\b", "is a textual inversion or holds one, which this service does not load: "
+     "save the LoRA without it"),
+)  # fmt: skip
+"""Files of other kinds by how a tensor's name begins; their names would be forbidden."""
 _FLOATS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0000000000000),
     "F32": ("<u4", 0x7F800000),
@@ -65,9 +75,18 @@ def check_safetensors(path: Path) -> Header:
     header = read_header(path)
     with path.open("rb") as file:
         for name, tensor in header.tensors.items():
-            if tensor["dtype"] in _FLOATS:
+            if tensor["dtype"] in _FLOATS and not is_unused(name, header.tensors):
                 _check_finite(file, name, tensor, start=header.start)
     return header
+
+
+def is_unused(name: str, tensors: Collection[str]) -> bool:
+    """Return whether it is the alpha of a LoKr whose factors are both whole.
+
+    LyCORIS scales it by one, and writes an alpha of 9999999999, which is infinite in F16.
+    """
+    stem = name.removesuffix(".alpha")
+    return stem != name and f"{stem}.lokr_w1" in tensors and f"{stem}.lokr_w2" in tensors
 
 
 def read_header(path: Path) -> Header:
@@ -137,12 +156,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     """Check names, types and shapes, and that offsets cover the file without hole or overlap."""
     spans: list[tuple[int, int]] = []
+    for pattern, complaint in _FOREIGN:
+        _must(not any(re.match(pattern, name) for name in tensors), complaint)
     for name, tensor in tensors.items():
-        _must(
-            not name.startswith("bundle_emb."),
-            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: "
-            "save the LoRA without it",
-        )
         _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
         dtype, shape, offsets = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
@@ -150,6 +166,10 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
             isinstance(dtype, str) and dtype in _BYTES, f"has {name} in a type that is not one of {', '.join(_BYTES)}"
         )
         _must(_are_integers(shape) and len(shape) <= 5, f"has a malformed shape for {name}")
+        _must(
+            0 not in shape,
+            f"has an empty tensor, {name}, as DeepSpeed's ZeRO-3 leaves them: save it with its weights gathered",
+        )
         _must(all(1 <= side <= MAX_DIMENSION for side in shape), f"has a side out of bounds in {name}")
         _must(_are_integers(offsets) and len(offsets) == 2, f"has malformed offsets for {name}")
         _must(offsets[1] - offsets[0] == math.prod(shape) * _BYTES[dtype], f"has offsets that do not fit {name}")

@@ -245,7 +245,7 @@ class AdapterPool:
             rows = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
             packed = {name: row for name, row in rows.items() if row is not None}
             if len(packed) == len(rows):
-                return _Ready(ranks, packed, None, _packed_bytes(packed))
+                return _Ready(ranks, packed, None, sum(row.size_bytes for row in packed.values()))
         return _Ready(ranks, {}, weights, size)
 
     def _row_bytes(self, weights: AdapterWeights) -> int:
@@ -266,10 +266,6 @@ class AdapterPool:
                 if id != keep:
                     del self._host[id]
                     total -= size
-
-
-def _packed_bytes(rows: Mapping[str, PackedRow]) -> int:
-    return sum(row.flat.nbytes + sum(norms.nbytes for norms in row.norms.values()) for row in rows.values())
 
 
 def _weight_bytes(weights: AdapterWeights) -> int:

@@ -87,6 +87,8 @@ class ModuleWeights(NamedTuple):
     """PEFT's DoRA: m [out]; the output's gain is m / ‖W + scale·BA‖."""
     slope: Tensor | None = None
     """[out]; the output's gain is 1 + scale·slope (IA³, LyCORIS' DoRA)."""
+    input_slope: Tensor | None = None
+    """[in]; the gain of the input, or of its channels, is 1 + scale·input_slope (their other forms)."""
     unscaled: bool = False
     """LyCORIS' DoRA: BA acts whole at every scale but 0, and only the gain follows the scale."""
 
@@ -112,6 +114,8 @@ class Contents(NamedTuple):
     """Layers whose gain is by PEFT's DoRA."""
     sloped: frozenset[str] = frozenset()
     """Layers whose gain is linear in the scale."""
+    input_sloped: frozenset[str] = frozenset()
+    """Layers whose input has a gain."""
     unscaled: frozenset[str] = frozenset()
     """Layers whose BA acts whole at every scale but 0."""
 
@@ -127,7 +131,13 @@ class PackedRow(NamedTuple):
     norms: dict[str, Tensor]
     """Layers with a gain have [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
     or the slope and three rows of zeros."""
+    input_slopes: dict[str, Tensor]
+    """Layers whose input has a gain have its slope, [in]."""
     contents: Contents
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.flat, *self.norms.values(), *self.input_slopes.values()))
 
 
 class AdapterSlots:
@@ -144,12 +154,14 @@ class AdapterSlots:
         self._store = torch.zeros(count, 0, device=self.device, dtype=self.dtype)
         self._contents = [EMPTY] * count
         self._norms: dict[str, Tensor] = {}
+        self._input_slopes: dict[str, Tensor] = {}
         self._bound: object = None
 
     @property
     def size_bytes(self) -> int:
         """Return bytes of all slots, used or not. For any thread."""
-        return self._store.nbytes + sum(norms.nbytes for norms in list(self._norms.values()))
+        gains = [*self._norms.values(), *self._input_slopes.values()]
+        return self._store.nbytes + sum(tensor.nbytes for tensor in gains)
 
     # -- filling slots ---------------------------------------------------------------------------------------------
 
@@ -171,20 +183,23 @@ class AdapterSlots:
             for name, part in weights.items()
             if part.slope is not None
         }
-        norms = dora | sloped
+        input_slopes = {
+            name: part.input_slope.float() for name, part in weights.items() if part.input_slope is not None
+        }
         unscaled = frozenset(name for name, part in weights.items() if part.unscaled)
-        contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), unscaled)
+        contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), frozenset(input_slopes), unscaled)
         flat = row[0].pin_memory() if self.device.type == "cuda" else row[0]
-        return PackedRow(layout.version, flat, norms, contents)
+        return PackedRow(layout.version, flat, dora | sloped, input_slopes, contents)
 
     def set(self, slot: int, row: PackedRow) -> None:
         """Copy a row packed for the present layout into a slot."""
         assert row.version == self.layout.version, f"row of layout {row.version}, slots of layout {self.layout.version}"
         self._store[slot].copy_(row.flat, non_blocking=True)
-        for name, norms in row.norms.items():
-            if name not in self._norms:
-                self._norms[name] = torch.zeros(self.count, *norms.shape, device=self.device)
-            self._norms[name][slot] = norms
+        for held, packed in ((self._norms, row.norms), (self._input_slopes, row.input_slopes)):
+            for name, numbers in packed.items():
+                if name not in held:
+                    held[name] = torch.zeros(self.count, *numbers.shape, device=self.device)
+                held[name][slot] = numbers
         self._contents[slot] = row.contents
         self._bound = None
 
@@ -214,6 +229,7 @@ class AdapterSlots:
         self.layout, self.count, self._store, self._bound = layout, count, store, None
         self._contents = (self._contents + [EMPTY] * count)[:count]
         self._norms = {name: norms[:count] for name, norms in self._norms.items()}
+        self._input_slopes = {name: slopes[:count] for name, slopes in self._input_slopes.items()}
 
     # -- binding rows ----------------------------------------------------------------------------------------------
 
@@ -226,11 +242,19 @@ class AdapterSlots:
         targets = set(self.layout.downs) if self._uniform else changed
         rank = self.layout.rank if self._uniform else self.rank_of(slots)
         gathered = self._gather(slots, scales)
+        held = [self._contents[slot] for slot in set(slots)]
+        gained = set(self._norms if self._uniform else ()).union(*(each.dora | each.sloped for each in held))
+        input_gained = set(self._input_slopes if self._uniform else ()).union(*(each.input_sloped for each in held))
         for name, layer in self.layers.items():
             if name in targets:
                 down, up = self._views(self.layout, name, gathered, rank)
                 self._undo_scale(name, up, slots, scales)
-                layer.bind(down, up, self._gains(name, slots, scales))
+                layer.bind(
+                    down,
+                    up,
+                    self._gains(name, slots, scales) if name in gained else None,
+                    self._input_gains(name, slots, scales) if name in input_gained else None,
+                )
             elif layer.rank:
                 layer.unbind()
         self._bound = rows
@@ -249,7 +273,7 @@ class AdapterSlots:
         stacked = (flat * scales).to(self.device, self.dtype)
         for name, layer in self.layers.items():
             if name in layout.downs:
-                layer.bind(*self._views(layout, name, stacked, layout.rank), None)
+                layer.bind(*self._views(layout, name, stacked, layout.rank))
             else:
                 layer.unbind()
         self._bound = None
@@ -290,12 +314,8 @@ class AdapterSlots:
             [base.square().sum(1), 2 * (base * change).sum(1), change.square().sum(1), part.magnitude.float() ** 2]
         )
 
-    def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor | None:
-        """Return the factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
-        contents = [self._contents[slot] for slot in slots]
-        has_gain = any(name in each.dora or name in each.sloped for each in contents)
-        if not has_gain and not (self._uniform and name in self._norms):
-            return None
+    def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
+        """Return the factor of each row's output [rows, out], 1 for rows without a gain."""
         gains = torch.ones(len(slots), self.layers[name].fan_out, device=self.device)
         for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
             if name in self._contents[slot].dora:
@@ -303,6 +323,14 @@ class AdapterSlots:
                 gains[row] = (square / (n0 + scale * n1 + scale * scale * n2)).sqrt()
             elif name in self._contents[slot].sloped:
                 gains[row] = 1 + scale * self._norms[name][slot][0]
+        return gains.to(self.dtype)
+
+    def _input_gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
+        """Return the factor of each row's input, or of its channels [rows, in], 1 for rows without one."""
+        gains = torch.ones(len(slots), self.layers[name].weight.shape[1], device=self.device)
+        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
+            if name in self._contents[slot].input_sloped:
+                gains[row] = 1 + scale * self._input_slopes[name][slot]
         return gains.to(self.dtype)
 
     def _undo_scale(self, name: str, up: Tensor, slots: Sequence[int], scales: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
-from serve_app.engine.adapters.explain import FAMILIES, base_name
+from serve_app.engine.adapters.explain import FAMILIES, also_fits, base_name
 from serve_app.engine.adapters.layer_table import LayerTable, outlined_table
 from serve_app.engine.adapters.reader import algorithm_of, read_source
 from serve_app.engine.adapters.source import Source, open_source
@@ -124,6 +124,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_name(table) if base_name(table) in FAMILIES.values() else base
+    others = _joined(also_fits(source.outlines(), table, source.declared))
     algorithm, writer = algorithm_of(source.header.tensors), _writer(source)
     parts = [
         family,
@@ -134,7 +135,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
         f"from {writer}" if writer else "",
     ]
     return {
-        "summary": ", ".join(part for part in parts if part),
+        "summary": ", ".join(part for part in parts if part) + (f"; it fits {others} as well" if others else ""),
         "family": family,
         "algorithm": algorithm,
         "rank": max(ranks),

@@ -1,8 +1,8 @@
 """Adds to each row of a linear or convolution its own low-rank change: y = base(x) + (x·down)·up.
 
 `down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no
-adapter of the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain
-per row.
+adapter of the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) and IA³ (Liu et al. 2022)
+multiply the output or the input by a gain per row.
 """
 
 import math
@@ -20,6 +20,7 @@ class LoRALayer(nn.Module):
     up: Tensor
     gain: Tensor
     offset: Tensor | None
+    input_gain: Tensor | None
 
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
@@ -30,14 +31,16 @@ class LoRALayer(nn.Module):
         """Remove the change of every row."""
         self.rank = 0
         self.has_gain = False
+        self.input_gain = None
 
-    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None) -> None:
-        """Set the change of each row; gain is [rows, out].
+    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None = None, input_gain: Tensor | None = None) -> None:
+        """Set the change of each row; the gains are [rows, out] and [rows, in].
 
         `up` may be padded with zeros to a higher rank than `down`.
         """
         self.down, self.up, self.rank = down, up, up.shape[1]
         self.has_gain = gain is not None
+        self.input_gain = input_gain
         if gain is not None:
             self.gain = gain[:, None]
             self.offset = None if self.bias is None else _offset(self.bias, gain)[:, None]
@@ -86,6 +89,8 @@ class LoRALinear(LoRALayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [rows, …, in]."""
+        if self.input_gain is not None:
+            x = x * self.input_gain.view(len(x), *(1,) * (x.dim() - 2), -1)
         y = self._multiply(x, self.base.weight.flatten(1), self.base.bias)
         if not self.rank:
             return y
@@ -119,6 +124,8 @@ class LoRAConv(LoRALayer):
         """Whether `down` is stored for and applied by a fold, or by a convolution of groups."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.input_gain is not None:
+            x = x * self.input_gain[:, :, None, None]
         y = self.base(x)
         if not self.rank:
             return y

@@ -36,12 +36,34 @@ weights {", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the l
 result of the tool that wrote the file, of {TOLERANCE:g} allowed; the adapters change latents by more than 0.01. An
 empty cell was not tried. "A merge by hand" is a set of names: the tensors are written under them by the test, as the
 tool's source spells them, because some tools (OneTrainer, ComfyUI) are on no package index; its changes are merged into
-the base's weights with the formula of LoRA. A file is refused with the reason where it holds full-weight differences,
-norms, OFT, BOFT, GLoRA, IA³ on inputs, DoRA per input, biases or bundled embeddings.
+the base's weights with the formula of LoRA.
 
-A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L): only its metadata
+How strongly a layer acts is told by the file's alpha, by PEFT's configuration (in `adapter_config.json` or in
+diffusers' metadata), or by metadata called `lora_alpha`, `network_alpha` or `alpha`, also with a component before them.
+A file is refused where two of these differ, where the configuration's rank, `rank_pattern` or `use_dora` is not the
+file's, and where one part of a layer, or one folder's adapter, is there twice.
+
+## What is refused
+
+Each of these is refused by its name, with the family that it is for where its shapes or names tell it:
+
+- full-weight differences, norms, OFT, BOFT, GLoRA, biases, PEFT's IA³, VeRA, AdaLoRA and `modules_to_save`;
+- LoRAs of Flux, SD 3, the SDXL refiner, diffusion transformers and video models, and those of cloneofsimo's trainer;
+- networks that are no LoRA: ControlNet, ControlNet-LLLite, IP-Adapter, T2I-Adapter, AnimateDiff, hypernetworks,
+  upscalers, textual inversions, VAEs, whole checkpoints;
+- pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors.
+
+A layer's rank is at most `max_rank` of the generators (128 unless set, 256 at most), so that slots stay small. A LoHa
+of dimension d has the rank d², a LoKr the product of its factors' ranks; neither exceeds the smaller side of the layer,
+since the change is kept as a whole from there on, exactly. On layers of 320 channels or more, a LoHa of dimension 12
+and a LoKr of whole factors are therefore beyond 128: the message tells the file's own dimension.
+
+## What fits two families
+
+A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L); one of self-attention and
+feed-forward layers alone fits SD 1 and SD 2, and SDXL where it is of the blocks that all have. Only its metadata
 (`ss_base_model_version`, `modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them
-it is taken by either.
+it is taken, and what was found in it ends with "it fits SD 1 as well".
 
 `python -m tests.engine.format_table` writes this page; a test holds its rows to those of
 `tests/engine/test_adapter_formats.py`.

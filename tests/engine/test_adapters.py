@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
 from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.adapters.reader import parse
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
+from serve_app.safetensors_file import check_safetensors
 from tests.engine.conftest import EXACT_FLOAT32
 
 Q = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -84,6 +86,21 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     ("emb_params", "looks like a textual inversion"),
     ("conv_in.weight", "looks like a whole UNet"),
     ("model.diffusion_model.input_blocks.0.0.weight", "looks like a whole checkpoint"),
+    ("lora_te3_encoder_block_0_layer_0_SelfAttention_k.lora_down.weight", "SD 3 or Flux LoRA .*third text encoder"),
+    ("lllite_unet_input_blocks_4_1_transformer_blocks_1_attn1_to_q.down.0.weight", "a ControlNet-LLLite for SDXL"),
+    ("ip_adapter.1.to_k_ip.weight", "looks like an IP-Adapter, this base is .*: this service loads LoRAs"),
+    ("down_blocks.3.motion_modules.0.temporal_transformer.proj_in.weight", "AnimateDiff .* for SD 1 or SD 2"),
+    ("768.0.linear.0.weight", "a hypernetwork"),
+    ("model.1.sub.0.RDB1.conv1.0.weight", "an upscaler"),
+    ("body.0.rdb1.conv1.weight", "an upscaler"),
+    ("body.0.block1.weight", "a T2I-Adapter"),
+    ("controlnet_cond_embedding.conv_in.weight", "a ControlNet, "),
+    (f"base_model.model.{Q}.ia3_l", "PEFT IA³ weights for SD 1 or SD 2 are not supported, save"),
+    (f"base_model.model.{Q}.vera_lambda_b", "VeRA weights"),
+    (f"base_model.model.{Q}.lora_E", "AdaLoRA weights"),
+    ("base_model.model.conv_in.modules_to_save.weight", "modules_to_save"),
+    ("lora_unet_down_blocks_3_attentions_0_transformer_blocks_1_attn1_to_q.alpha", "an SDXL LoRA, this base .*: choose"),
+    ("lora_unet_up_blocks_3_attentions_0_proj_in.alpha", "looks like an SD 1 or SD 2 LoRA, this base is"),
     ("unet.no_such_block.to_q.lora_A.weight", "no such layers"),
     ("unet.something_else", "unet.something_else"),
 ])  # fmt: skip
@@ -153,6 +170,9 @@ def test_a_table_is_made_anew_when_the_configuration_changes(sd: Path, tmp_path:
 
 @pytest.mark.parametrize(("config", "reason"), [
     ({"peft_type": "LOHA"}, "a PEFT LOHA adapter, only LORA"),
+    ({"r": 10**9}, "its rank is 4, but its configuration says 1e.09"),
+    ({"rank_pattern": {"attn1.to_q": 5}}, "its rank is 4, but its configuration says 5"),
+    ({"use_dora": True}, "no magnitudes, but its configuration says use_dora: True"),
     ({"lora_bias": True}, "lora_bias not supported"),
     ({"modules_to_save": ["conv_in"]}, "modules_to_save not supported"),
     ({"bias": "all"}, "bias 'all' is not supported"),
@@ -173,6 +193,7 @@ def test_a_peft_configuration_that_is_not_computed_is_refused_by_name(
     {"lora_alpha": 4, "alpha_pattern": {"to_k": 5, "attn1.to_q": 6, r"down_blocks\.\d+\..*to_q": 7, "nothing": 9}},
     {"lora_alpha": 4, "alpha_pattern": {"o_q": 5, "^mid_block.*to_q": 6}},
     {"lora_alpha": 4, "alpha_pattern": {"attn1.to_q": 5, "attn1.to.q": 6, "conv.in": 7, "x.conv_in": 8}},
+    {"lora_alpha": 4, "rank_pattern": {"attn1.to_q": 5, ".*to_k": 6}},
     {"lora_alpha": 4, "alpha_pattern": None, "some_field_of_a_newer_peft": 1},
 ], ids=str)  # fmt: skip
 def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
@@ -181,10 +202,23 @@ def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
         reference = PeftConfig.from_peft_type(**{"peft_type": "LORA", "r": 4, **config})
     assert isinstance(reference, LoraConfig)
     patterns: dict[str, Any] = reference.alpha_pattern or {}
+    ranks: dict[str, Any] = reference.rank_pattern or {}
     rules = scaling_rules({}, {"peft_type": "LORA", "r": 4, **config})
     for layer in ("mid_block.attn1.to_q", "down_blocks.0.attn1.to_q", "attn1.to_q", "to_k", "up.xto_k", "conv_in"):
         alpha = patterns.get(get_pattern_key(list(patterns), layer), reference.lora_alpha)
-        assert rules.of("unet", layer) == (alpha, reference.use_rslora)
+        rank = ranks.get(get_pattern_key(list(ranks), layer), reference.r)
+        assert rules.of("unet", layer)[:3] == (alpha, reference.use_rslora, rank)
+
+
+@pytest.mark.parametrize("prefix", ["", "text_model."])
+def test_patterns_fit_the_names_that_the_file_gives_its_layers(table: LayerTable, tmp_path: Path, prefix: str) -> None:
+    """transformers 4 puts `text_model.` before an encoder's layers, and version 5 nothing."""
+    name = f"{prefix}encoder.layers.0.self_attn.q_proj"
+    saved(tmp_path / "adapter_model.safetensors", pair(f"base_model.model.{name}", ".lora_A.weight", ".lora_B.weight"))
+    config = {"peft_type": "LORA", "r": 8, "rank_pattern": {name: 4}, "lora_alpha": 4, "alpha_pattern": {name: 16}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (made,) = read(tmp_path, table)["text_encoder"].values()
+    assert made.scaling == 4
 
 
 @pytest.mark.parametrize("config", [
@@ -194,6 +228,39 @@ def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
 def test_an_alpha_that_is_no_number_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UnusableAdapter, match=r"adapter_config\.json: (lora_alpha|alpha_pattern)"):
         scaling_rules({}, config)
+
+
+@pytest.mark.parametrize(("metadata", "alpha"), [
+    ({"transformer.lora_alpha": "64", "transformer.r": "4"}, 64),
+    ({"unet.lora_alpha": "2", "text_encoder.lora_alpha": "64"}, 2),
+    ({"lora_alpha": "16", "alpha": "16.0", "rank": "4"}, 16),
+    ({"network_alpha": "2.5"}, 2.5),
+    ({"alpha": "8", "use_rslora": "True"}, 16),
+    ({"lora_adapter_metadata": '{"lora_alpha": 12, "r": 4}', "lora_alpha": "12"}, 12),
+    ({"rank": "4", "alpha": "None", "ss_network_alpha": "1"}, 4),
+], ids=str)  # fmt: skip
+def test_an_alpha_that_only_the_metadata_tell_is_obeyed(
+    table: LayerTable, tmp_path: Path, metadata: dict[str, str], alpha: float
+) -> None:
+    """SimpleTuner, LightX2V and others write it as text and no tensor of it."""
+    save_file(pair(Q, ".lora_A.weight", ".lora_B.weight"), tmp_path / "a.safetensors", metadata=metadata)
+    assert read(tmp_path / "a.safetensors", table)["unet"][Q].scaling == alpha / 4
+
+
+@pytest.mark.parametrize(("metadata", "reason"), [
+    ({"alpha": "16", "lora_alpha": "8"}, "two values of lora_alpha: (16|8) and "),
+    ({"lora_adapter_metadata": '{"lora_alpha": 16}', "lora_alpha": "8"}, "lora_alpha is 8.0 by its metadata, 16.0"),
+    ({"alpha": "much"}, "metadata: lora_alpha is not a number"),
+    ({"vision.lora_alpha": "8"}, "tell lora_alpha of vision, which the base has not"),
+    ({"alpha": "8", "r": "9"}, "its rank is 4, but its configuration says 9"),
+    ({"lora_adapter_metadata": '{"lora_bias": true}'}, "lora_bias not supported"),
+], ids=str)  # fmt: skip
+def test_metadata_that_contradict_themselves_or_the_file_are_refused(
+    table: LayerTable, tmp_path: Path, metadata: dict[str, str], reason: str
+) -> None:
+    save_file(pair(Q, ".lora_A.weight", ".lora_B.weight"), tmp_path / "a.safetensors", metadata=metadata)
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(tmp_path / "a.safetensors", table)
 
 
 def test_patterns_that_take_long_are_refused_where_a_limit_is_set() -> None:
@@ -211,12 +278,37 @@ def test_pefts_names_without_its_configuration_are_refused(table: LayerTable, tm
         read(path, table)
 
 
-@pytest.mark.parametrize("files", [(), ("adapter_model.bin",), ("adapter_model.safetensors",)])
-def test_a_folder_that_is_no_adapter_is_refused(table: LayerTable, tmp_path: Path, files: tuple[str, ...]) -> None:
-    for name in files:
+@pytest.mark.parametrize(("files", "reason"), [
+    ("", "the folder holds neither"),
+    ("adapter_model.bin", "folder's adapter_model.bin is a pickle"),
+    ("pytorch_lora_weights.bin", "folder's pytorch_lora_weights.bin is a pickle"),
+    ("adapter_model.safetensors", "without adapter_config.json"),
+    ("adapter_model.safetensors pytorch_lora_weights.safetensors", "the folder holds two adapters"),
+    ("adapter_config.json model-00001-of-00002.safetensors", "of several shards"),
+    ("unet/adapter_model.safetensors text_encoder/adapter_model.safetensors", "is in a subfolder"),
+    ("ink.safetensors", "ink.safetensors is a file by itself"),
+    ("model_index.json unet/diffusion_pytorch_model.safetensors", "of a whole model"),
+])  # fmt: skip
+def test_a_folder_that_is_no_adapter_is_refused(table: LayerTable, tmp_path: Path, files: str, reason: str) -> None:
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(UnusableAdapter, match="the folder"):
+    with pytest.raises(UnusableAdapter, match=reason):
         read(tmp_path, table)
+
+
+@pytest.mark.parametrize("twice", [".lora_down.weight", ".lora_A.default.weight"])
+def test_two_tensors_of_one_part_are_refused(table: LayerTable, tmp_path: Path, twice: str) -> None:
+    tensors = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight") | {f"unet.{Q}{twice}": torch.ones(4, 32)}
+    with pytest.raises(UnusableAdapter, match="two tensors of one part: "):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+def test_a_name_of_thelastben_is_found(table: LayerTable) -> None:
+    assert table.find(STEM) == ("unet", Q)
+    key = parse(f"{STEM}_.lora_down.weight", table)
+    assert key is not None
+    assert key[:3] == ("unet", Q, "down")
 
 
 def test_a_layer_under_two_names_is_refused(table: LayerTable, tmp_path: Path) -> None:
@@ -322,13 +414,18 @@ def test_an_adapter_of_another_base_is_named_by_its_cross_attention(
 @pytest.mark.parametrize(("name", "shapes", "reason"), [
     ("lora_unet_nowhere", {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4)}, "no such layers"),
     (STEM, {"lora_down.weight": (4, 33), "lora_up.weight": (32, 4)}, "do not fit"),
-    (STEM, {"lora_down.weight": (65, 32), "lora_up.weight": (32, 65)}, r"rank 65 .*, this server takes 64"),
-    (STEM, {"hada_w1_a": (32, 9), "hada_w1_b": (9, 32), "hada_w2_a": (32, 8), "hada_w2_b": (8, 32)}, "rank 72"),
-    (STEM, {"lokr_w1_a": (4, 4), "lokr_w1_b": (4, 4), "lokr_w2_a": (8, 20), "lokr_w2_b": (20, 8)}, "rank 80"),
-    (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 70, 1, 1), "lora_mid.weight": (70, 4, 3, 3)},
-     "rank 70"),
+    (STEM, {"lora_down.weight": (23, 32), "lora_up.weight": (32, 23)}, r"rank 23 \(LoRA of dimension 23\) of .*, this"),
+    (STEM, {"lora_down.weight": (65, 32), "lora_up.weight": (32, 65)}, r"rank 32 \(LoRA of dimension 65\)"),
+    (STEM, {"hada_w1_a": (32, 5), "hada_w1_b": (5, 32), "hada_w2_a": (32, 5), "hada_w2_b": (5, 32)},
+     r"rank 25 \(LoHa of dimension 5\) of .*, this server takes 20: train a smaller one"),
+    (STEM, {"lokr_w1_a": (4, 4), "lokr_w1_b": (4, 4), "lokr_w2_a": (8, 6), "lokr_w2_b": (6, 8)},
+     r"rank 24 \(LoKr of dimension 4\)"),
+    (STEM, {"lokr_w1": (4, 4), "lokr_w2": (8, 8)}, r"rank 32 \(LoKr of two whole factors\)"),
+    (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 30, 1, 1), "lora_mid.weight": (30, 4, 3, 3)},
+     r"rank 30 \(LoRA of dimension 4\)"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "alpha": (2,)}, "alpha is not one number"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "dora_scale": (31, 1)}, "one number per output"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "dora_scale": (1, 31)}, "per output or input"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "hada_w1_a": (32, 4)}, "needs|two algorithms"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lokr_w1": (4, 4), "lokr_w2": (8, 8)},
      "two algorithms"),
@@ -339,7 +436,7 @@ def test_an_adapter_of_another_base_is_named_by_its_cross_attention(
     (STEM, {"on_input": ()}, "no weights that they belong to"),
     (STEM, {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (31, 2), "hada_w2_b": (2, 32)}, Q),
     (STEM, {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2)}, Q),
-    (STEM, {"hada_w1_a": (32, 100), "hada_w1_b": (100, 32), "hada_w2_a": (32, 100), "hada_w2_b": (100, 32)}, Q),
+    (STEM, {"hada_w1_a": (32, 10**4), "hada_w1_b": (10**4, 32), "hada_w2_a": (32, 2), "hada_w2_b": (2, 32)}, Q),
     (STEM, {"lokr_w1": (4, 4), "lokr_w2": (8, 7)}, Q),
     (STEM, {"lokr_w1": (4, 4)}, Q),
     (STEM, {"lokr_w1_a": (4, 2), "lokr_w1_b": (3, 4), "lokr_w2": (8, 8)}, Q),
@@ -351,14 +448,16 @@ def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
     """Its numbers are none: whoever reads them says so."""
     tensors = {f"{name}.{part}": torch.full(shape, float("nan")) for part, shape in shapes.items()}
     with pytest.raises(UnusableAdapter, match=reason):
-        read(saved(tmp_path / "a.safetensors", tensors), table)
+        read_adapter(saved(tmp_path / "a.safetensors", tensors), table, max_rank=20, dtype=torch.float32)
 
 
 def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:
-    """LyCORIS does so, whatever the alpha."""
+    """LyCORIS does so, whatever the alpha: its own, 9999999999, is infinite in 16 bits."""
     tensors = {
         f"{STEM}.lokr_w1": torch.ones(4, 4),
         f"{STEM}.lokr_w2": torch.ones(8, 8),
-        f"{STEM}.alpha": torch.zeros(()),
+        f"{STEM}.alpha": torch.tensor(9999999999.0).half(),
     }
-    assert read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].scaling == 1
+    path = saved(tmp_path / "a.safetensors", tensors)
+    check_safetensors(path)
+    assert read(path, table)["unet"][Q].scaling == 1

@@ -26,6 +26,7 @@ class Adapter(NamedTuple):
     targets: tuple[str, ...]
     text: bool = False
     dora: bool = False
+    input_gains: bool = False
 
 
 ADAPTERS = {
@@ -35,8 +36,9 @@ ADAPTERS = {
     "high rank, everything": Adapter(40, tiny_models.EVERYTHING, text=True),
     "DoRA": Adapter(8, tiny_models.ATTENTION, dora=True),
     "DoRA, everything": Adapter(20, tiny_models.EVERYTHING, text=True, dora=True),
+    "DoRA per input, everything": Adapter(12, tiny_models.EVERYTHING, text=True, input_gains=True),
 }
-"""Ranks of every bucket, layers of every kind, text encoders, gains."""
+"""Ranks of every bucket, layers of every kind, text encoders, gains of outputs and inputs."""
 
 
 @pytest.fixture(scope="module")

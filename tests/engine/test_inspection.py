@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.adapters.layer_table import OutlinedComponent, OutlinedLayer, outlined_table
 from serve_app.engine.inspection import MAX_VALUE, inspect_adapter, suggested_trigger_words, training_metadata
 
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
@@ -83,6 +83,28 @@ def test_a_folder_of_peft_names_its_base(tables: Mapping[str, LayerTable], tmp_p
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     seen = found(tmp_path, tables["sd"])
     assert (seen["writer"], seen["metadata"]) == ("PEFT", {"base_model_name_or_path": "acme/pocket"})
+
+
+@pytest.mark.parametrize(("layer", "width", "metadata", "others"), [
+    ("down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q", 1024, {}, "; it fits SD 1 as well"),
+    ("down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q", 768, {}, "; it fits SD 2 and SDXL as well"),
+    ("down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q", 1024, {"ss_base_model_version": "sd_v2"}, ""),
+    ("down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k", 1024, {}, ""),
+    ("up_blocks.3.attentions.0.proj_in", 768, {}, ""),
+])  # fmt: skip
+def test_a_file_that_fits_two_families_says_so(
+    tmp_path: Path, layer: str, width: int, metadata: dict[str, str], others: str
+) -> None:
+    """The layers of a base model of real widths, of which only the outlines are needed."""
+    cross = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
+    sides = {layer: (320, 320), cross: (320, width)}
+    layers = {name: OutlinedLayer(torch.ones(()).expand(shape)) for name, shape in sides.items()}
+    table = LayerTable({"unet": OutlinedComponent(layers, {}, ["lora_unet"])}, "unet")
+    stem = "lora_unet_" + layer.replace(".", "_")
+    tensors = {"lora_down.weight": torch.ones(4, sides[layer][1]), "lora_up.weight": torch.ones(320, 4)}
+    save_file({f"{stem}.{part}": tensor for part, tensor in tensors.items()}, tmp_path / "a", metadata=metadata)
+    before, found_also, after = found(tmp_path / "a", table)["summary"].partition("; it fits")
+    assert (found_also + after, before[:4]) == (others, "SD 2" if width == 1024 else "SD 1")
 
 
 def test_training_metadata_are_chosen_and_cut_and_of_one_line() -> None:

@@ -165,12 +165,13 @@ def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(
     assert torch.allclose(net(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["magnitude", "input_slope"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     "layer", [nn.Linear(6, 5), nn.Conv2d(6, 5, 3, padding=1), nn.Conv2d(6, 5, 1)], ids=["linear", "conv", "pointwise"]
 )
 @torch.inference_mode()
-def test_a_row_beside_one_with_a_gain_keeps_every_bit(layer: nn.Linear | nn.Conv2d, bias: bool) -> None:
+def test_a_row_beside_one_with_a_gain_keeps_every_bit(layer: nn.Linear | nn.Conv2d, bias: bool, side: str) -> None:
     base = copy.deepcopy(layer)
     torch.nn.init.normal_(base.weight)
     base.register_parameter("bias", nn.Parameter(torch.randn(5)) if bias else None)
@@ -179,8 +180,9 @@ def test_a_row_beside_one_with_a_gain_keeps_every_bit(layer: nn.Linear | nn.Conv
     shape = base.weight.shape
     plain = ModuleWeights(torch.randn(4, *shape[1:]), torch.randn(5, 4), 0.5)
     place(adapter_slots, 1, {"0": plain})
-    place(adapter_slots, 2, {"0": plain._replace(magnitude=torch.rand(5) + 0.5)})
+    place(adapter_slots, 2, {"0": plain._replace(**{side: torch.rand(5 if side == "magnitude" else 6) + 0.5})})
     x = torch.randn(512, 6) if isinstance(base, nn.Linear) else torch.randn(512, 6, 4, 4)
+    x = x if side == "magnitude" or x.dim() == 2 else x.to(memory_format=torch.channels_last)
     beside = [1, 0, 2, 2] * 128
     adapter_slots.bind(beside, [0.7] * 512)
     with_gains = net(x).clone()

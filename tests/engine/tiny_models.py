@@ -158,10 +158,11 @@ def random_lora(
     size: float = 0.15,
     denoiser: str = "unet",
     dora: bool = False,
+    input_gains: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return LoRA tensors for a model folder under PEFT's names, strong enough to change the image.
 
-    `dora` adds magnitudes.
+    `dora` adds PEFT's magnitudes, `input_gains` those of LyCORIS per input.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -176,6 +177,9 @@ def random_lora(
                 if dora:
                     magnitude = torch.rand(shape[0], generator=generator) * 0.4 + 0.4
                     tensors[f"{component}.{name}.lora_magnitude_vector.weight"] = magnitude
+                if input_gains:
+                    sides = (1, shape[1], *(1,) * (len(shape) - 2))
+                    tensors[f"{component}.{name}.dora_scale"] = torch.rand(sides, generator=generator) * 0.4 + 0.4
     return tensors
 
 

@@ -62,6 +62,17 @@ def _floats(kind: str, bits: int) -> Write:
     return _file(header, b"\0" * (end - size) + bits.to_bytes(size, "little") + b"\0" * end)
 
 
+def _infinite_alpha(path: Path) -> None:
+    """A LoKr of one layer with an infinite alpha, which counts where one of its factors is not whole."""
+    parts = {"lokr_w1": ([4, 4], 0), "lokr_w2_a": ([24, 1], 64), "lokr_w2_b": ([1, 24], 160)}
+    header: dict[str, Any] = {
+        f"{LAYER}.{name}": {"dtype": "F32", "shape": shape, "data_offsets": [at, at + 4 * shape[0] * shape[1]]}
+        for name, (shape, at) in parts.items()
+    }
+    header[f"{LAYER}.alpha"] = {"dtype": "F16", "shape": [], "data_offsets": [256, 258]}
+    _file(header, BODY * 2 + b"\0\x7c")(path)
+
+
 def _deep(open_: bytes, close: bytes, depth: int) -> bytes:
     return b'{"a":' + open_ * depth + close * depth + b"}"
 
@@ -171,6 +182,9 @@ CORPUS: dict[str, Write] = {
     "three gigabytes of nothing": _sparse,
     "128 MB, the last value NaN": _large_and_not_finite,
     "a bundled embedding": _named("bundle_emb.<ink>.string_to_param.*"),
+    "a LoRA of cloneofsimo": _file({"<s1>": PAIR, "unet:0:up": {**PAIR, "data_offsets": [128, 256]}}, BODY * 2),
+    "a textual inversion": _named("<cat-toy>"),
+    "an infinite alpha": _infinite_alpha,
 }
 
 
@@ -190,7 +204,8 @@ REASONS: dict[str, str] = {
     "a name|an empty name": "forbidden name",
     "an entry": "malformed( tensor)? entry",
     "an unknown dtype|a dtype": "in a type that is not one of F64, F32",
-    "a shape (with a (negative|zero)|that overflows)|a side": "side out of bounds",
+    "a shape with a zero": "an empty tensor, unet.x.* as DeepSpeed",
+    "a shape (with a negative|that overflows)|a side": "side out of bounds",
     "a shape": "malformed shape",
     "offsets the wrong way": "offsets that do not fit",
     "offsets (below|past)|tensors that overlap|a hole": "a hole or an overlap",
@@ -201,6 +216,9 @@ REASONS: dict[str, str] = {
     "HTML": "is a web page, not weights",
     "three gigabytes": "larger than 2 GiB",
     "a bundled embedding": "bundles an embedding .* save the LoRA without it",
+    "a LoRA of cloneofsimo": "is a LoRA of cloneofsimo's lora for SD 1 or SD 2, .* convert it",
+    "a textual inversion": "is a textual inversion or holds one",
+    "an infinite alpha": "numbers that are not finite in",
 }
 """What the error says, by how the names of the files begin; the first that fits holds."""
 

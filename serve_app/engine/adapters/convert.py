@@ -31,14 +31,15 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
     if parts.keys() <= IA3:
         _require_ia3(name, parts, shape)
         return
-    down, _, _ = _low_rank(name, parts, shape)
+    down, _, dimension = _low_rank(name, parts, shape)
     if down.shape[0] > max_rank:
-        raise UnusableAdapter(f"rank {down.shape[0]} ({name}), this server takes {max_rank}")
+        own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
+        raise UnusableAdapter(f"rank {down.shape[0]}{own} of {name}, this server takes {max_rank}: train a smaller one")
     for part in ONE_NUMBER & parts.keys():
         if parts[part].numel() != 1:
             raise UnusableAdapter(f"{name}: {part} is not one number, its shape is {tuple(parts[part].shape)}")
     for part in MAGNITUDES & parts.keys():
-        _per_output(name, parts[part], shape, by_lycoris=part == "dora_scale")
+        _gained_side(name, part, parts[part], shape)
 
 
 def module_weights(
@@ -57,9 +58,9 @@ def module_weights(
         alpha = float(parts["alpha"])
     made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
     if "peft_magnitude" in parts:
-        made = made._replace(magnitude=_per_output(name, parts["peft_magnitude"], base.shape, by_lycoris=False))
+        made = made._replace(magnitude=parts["peft_magnitude"].float().flatten())
     if "dora_scale" in parts:
-        made = made._replace(slope=_lycoris_dora(name, parts["dora_scale"], base, made), unscaled=True)
+        made = _lycoris_dora(name, parts["dora_scale"], base, made)
     _require_finite(name, made)
     return made
 
@@ -81,8 +82,13 @@ def _require_one_algorithm(name: str, parts: Parts) -> None:
         raise UnusableAdapter(f"{name}: holds parts of two algorithms: {', '.join(sorted(parts))}")
 
 
+def _algorithm(parts: Parts) -> str:
+    return "LoHa" if LOHA & parts.keys() else "LoKr" if LOKR & parts.keys() else "LoRA"
+
+
 def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
-    read = _loha if LOHA & parts.keys() else _lokr if LOKR & parts.keys() else _lora
+    """Return the change at its own rank, or at the layer's smaller side where that is less."""
+    read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora}[_algorithm(parts)]
     try:
         return read(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch raises these for shapes that do not fit each other
@@ -103,6 +109,8 @@ def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
         raise UnusableAdapter(
             f"{name}: down {tuple(down.shape)} and up {tuple(up.shape)} do not fit a layer of {tuple(shape)}"
         )
+    if _is_outsize(rank, shape):
+        up, down = _by_identity(_product(up.flatten(1), down))
     return down, up.flatten(1), dimension
 
 
@@ -111,10 +119,13 @@ def _loha(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     _require(name, parts, "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
     first = _factors(parts, "hada_w1_a", "hada_w1_b", "hada_t1")
     second = _factors(parts, "hada_w2_a", "hada_w2_b", "hada_t2")
-    up = (first[0][:, :, None] * second[0][:, None, :]).flatten(1)
-    if first[1].shape[1:] != second[1].shape[1:]:
+    if first[1].shape[1:] != second[1].shape[1:] or first[0].shape[0] != second[0].shape[0]:
         raise UnusableAdapter(f"{name}: the two products of a LoHa differ in shape")
-    down = (first[1][:, None] * second[1][None]).flatten(0, 1)
+    if _is_outsize(first[1].shape[0] * second[1].shape[0], shape):
+        up, down = _by_identity(_product(*first) * _product(*second))
+    else:
+        up = (first[0][:, :, None] * second[0][:, None, :]).flatten(1)
+        down = (first[1][:, None] * second[1][None]).flatten(0, 1)
     return _fitted(name, "LoHa", down, up, shape, parts["hada_w1_b"].shape[0])
 
 
@@ -122,8 +133,12 @@ def _lokr(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     """w1 ⊗ w2: the Kronecker product has the product of their ranks."""
     first = _kronecker_side(name, parts, "lokr_w1")
     second = _kronecker_side(name, parts, "lokr_w2")
-    up = torch.einsum("a p, o q -> a o p q", first[0], second[0]).flatten(0, 1).flatten(1)
-    down = torch.einsum("p b, q i ... -> p q b i ...", first[1], second[1]).flatten(0, 1).flatten(1, 2)
+    if _is_outsize(first[1].shape[0] * second[1].shape[0], shape):
+        change = torch.einsum("a b, o i ... -> a o b i ...", _product(*first), _product(*second))
+        up, down = _by_identity(change.flatten(0, 1).flatten(1, 2))
+    else:
+        up = torch.einsum("a p, o q -> a o p q", first[0], second[0]).flatten(0, 1).flatten(1)
+        down = torch.einsum("p b, q i ... -> p q b i ...", first[1], second[1]).flatten(0, 1).flatten(1, 2)
     # both sides whole: LyCORIS scales by one, whatever the file's alpha says
     dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
     return _fitted(name, "LoKr", down, up, shape, dimension)
@@ -132,13 +147,26 @@ def _lokr(name: str, parts: Parts, shape: torch.Size) -> LowRank:
 def _kronecker_side(name: str, parts: Parts, side: str) -> tuple[Tensor, Tensor]:
     """Return up [out, rank] and down [rank, in…] of one factor; the identity splits a whole one."""
     if side in parts:
-        whole = parts[side].float()
-        out, width = whole.shape[0], whole[0].numel()
-        if out <= width:
-            return torch.eye(out, device=whole.device), whole
-        return whole.flatten(1), torch.eye(width, device=whole.device).view(width, *whole.shape[1:])
+        return _by_identity(parts[side].float())
     _require(name, parts, f"{side}_a", f"{side}_b")
     return _factors(parts, f"{side}_a", f"{side}_b", "lokr_t2" if side == "lokr_w2" else "")
+
+
+def _by_identity(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a whole change [out, in…] as up [out, rank] and down [rank, in…], one of which is the identity."""
+    out, width = whole.shape[0], whole[0].numel()
+    if out <= width:
+        return torch.eye(out, device=whole.device), whole
+    return whole.flatten(1), torch.eye(width, device=whole.device).view(width, *whole.shape[1:])
+
+
+def _product(up: Tensor, down: Tensor) -> Tensor:
+    return (up @ down.flatten(1)).view(up.shape[0], *down.shape[1:])
+
+
+def _is_outsize(rank: int, shape: torch.Size) -> bool:
+    """Return whether the layer's smaller side is less than a rank, and so enough for the same change."""
+    return rank > min(shape[0], shape[1:].numel())
 
 
 def _factors(parts: Parts, a: str, b: str, core: str) -> tuple[Tensor, Tensor]:
@@ -162,41 +190,44 @@ def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
     numbers = parts["ia3_weight"].numel()
     if (on_input := parts.get("ia3_on_input")) is not None and on_input.numel() != 1:
         raise UnusableAdapter(f"{name}: on_input is not one flag")
-    if numbers not in (shape[0], shape[1:].numel()):
-        raise UnusableAdapter(f"{name}: IA³ of {numbers} numbers does not fit {shape[0]} outputs")
+    if numbers not in shape[:2]:
+        raise UnusableAdapter(f"{name}: IA³ of {numbers} numbers does not fit {shape[0]} outputs or {shape[1]} inputs")
 
 
 def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
-    """Return a factor 1 + scale·w per output, on the product alone and not on the bias."""
-    if "ia3_on_input" in parts and bool(parts["ia3_on_input"]):
-        raise UnusableAdapter(f"{name}: IA³ on a layer's inputs is not supported, only on its outputs")
-    slope = parts["ia3_weight"].float().flatten()
-    if slope.shape[0] != base.shape[0]:
-        raise UnusableAdapter(f"{name}: IA³ of {slope.shape[0]} numbers does not fit {base.shape[0]} outputs")
-    made = ModuleWeights(torch.zeros(1, *base.shape[1:]), torch.zeros(base.shape[0], 1), 1.0, slope=slope)
+    """Return a factor 1 + scale·w per input, or per output, on the product alone and not on the bias."""
+    numbers = parts["ia3_weight"].float().flatten()
+    side = 1 if bool(parts.get("ia3_on_input", False)) else 0
+    if numbers.shape[0] != base.shape[side]:
+        each = ("outputs", "inputs")[side]
+        raise UnusableAdapter(f"{name}: IA³ of {numbers.shape[0]} numbers does not fit {base.shape[side]} {each}")
+    made = ModuleWeights(torch.zeros(1, *base.shape[1:]), torch.zeros(base.shape[0], 1), 1.0)
+    made = made._replace(input_slope=numbers) if side else made._replace(slope=numbers)
     _require_finite(name, made)
     return made
 
 
-def _lycoris_dora(name: str, dora_scale: Tensor, base: Tensor, made: ModuleWeights) -> Tensor:
-    """Return m / ‖W + BA‖ − 1 per output: LyCORIS scales this gain, and keeps BA whole at weights but 0."""
-    magnitude = _per_output(name, dora_scale, base.shape, by_lycoris=True)
-    changed = base.detach().flatten(1).float().cpu() + made.up @ made.down.flatten(1) * made.scaling
-    return magnitude / (changed.norm(dim=1) + torch.finfo(torch.float32).eps) - 1
+def _lycoris_dora(name: str, dora_scale: Tensor, base: Tensor, made: ModuleWeights) -> ModuleWeights:
+    """Gain m / ‖W + BA‖ per output or per input: LyCORIS scales this gain, and keeps BA whole at weights but 0."""
+    side = _gained_side(name, "dora_scale", dora_scale, base.shape)
+    changed = base.detach().float().cpu() + _product(made.up, made.down) * made.scaling
+    norms = changed.transpose(0, side).flatten(1).norm(dim=1)
+    slope = dora_scale.float().flatten() / (norms + torch.finfo(torch.float32).eps) - 1
+    made = made._replace(unscaled=True)
+    return made._replace(input_slope=slope) if side else made._replace(slope=slope)
 
 
-def _per_output(name: str, magnitude: Tensor, shape: torch.Size, *, by_lycoris: bool) -> Tensor:
-    """DoRA's m as [out].
+def _gained_side(name: str, part: str, magnitude: Tensor, shape: torch.Size) -> int:
+    """Return 0 where DoRA's m has a number per output, 1 where it has one per input.
 
-    PEFT writes [out], and of a convolution [1, out, 1, 1]; LyCORIS writes [out, 1, …].
-    LyCORIS can also keep one number per input, [1, in, …], which is another formula.
+    PEFT writes [out], and of a convolution [1, out, 1, 1]; LyCORIS writes [out, 1, …] or [1, in, …].
     """
-    per_input = by_lycoris and magnitude.dim() > 1 and magnitude.shape[0] == 1 and shape[0] != 1
-    if magnitude.numel() != shape[0] or per_input:
+    side = int(part == "dora_scale" and magnitude.dim() > 1 and magnitude.shape[0] == 1 != shape[0])
+    if magnitude.numel() != shape[side]:
         raise UnusableAdapter(
-            f"{name}: a DoRA scale of {tuple(magnitude.shape)} is not one number per output ({shape[0]})"
+            f"{name}: a DoRA scale of {tuple(magnitude.shape)} is not one number per output or input of {tuple(shape)}"
         )
-    return magnitude.float().flatten()
+    return side
 
 
 def _require(name: str, parts: Parts, *needed: str) -> None:
@@ -208,6 +239,6 @@ def _require(name: str, parts: Parts, *needed: str) -> None:
 
 def _require_finite(name: str, made: ModuleWeights) -> None:
     numbers = [made.down, made.up, torch.tensor(made.scaling)]
-    numbers += [tensor for tensor in (made.magnitude, made.slope) if tensor is not None]
+    numbers += [tensor for tensor in (made.magnitude, made.slope, made.input_slope) if tensor is not None]
     if not all(bool(tensor.isfinite().all()) for tensor in numbers):
         raise UnusableAdapter(f"{name}: holds numbers that are not finite")

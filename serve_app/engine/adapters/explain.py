@@ -15,23 +15,41 @@ KINDS: Sequence[tuple[str, str]] = (
     (r"\.(w_norm|b_norm)$", "normalization layers (train_norm)"),
     (r"\.(diff|diff_b)$", "full-weight difference"),
     (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
+    (r"\.ia3_l\b", "PEFT IA³"),
+    (r"\bvera_(A|B|lambda)", "VeRA"),
+    (r"\.(lora_E|ranknum)\b", "AdaLoRA"),
+    (r"\bmodules_to_save\b", "whole layers (modules_to_save)"),
 )
 """Parts of names that tell an algorithm which cannot be used, and what a refusal calls it."""
 
-LOOKS: Sequence[tuple[str, str]] = (
-    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "a Flux LoRA"),
-    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "an SD 3 LoRA"),
-    (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion"),
-    (r"^(control_model|controlnet|lora_controlnet)[._]", "a ControlNet"),
-    (r"^(first_stage_model|decoder|encoder|post_quant_conv)\.", "a VAE"),
-    (r"(?:^|[._])transformer_blocks[._]\d+[._](attn|img_mlp|txt_mlp)[._]", "a LoRA of a diffusion transformer"),
-    (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer"),
-    (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn|ffn)[._]", "a LoRA of a video model"),
-    (r"^(lora_prior)", "a Kandinsky or Cascade LoRA"),
-    (r"^(model\.)?diffusion_model\.(?!.*lora_).*\.(weight|bias)$", "a whole checkpoint"),
-    (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet"),
-)
-FAMILIES = {768: "SD 1", 1024: "SD 2", 2048: "SDXL"}
+OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
+ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
+WHOLE_MODEL = "an operator may add it as a base model"
+LOOKS: Sequence[tuple[str, str, str]] = (
+    (r"\blllite_", "a ControlNet-LLLite", ONLY_LORAS),
+    (r"^(image_proj(_model)?|ip_adapter)\.|to_[kv]_ip\b", "an IP-Adapter", ONLY_LORAS),
+    (r"motion_modules|temporal_transformer", "an AnimateDiff motion module", ONLY_LORAS),
+    (r"^(hypernetwork\.|\d{3,4}\.)[\d.]*(linear|weight|bias)", "a hypernetwork", ONLY_LORAS),
+    (r"RRDB_trunk|\.(RDB|rdb)[1-3]\.|^conv_body\.", "an upscaler (ESRGAN)", ONLY_LORAS),
+    (r"^(adapter\.)?body\.\d+\.(block[12]|in_conv|down|resnets)\b", "a T2I-Adapter", ONLY_LORAS),
+    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "a Flux LoRA", OTHER_FAMILY),
+    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "an SD 3 LoRA", OTHER_FAMILY),
+    (r"^(lora_te3_|text_encoder_3\.|t5xxl\.)", "an SD 3 or Flux LoRA (it has a third text encoder)", OTHER_FAMILY),
+    (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion", ONLY_LORAS),
+    (r"^(control_model|controlnet|lora_controlnet|controlnet_cond_embedding|controlnet_down_blocks|input_hint_block)[._]",
+     "a ControlNet", ONLY_LORAS),
+    (r"^(first_stage_model|decoder|encoder|post_quant_conv)\.", "a VAE", ONLY_LORAS),
+    (r"(?:^|[._])transformer_blocks[._]\d+[._](attn|img_mlp|txt_mlp)[._]", "a LoRA of a diffusion transformer",
+     OTHER_FAMILY),
+    (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
+    (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn|ffn)[._]", "a LoRA of a video model", OTHER_FAMILY),
+    (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),
+    (r"^(model\.)?diffusion_model\.(?!.*lora_).*\.(weight|bias)$", "a whole checkpoint", WHOLE_MODEL),
+    (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet",
+     WHOLE_MODEL),
+)  # fmt: skip
+"""What names say of the kind of file, and what its owner can do."""
+FAMILIES = {768: "SD 1", 1024: "SD 2", 1280: "SDXL refiner", 2048: "SDXL"}
 """The width of the text embeddings that cross attention reads tells the family."""
 DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "ss_base_model_version": (
@@ -51,21 +69,39 @@ DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )
-_XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g\.|text_encoders\.clip_g\.)")
+_READS_TEXT = re.compile(r"attn2[._]to_[kv]\b|to_[kv]_ip\b|^emb_params$")
+_BLOCKS: Sequence[tuple[str, str]] = (
+    (r"attentions[._]\d[._]transformer_blocks[._][1-9]|up_blocks[._]0[._]attentions|add_embedding|label_emb", "SDXL"),
+    (r"(in|out)put_blocks[._]\d[._]1[._]transformer_blocks[._][1-9]|middle_block[._]1[._]transformer_blocks[._][1-9]",
+     "SDXL"),
+    (r"(down|up)_blocks[._]3[._]|down_blocks[._]0[._]attentions|input_blocks[._][12][._]1[._]", "SD 1 or SD 2"),
+    (r"(in|out)put_blocks[._](9|10|11)[._]", "SD 1 or SD 2"),
+)  # fmt: skip
+"""Blocks of layers that only one architecture has."""
+_SHARED: Sequence[tuple[str, Sequence[str]]] = (
+    (r"(down_blocks[._][12]|mid_block)[._]attentions[._]\d[._]transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))",
+     ("SD 1", "SD 2", "SDXL")),
+    (r"transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))|_blocks[._]\d[._](resnets|\w+samplers)",
+     ("SD 1", "SD 2")),
+)  # fmt: skip
+"""Layers of the same name and shape in several families."""
+_XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 
 def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
     """Return the message for keys that belong to no layer."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
-    kinds = _matches(KINDS, unplaced)
-    if kinds:
-        return f"{' and '.join(kinds)} weights are not supported: {shown}"
-    looks = _matches(LOOKS, unplaced)
-    if looks:
-        return f"looks like {looks[0]}, this base is {base_name(table)}: {shown}"
-    family = family_of(tensors)
-    if family and family != base_name(table):
-        return f"{_looks_like(family)}, this base is {base_name(table)}: {shown}"
+    family = _guessed_family(tensors, unplaced)
+    made_for = f" for {family}" if family else ""
+    if kinds := _matches(KINDS, unplaced):
+        advice = "save it as LoRA, DoRA, LoHa, LoKr or LyCORIS' IA³"
+        return f"{' and '.join(kinds)} weights{made_for} are not supported, {advice}: {shown}"
+    base = f"this base is {base_name(table)}"
+    for pattern, look, advice in LOOKS:
+        if any(re.search(pattern, name) for name in unplaced):
+            return f"looks like {look}{made_for if advice != OTHER_FAMILY else ''}, {base}: {advice}: {shown}"
+    if family and base_name(table) not in family.split(" or "):
+        return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}: {shown}"
     return f"the base model has no such layers: {shown}"
 
 
@@ -80,11 +116,11 @@ def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Map
     own = base_name(table)
     family = family_of(tensors)
     if family and own in FAMILIES.values() and family != own:
-        return f"{_looks_like(family)}, this base is {own}"
+        return f"{_looks_like(family)}, this base is {own}: {OTHER_FAMILY}"
     if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in tensors):
-        return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}"
+        return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}: {OTHER_FAMILY}"
     if family is None and (claim := _declared_family(declared)) is not None and not _may_be(claim.family, table):
-        return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}"
+        return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}: {OTHER_FAMILY}"
     return None
 
 
@@ -121,6 +157,29 @@ def family_of(tensors: Mapping[str, Tensor]) -> str | None:
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family
     return "SDXL" if any(_XL_TEXT.match(name) for name in tensors) else None
+
+
+def _guessed_family(tensors: Mapping[str, Tensor], unplaced: Sequence[str]) -> str | None:
+    """Return `family_of`, else the family by any tensor that reads text, or by the blocks that this base has not."""
+    if family := family_of(tensors):
+        return family
+    widths = {tensor.shape[-1] for name, tensor in tensors.items() if tensor.dim() and _READS_TEXT.search(name)}
+    if len(families := [FAMILIES[width] for width in widths if width in FAMILIES]) == 1:
+        return families[0]
+    return next(iter(_matches(_BLOCKS, unplaced)), None)
+
+
+def also_fits(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
+    """Return the other families that the file could be for: its layers are alike there, and it does not say."""
+    own = base_name(table)
+    if family_of(tensors) or _declared_family(declared):
+        return []
+    if all(re.match(r"(lora_te1_|clip_l\.|text_encoder\.)", name) for name in tensors):
+        return [family for family in ("SD 1", "SDXL") if own in ("SD 1", "SDXL") and family != own]
+    for pattern, families in _SHARED:
+        if own in families and all(re.search(pattern, name) for name in tensors):
+            return [family for family in families if family != own]
+    return []
 
 
 def base_name(table: LayerTable) -> str:

@@ -16,8 +16,9 @@ from serve_app.engine.adapter_slots import ModuleWeights
 from serve_app.engine.adapters.convert import check_parts, module_weights
 from serve_app.engine.adapters.explain import explain, wrong_family
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
-from serve_app.engine.adapters.scaling import scaling_rules
+from serve_app.engine.adapters.scaling import Scaling, scaling_rules
 from serve_app.engine.adapters.source import Source, open_source
+from serve_app.safetensors_file import is_unused
 
 PARTS: Mapping[str, str] = {
     "lora_down.weight": "down",
@@ -70,6 +71,7 @@ def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder"
     if not part:
         return None
     plain = stem.removesuffix("_lora").replace(".processor.", ".").removeprefix("base_model.model.")
+    plain = plain.removesuffix("_")  # TheLastBen's trainer ends names so
     found = table.find(plain, unprefixed_text=unprefixed_text)
     return None if found is None else TensorTarget(*found, part, stem, adapter)
 
@@ -127,19 +129,24 @@ def read_source(
     A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the
     reason.
     """
+    rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
     outlines = source.outlines()
-    found = _place(source, outlines, table)
+    found, spelled = _place(source, outlines, table)
+    rules.require_components(table.components)
+    scalings: dict[Layer, Scaling] = {}
     for (component, layer), names in found.items():
         parts = {part: outlines[name] for part, name in names.items()}
         check_parts(f"{component}.{layer}", parts, table.shapes[component, layer], max_rank=max_rank)
-    rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
+        scaling = scalings[component, layer] = rules.of(component, spelled[component, layer])
+        if "down" in parts:
+            scaling.require_agreement(f"{component}.{layer}", parts, parts["down"].shape[0])
     weights: AdapterWeights = {}
     with source.opened() as read:
         for (component, layer), names in found.items():
-            scaling = rules.of(component, layer)
+            scaling = scalings[component, layer]
             made = module_weights(
                 f"{component}.{layer}",
-                {part: read(name) for part, name in names.items()},
+                {part: read(name) for part, name in names.items() if not is_unused(name, outlines)},
                 table.base_weight(component, layer),
                 alpha=scaling.alpha,
                 rank_stabilized=scaling.rank_stabilized,
@@ -148,8 +155,13 @@ def read_source(
     return weights
 
 
-def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> dict[Layer, dict[str, str]]:
-    """Return every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
+def _place(
+    source: Source, outlines: Mapping[str, Tensor], table: LayerTable
+) -> tuple[dict[Layer, dict[str, str]], dict[Layer, str]]:
+    """Return every tensor's name at its layer and part, and each layer as its writer calls it within the component.
+
+    Names, and shapes against the base's family, are looked at.
+    """
     found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []
@@ -166,13 +178,16 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
             )
         place = (key.component, key.layer)
         _require_one_spelling(keys.setdefault(place, key), key)
-        found.setdefault(place, {})[key.part] = name
+        other = found.setdefault(place, {}).setdefault(key.part, name)
+        if other != name:
+            raise UnusableAdapter(f"two tensors of one part: {other} and {name}: only one of them can be meant")
     unplaced += _weights_of_no_algorithm(found, keys)
     if unplaced:
         raise UnusableAdapter(explain(unplaced, outlines, table))
     if reason := wrong_family(outlines, table, source.declared):
         raise UnusableAdapter(reason)
-    return found
+    stems = {place: key.stem.removeprefix("base_model.model.") for place, key in keys.items()}
+    return found, {place: stem.removeprefix(f"{place[0]}.") for place, stem in stems.items()}
 
 
 def _require_one_spelling(first: TensorTarget, key: TensorTarget) -> None:

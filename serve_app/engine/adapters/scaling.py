@@ -1,19 +1,32 @@
 """Scales each layer's change by PEFT's configuration: `lora_alpha`, `alpha_pattern`, `use_rslora`.
 
-PEFT's own classes are not used, whose import takes seconds; a test compares with them.
+It stands in `adapter_config.json`, in diffusers' metadata, or as plain metadata such as `lora_alpha`. A file that
+contradicts it is refused. PEFT's own classes are not used, whose import takes seconds; a test compares with them.
 """
 
 import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from serve_app.engine.adapters.layer_table import UnusableAdapter
 
 METADATA = "lora_adapter_metadata"
-"""diffusers keeps the configuration of each component under this name: `{"unet.lora_alpha": 8, …}`."""
+"""diffusers keeps the configuration of each component under this name: `{"unet.lora_alpha": 8, …}`, or of its only one
+without a prefix (`save_lora_adapter`)."""
+PLAIN_METADATA: Mapping[str, str] = {
+    "lora_alpha": "lora_alpha",
+    "network_alpha": "lora_alpha",
+    "alpha": "lora_alpha",
+    "r": "r",
+    "rank": "r",
+    "use_rslora": "use_rslora",
+}
+"""Fields by the names that trainers write beside the tensors, as text, with or without `transformer.` before them."""
+DENOISERS = ("unet", "transformer")
+"""Trainers write either for whatever denoiser they train."""
 PEFT_ALPHA = 8
 """PEFT's own alpha, which holds where a configuration names none."""
 MAX_ALPHA = 1e9
@@ -29,6 +42,18 @@ class Scaling(NamedTuple):
 
     alpha: float | None
     rank_stabilized: bool
+    rank: float | None = None
+    """The rank that the layer must have; None where nothing tells it."""
+    dora: bool | None = None
+    """Whether the layer must have DoRA's magnitudes; None where nothing tells it."""
+
+    def require_agreement(self, name: str, parts: Collection[str], rank: int) -> None:
+        """Raises UnusableAdapter when the layer `name` with these parts is not what the configuration says."""
+        if "alpha" not in parts and self.rank not in (None, rank):
+            raise UnusableAdapter(f"{name}: its rank is {rank}, but its configuration says {self.rank:g}")
+        if self.dora not in (None, "peft_magnitude" in parts):
+            has = "no magnitudes" if self.dora else "magnitudes of DoRA"
+            raise UnusableAdapter(f"{name}: has {has}, but its configuration says use_dora: {self.dora}")
 
 
 UNTOLD = Scaling(None, False)
@@ -49,32 +74,50 @@ class Pattern(NamedTuple):
         return before[-1:] in ("", ".") and self.regex.fullmatch(end) is not None
 
 
+class Patterned(NamedTuple):
+    """A number for all layers but those that a pattern fits."""
+
+    default: float | None
+    patterns: Sequence[tuple[Pattern, float]]
+
+    def of(self, layer: str) -> float | None:
+        """Return the number of the first pattern that fits, as PEFT's `get_pattern_key` has it."""
+        return next((number for pattern, number in self.patterns if pattern.fits(layer)), self.default)
+
+
 class PeftLora(NamedTuple):
     """What of PEFT's `LoraConfig` says how strongly layers act."""
 
-    alpha: float
-    alpha_pattern: Sequence[tuple[Pattern, float]]
+    alpha: Patterned
+    rank: Patterned
     rank_stabilized: bool
+    dora: bool | None
 
     def of(self, layer: str) -> Scaling:
-        """Return the scaling of the first pattern that fits, as PEFT's `get_pattern_key` has it."""
-        alphas = (alpha for pattern, alpha in self.alpha_pattern if pattern.fits(layer))
-        return Scaling(next(alphas, self.alpha), self.rank_stabilized)
+        return Scaling(self.alpha.of(layer), self.rank_stabilized, self.rank.of(layer), self.dora)
 
 
 class ScalingRules:
-    """PEFT's rules by component, from a folder's configuration or from the metadata of diffusers' files.
+    """PEFT's rules by component; those of "" hold for every other component.
 
     Comparing a layer with an expression holds up every other thread: `seconds` is what all layers may take.
     """
 
-    def __init__(self, configs: Mapping[str, PeftLora], every: PeftLora | None, seconds: float) -> None:
-        self._configs, self._every = configs, every
+    def __init__(self, configs: Mapping[str, PeftLora], seconds: float) -> None:
+        self._configs = configs
         self._seconds = seconds
+
+    def require_components(self, present: Collection[str]) -> None:
+        """Raises UnusableAdapter for rules of a component that the base model has not: they would act on nothing."""
+        if others := self._configs.keys() - {*present, *DENOISERS, ""}:
+            raise UnusableAdapter(
+                f"its metadata tell lora_alpha of {', '.join(sorted(others))}, which the base has not"
+            )
 
     def of(self, component: str, layer: str) -> Scaling:
         """Raises UnusableAdapter when the patterns take too long."""
-        config = self._configs.get(component, self._every)
+        names = (*DENOISERS, "") if component in DENOISERS else (component, "")
+        config = next((self._configs[name] for name in names if name in self._configs), None)
         if config is None:
             return UNTOLD
         began = time.thread_time()
@@ -88,29 +131,58 @@ class ScalingRules:
 def scaling_rules(
     metadata: Mapping[str, str], peft_config: Mapping[str, Any] | None, *, seconds: float = math.inf
 ) -> ScalingRules:
-    """Raises UnusableAdapter for a configuration that this engine does not compute."""
-    if peft_config is not None:
-        return ScalingRules({}, _lora_config(peft_config, "adapter_config.json"), seconds)
-    if METADATA not in metadata:
-        return ScalingRules({}, None, seconds)
+    """Raises UnusableAdapter for a configuration that this engine does not compute, or that contradicts another."""
+    configs: dict[str, PeftLora] = {}
+    plain = _plain_fields(metadata)
+    for place, by_component in (("adapter_config.json", {"": peft_config}), (METADATA, _diffusers_fields(metadata))):
+        for component, fields in by_component.items():
+            if fields is not None:
+                configs[component] = _lora_config(fields, place)
+    for component, fields in plain.items():
+        if "lora_alpha" in fields:
+            config = _lora_config(fields, "metadata")
+            if configs.setdefault(component, config).alpha.default != config.alpha.default:
+                told = configs[component].alpha.default
+                raise UnusableAdapter(f"lora_alpha is {config.alpha.default} by its metadata, {told} by PEFT's")
+    return ScalingRules(configs, seconds)
+
+
+def _diffusers_fields(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return diffusers' fields by component, of which the only one may be ""."""
+    fields: dict[str, dict[str, Any]] = {}
     try:
-        flat = json.loads(metadata[METADATA])
-        fields: dict[str, dict[str, Any]] = {}
-        for name, value in flat.items():
-            component, _, field = name.partition(".")
+        for name, value in json.loads(metadata.get(METADATA, "{}")).items():
+            component, _, field = name.rpartition(".")
             fields.setdefault(component, {})[field] = value
     except (ValueError, AttributeError, RecursionError) as error:
         raise UnusableAdapter(f"{METADATA} is not a JSON object") from error
-    return ScalingRules({component: _lora_config(row, METADATA) for component, row in fields.items()}, None, seconds)
+    return fields
+
+
+def _plain_fields(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return what the header itself tells as text, by component."""
+    fields: dict[str, dict[str, Any]] = {}
+    for name, text in metadata.items():
+        component, _, spelled = name.rpartition(".")
+        field = PLAIN_METADATA.get(spelled)
+        if field is None or text in ("", "None"):
+            continue
+        try:
+            value = json.loads(text.lower())
+        except (ValueError, RecursionError):
+            value = text
+        if fields.setdefault(component, {}).setdefault(field, value) != value:
+            raise UnusableAdapter(f"metadata: two values of {field}: {fields[component][field]} and {value}")
+    return fields
 
 
 def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
     kind = str(fields.get("peft_type") or "LORA").upper()
     if kind != "LORA":
-        raise UnusableAdapter(f"{place}: a PEFT {kind} adapter, only LORA is supported")
+        raise UnusableAdapter(f"{place}: a PEFT {kind} adapter, only LORA is supported: train one with LoraConfig")
     named = [name for name in UNSUPPORTED if fields.get(name)]
     if named:
-        raise UnusableAdapter(f"{place}: {', '.join(named)} not supported")
+        raise UnusableAdapter(f"{place}: {', '.join(named)} not supported: train and save the adapter without")
     if str(fields.get("bias") or "none") != "none":
         raise UnusableAdapter(f"{place}: bias {fields['bias']!r} is not supported, only 'none'")
     if str(fields.get("init_lora_weights")).lower().startswith(CHANGED_BASES):
@@ -118,14 +190,23 @@ def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
             f"{place}: trained from changed base weights ({fields['init_lora_weights']}); "
             "save it converted to plain LoRA"
         )
-    written = fields.get("alpha_pattern") or {}
-    if not isinstance(written, dict):
-        raise UnusableAdapter(f"{place}: alpha_pattern is no object")
-    patterns = cast(Mapping[str, Any], written)
+    dora = fields.get("use_dora")
     return PeftLora(
-        _number(fields.get("lora_alpha", PEFT_ALPHA), "lora_alpha", place),
-        [(_pattern(key, place), _number(alpha, "alpha_pattern", place)) for key, alpha in patterns.items()],
+        _patterned(fields, "lora_alpha", "alpha_pattern", PEFT_ALPHA, place),
+        _patterned(fields, "r", "rank_pattern", None, place),
         bool(fields.get("use_rslora")),
+        None if dora is None else bool(dora),
+    )
+
+
+def _patterned(fields: Mapping[str, Any], name: str, pattern: str, default: float | None, place: str) -> Patterned:
+    written = fields.get(pattern) or {}
+    if not isinstance(written, dict):
+        raise UnusableAdapter(f"{place}: {pattern} is no object")
+    numbers = cast(Mapping[str, Any], written)
+    return Patterned(
+        _number(fields[name], name, place) if name in fields else default,
+        [(_pattern(key, pattern, place), _number(number, pattern, place)) for key, number in numbers.items()],
     )
 
 
@@ -135,10 +216,10 @@ def _number(value: Any, name: str, place: str) -> float:
     return float(value)
 
 
-def _pattern(key: str, place: str) -> Pattern:
+def _pattern(key: str, name: str, place: str) -> Pattern:
     if _PLAIN.fullmatch(key):
         return Pattern(re.compile(key), len(key))
     try:
         return Pattern(re.compile(rf"(.*\.)?({key})$"), 0)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UnusableAdapter(f"{place}: alpha_pattern has a key that is no pattern") from error
+        raise UnusableAdapter(f"{place}: {name} has a key that is no pattern") from error

@@ -1,7 +1,8 @@
 """What an adapter is made of on disk: a safetensors file, or a folder as PEFT and diffusers save one."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,17 @@ PEFT_BASE = "base_model_name_or_path"
 """The field of `adapter_config.json` that names the base model."""
 MAX_CONFIG_BYTES = 1 << 20
 
-
+_FOLDERS: Sequence[tuple[str, str]] = (
+    (r"model_index\.json", "is of a whole model: an operator may add it as a base model"),
+    (r"[^/]+-\d+-of-\d+\.safetensors|.*\.index\.json", "is of several shards: save the adapter as one file"),
+    (r"[^/]+\.(bin|pt|pth|ckpt)", "is a pickle, which may hold code: save it as safetensors"),
+    (r"[^/]+\.safetensors", "is a file by itself: bring it without the folder"),
+    (
+        rf"[^/]+/({re.escape(PEFT_WEIGHTS)}|{re.escape(DIFFUSERS_WEIGHTS)})",
+        "is in a subfolder: bring each one by itself",
+    ),
+)
+"""Folders of other kinds by a name in them."""
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -98,6 +109,8 @@ def _parts(path: Path) -> tuple[Path, Path | None]:
     if not path.is_dir():
         config = path.with_name(PEFT_CONFIG)
         return path, config if path.name == PEFT_WEIGHTS and config.is_file() else None
+    if (path / PEFT_WEIGHTS).is_file() and (path / DIFFUSERS_WEIGHTS).is_file():
+        raise UnusableAdapter(f"the folder holds two adapters, {PEFT_WEIGHTS} and {DIFFUSERS_WEIGHTS}: remove one")
     if (path / PEFT_WEIGHTS).is_file():
         config = path / PEFT_CONFIG
         if not config.is_file():
@@ -107,8 +120,10 @@ def _parts(path: Path) -> tuple[Path, Path | None]:
         return path / PEFT_WEIGHTS, config
     if (path / DIFFUSERS_WEIGHTS).is_file():
         return path / DIFFUSERS_WEIGHTS, None
-    if (path / "adapter_model.bin").is_file():
-        raise UnusableAdapter("the folder's adapter_model.bin is a pickle, which may hold code: save it as safetensors")
+    held = {str(each.relative_to(path)) for depth in ("*", "*/*") for each in path.glob(depth)}
+    for pattern, complaint in _FOLDERS:
+        if found := sorted(name for name in held if re.fullmatch(pattern, name)):
+            raise UnusableAdapter(f"the folder's {found[0]} {complaint}")
     raise UnusableAdapter(f"the folder holds neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS}")
 
 
