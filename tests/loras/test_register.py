@@ -127,7 +127,7 @@ def _of_rank(path: Path, rank: int) -> Path:
 
 @pytest.mark.parametrize(
     ("write", "reason"),
-    [(lambda path: _of_rank(path, 7), "rank 7 .*takes 6"), (_huge, "rank 262144 .*takes 6")],
+    [(lambda path: _of_rank(path, 7), "rank 7 .*takes 6"), (_huge, "dimension 262144.*takes 6")],
     ids=["rank", "huge"],
 )
 async def test_a_file_that_does_not_fit_is_refused_with_the_reason(
