@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -379,14 +380,14 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
 def test_replicas_serve_on_while_serve_names_none(tmp_path: Path, proxy: Proxy) -> None:
     """So it does while it builds the application of a new `serve deploy`, and after a build that failed."""
     with running(tmp_path) as old:
-        others = {"port": old.port, "fallback_port": proxy.replica_port}
+        serve = partial(generated_config, tmp_path, port=old.port, replica_port=None, fallback_port=proxy.replica_port)
         for _ in range(2):
-            generated_config(tmp_path, replica_port=None, **others)
+            serve()
             command = [str(WRAPPER), "-db", "-f", str(old.config), "-sf", str(old.process.pid)]
             old.process, ended = subprocess.Popen(command, env=ENVIRONMENT), old.process
             ended.wait(timeout=30)
             assert {old.get().status for _ in range(20)} == {200}
-        generated_config(tmp_path, replica_port=None, **others)
+        serve()
         assert subprocess.run([str(WRAPPER), "-c", "-f", str(old.config)], env=ENVIRONMENT).returncode == 0
         assert "server replica" not in old.config.read_text(), "a new HAProxy knows nothing of an earlier Serve"
 
