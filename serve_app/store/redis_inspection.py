@@ -5,7 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
@@ -15,7 +15,7 @@ from redis.retry import Retry
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_address import blocking_client, place_of
-from serve_app.store.redis_client import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, TEXT, connect_sync
+from serve_app.store.redis_client import OPTIONS, connect_sync
 from serve_app.store.redis_process import OLDEST
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -32,10 +32,9 @@ def require_usable(url: str) -> None:
     address.
     """
     place = place_of(url)
-    timeouts = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": REPLY_TIMEOUT_S}
-    with blocking_client(url, **TEXT, **timeouts, retry=Retry(NoBackoff(), 0)) as client:
+    with blocking_client(url, **OPTIONS, retry=Retry(NoBackoff(), 0)) as client:
         try:
-            info: Mapping[str, Any] = client.info()
+            info: Mapping[str, Any] = cast(Any, client).info()
         except NoPermissionError:
             return  # a user that may not ask: what it lacks is said where it is needed
         except RedisError as error:
