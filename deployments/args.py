@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,7 +11,14 @@ from serve_app.worker.attempt import WorkerTiming
 
 
 class Args(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+LONGEST_S = 10 * 365 * 86_400
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=LONGEST_S)]
+"""As `Seconds`, where zero has a meaning."""
+Resources = dict[str, Annotated[float, Field(gt=0)]]
 
 
 SPARE = 0.15
@@ -27,11 +34,11 @@ class ScaleArgs(Args):
 
     min_replicas: int = Field(default=0, ge=0)
     max_replicas: int = Field(default=1, ge=1)
-    target_s: float = Field(default=60, gt=0)
+    target_s: Seconds = 60
     spare: float = Field(default=SPARE, ge=0, le=1)
-    upscale_delay_s: float = Field(default=2, ge=0)
-    downscale_delay_s: float = Field(default=120, ge=0)
-    downscale_to_zero_delay_s: float = Field(default=600, ge=0)
+    upscale_delay_s: SecondsOrNone = 2
+    downscale_delay_s: SecondsOrNone = 120
+    downscale_to_zero_delay_s: SecondsOrNone = 600
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "ScaleArgs":
@@ -54,9 +61,9 @@ class ReplicaArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
-    resources: dict[str, float] = Field(default_factory=dict)
+    resources: Resources = Field(default_factory=dict)
     """Custom resources of nodes keep a deployment on the nodes that are meant for it."""
-    drain_s: float = Field(default=30, gt=0)
+    drain_s: Seconds = 30
     """At a stop, running jobs get this long to finish; then they are released to the queue."""
 
     @property
@@ -81,9 +88,9 @@ class WorkerArgs(ReplicaArgs):
     not isolate memory."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for the arithmetic; unset, they are as many as the cores that this process may use."""
-    poll_s: float = Field(default=0.5, gt=0)
-    step_limit_s: float = Field(default=180, gt=0)
-    job_limit_s: float = Field(default=1800, gt=0)
+    poll_s: Seconds = 0.5
+    step_limit_s: Seconds = 180
+    job_limit_s: Seconds = 1800
 
     @property
     def memory_share(self) -> float | None:
@@ -107,8 +114,8 @@ class LoadScaleArgs(Args):
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
     target_ongoing_requests: float = Field(default=50, gt=0)
-    upscale_delay_s: float = Field(default=10, ge=0)
-    downscale_delay_s: float = Field(default=600, ge=0)
+    upscale_delay_s: SecondsOrNone = 10
+    downscale_delay_s: SecondsOrNone = 600
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "LoadScaleArgs":
@@ -127,10 +134,10 @@ class IngressArgs(ReplicaArgs):
 
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
-    prefetch_s: float = Field(default=2, ge=0)
+    prefetch_s: SecondsOrNone = 2
     """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
     of its own needs them, one in so many seconds; 0 reads none."""
-    warm_up_s: float | None = Field(default=None, ge=0)
+    warm_up_s: SecondsOrNone | None = None
     """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while
     less than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket
     model); 0 begins none."""
@@ -147,8 +154,8 @@ class UpscalerArgs(WorkerArgs):
 
 class HousekeeperArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
-    resources: dict[str, float] = Field(default_factory=dict)
-    every_s: float = Field(default=1, gt=0)
+    resources: Resources = Field(default_factory=dict)
+    every_s: Seconds = 1
     """Expired leases are looked for, and the embedded Redis is checked, once in so many seconds."""
 
 

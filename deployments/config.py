@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.args import SPARE, AppArgs, ReplicaArgs, check_bounds
+from deployments.args import SPARE, AppArgs, ReplicaArgs, Seconds, SecondsOrNone, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import JobKind
 
@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class HttpOptions(_Strict):
@@ -36,7 +36,7 @@ class RequestRouterConfig(_Strict):
 
 class PolicyArgs(_Strict):
     kind: JobKind
-    target_s: float = Field(default=60, gt=0)
+    target_s: Seconds = 60
     spare: float = Field(default=SPARE, ge=0, le=1)
 
 
@@ -51,9 +51,9 @@ class Autoscaling(_Strict):
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     target_ongoing_requests: float | None = Field(default=None, gt=0)
-    upscale_delay_s: float | None = Field(default=None, ge=0)
-    downscale_delay_s: float | None = Field(default=None, ge=0)
-    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    upscale_delay_s: SecondsOrNone | None = None
+    downscale_delay_s: SecondsOrNone | None = None
+    downscale_to_zero_delay_s: SecondsOrNone | None = None
     policy: ScalingPolicy | None = None
 
     @model_validator(mode="after")

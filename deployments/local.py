@@ -1,6 +1,7 @@
 """The `atelier` command: the operator's commands, and `up`, which runs the whole service on this machine."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -28,6 +29,7 @@ from serve_app.cli.command import BadUsage, read_settings
 from serve_app.cli.doctor import add_doctor
 from serve_app.client import AtelierClientError
 from serve_app.domain.errors import AtelierError
+from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog_file import CatalogError
@@ -35,6 +37,7 @@ from serve_app.operations.checks import cannot_listen
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import running_redis, stop_redis
 from serve_app.store.process import open_process
+from serve_app.store.redis_inspection import require_usable
 
 START_LIMIT_S = 900.0
 """All replicas may take this long to start: large models take minutes to load and to warm up."""
@@ -42,6 +45,8 @@ STOP_LIMIT_S = 11.0
 """Whatever has not stopped after this many seconds is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
 READY_LIMIT_S = 60.0
+LEAST_SPACE_BYTES = 1 << 20
+"""An empty Redis and Ray's first logs take less."""
 DEPLOYMENT_STAGES = {
     "housekeeper": "Housekeeper",
     "ingress": "HTTP interfaces",
@@ -125,17 +130,30 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
     settings = read_settings()
     try:
         service = read_config(config)
-        make_folder(settings.data_dir)
-        write_atomically(settings.data_dir / ".writable", "")
-        runtime_home(settings.data_dir)
         check_this_machine(config, service, settings)
+        ImageStore(settings)
+        for place in (settings.data_dir, runtime_home(settings.data_dir)):
+            _check_space(place)
     except ConfigError as error:
         raise BadUsage(str(error)) from None
-    except OSError as error:
-        raise BadUsage(f"{error.filename or data_dir}: {error.strerror}") from None
-    if not settings.catalog.is_file():
-        raise BadUsage(f"setting catalog: {settings.catalog} is not a file")
+    except (ValueError, ImportError) as error:  # fsspec does not know or cannot load the protocol
+        raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
+    except PermissionError as error:
+        raise BadUsage(str(error)) from None
     return settings, service
+
+
+def _check_space(place: Path) -> None:
+    """Write as much as a start needs at least. Raises `BadUsage` that says why that is impossible."""
+    probe = place / ".writable"
+    try:
+        make_folder(place)
+        write_atomically(probe, bytes(LEAST_SPACE_BYTES))
+        probe.unlink()
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "free some space" if is_full else "give it to this user, or choose another with --data-dir"
+        raise BadUsage(f"{place} cannot be written ({error.strerror}): {cure}") from None
 
 
 @contextmanager
@@ -163,7 +181,7 @@ def _supervise(start: Start, reporter: Reporter) -> int:
 
     code = supervise(run, clean_up=clean_up, on_stop=reporter.stopping, stop_limit_s=STOP_LIMIT_S)
     if code is None:
-        reporter.error(f"the service ended unexpectedly (logs: {runtime.logs})")
+        reporter.error(f"the service ended unexpectedly{runtime.said}")
     reporter.info("Stopped. Accounts, keys, jobs and images are kept.")
     return 1 if code is None else code
 
@@ -183,7 +201,7 @@ def _run_service(child: Child, runtime: Runtime, start: Start, reporter: Reporte
     settings = start.settings
 
     def ray_died(reason: str) -> None:
-        reporter.error(f"{reason} (logs: {runtime.logs})")
+        reporter.error(f"{reason}{runtime.said}")
         child.finish(1)
 
     try:
@@ -211,7 +229,7 @@ def _run_service(child: Child, runtime: Runtime, start: Start, reporter: Reporte
         reporter.error(str(error))
         return 2
     except (AtelierError, RuntimeError, OSError) as error:
-        reporter.error(f"{last_line(error)} (logs: {runtime.logs})")
+        reporter.error(f"{last_line(error)}{runtime.said}")
         runtime.stop()
         return 1
     except KeyboardInterrupt:
@@ -228,6 +246,8 @@ def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
 
 async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
     """Start the embedded Redis and apply the catalog; return the demo account and the first LoRA it may use, if any."""
+    if settings.redis_url:
+        await asyncio.to_thread(require_usable, settings.redis_url)
     async with open_process(settings) as process:
         Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
         accounts = AccountParts(process)

@@ -14,11 +14,13 @@ from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
+from deployments.config import ConfigError
 from deployments.ray_internals import keep_session_private, use_loopback
 from deployments.redis_stopper import stop_redis_after_this_process
 from deployments.runtime import ray_environment, runtime_home
+from deployments.start_checks import check_base_models
 from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
-from serve_app.settings import Settings
+from serve_app.cli.command import BadUsage, read_settings
 
 RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 Router = PowerOfTwoChoicesRequestRouter
@@ -35,7 +37,11 @@ def prepare() -> None:
         RAY_TOKEN.chmod(PRIVATE)  # Ray writes it readable for everyone
     use_loopback()
     keep_session_private()
-    settings = Settings()
+    try:
+        settings = read_settings()
+        check_base_models(settings)
+    except (BadUsage, ConfigError) as error:
+        sys.exit(f"atelier: {error}")
     stop_redis_after_this_process(settings)
     environment = ray_environment(runtime_home(settings.data_dir))
     os.environ.update({name: value for name, value in environment.items() if name not in OF_UP_ALONE})

@@ -31,6 +31,7 @@ STATUS_SHARE = 0.1
 """Serve answers these questions for at most this share of the time, as it pickles its configuration for each."""
 RAY_POLL_S = 0.5
 KILL_LIMIT_S = 2.0
+SESSIONS_KEPT = 5
 PROXY_PORTS = 2
 REPLICA_PORTS = 100
 """Ingress replicas have so many ports, as Serve reuses the port of a replaced replica only after minutes."""
@@ -51,10 +52,16 @@ class Runtime:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._stopping = threading.Event()
+        _keep_last_logs(home / "ray")
 
     @property
     def logs(self) -> Path:
         return self._home / "ray" / "session_latest" / "logs" / "serve"
+
+    @property
+    def said(self) -> str:
+        """Where a start that failed has left logs, as the end of a sentence; nothing before Ray has written any."""
+        return f" (logs: {self.logs})" if self.logs.exists() else ""
 
     def start(self, config: ServeConfig, *, host: str, port: int, on_death: Callable[[str], None]) -> None:
         """Start Ray, and Serve with its HTTP proxy. Changes the working directory.
@@ -62,7 +69,6 @@ class Runtime:
         `on_death` is called in a thread when a process that Ray cannot do without has ended: nothing of the runtime can
         then be stopped in an orderly way. Raises `RuntimeError` when one of the two does not start.
         """
-        shutil.rmtree(self._home / "ray", ignore_errors=True)
         environment = ray_environment(self._home)
         os.environ.update(environment | encryption(self._home))
         os.chdir(self._home)  # Ray puts the working directory before the installed packages on the path of its workers
@@ -170,6 +176,19 @@ def last_line(error: Exception) -> str:
     """The cause that one of Ray's errors names, without the traces before it."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
+
+
+def _keep_last_logs(ray: Path) -> None:
+    """Leave the logs of the last sessions, and nothing else: with the next they are `SESSIONS_KEPT`."""
+    (ray / "session_latest").unlink(missing_ok=True)
+    sessions = sorted(ray.glob("session_*"))  # the time of the start is in the name
+    for session in sessions[: 1 - SESSIONS_KEPT]:
+        shutil.rmtree(session, ignore_errors=True)
+    for rest in {*ray.glob("*"), *ray.glob("session_*/*")} - {*sessions, *ray.glob("session_*/logs")}:
+        if rest.is_dir() and not rest.is_symlink():
+            shutil.rmtree(rest, ignore_errors=True)
+        else:
+            rest.unlink(missing_ok=True)
 
 
 def runtime_home(data_dir: Path) -> Path:

@@ -13,7 +13,9 @@ from deployments.config import Autoscaling, ConfigError, ServeConfig, demands
 from deployments.nodes import check_nodes, living_nodes, node_pool
 from deployments.pools import Pool, ReplicaDemand, fits_alone, shortfalls
 from deployments.requirements import require_shared
+from serve_app.loras.catalog_file import CatalogError, read_catalog
 from serve_app.operations.checks import Level
+from serve_app.operations.store_checks import check_base_model
 from serve_app.settings import ROOT, Settings
 
 GPU_HELP = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or start configs/local.yaml, which needs no GPU"
@@ -29,7 +31,7 @@ print(found if visible is None else min(found, len(visible)))
 
 
 def check_this_machine(config: Path, service: ServeConfig, settings: Settings) -> None:
-    """Raises `ConfigError` for replicas without a place, and for missing settings of a cluster."""
+    """Raises `ConfigError` for replicas without a place, models that are not there, and missing settings of a cluster."""
     try:
         require_shared(settings, spread=service.proxy_location == "EveryNode")
     except RuntimeError as error:
@@ -37,6 +39,22 @@ def check_this_machine(config: Path, service: ServeConfig, settings: Settings) -
     gpus = gpus_here() if any(demand.gpus for demand in service.demands) else 0
     if missing := missing_on(service.demands, [Pool(name="this machine", nodes=1, gpus=gpus)]):
         raise ConfigError(f"{config}: {missing}")
+    weights = service.args.upscaler.weights
+    if weights and not any((ROOT / weights).glob("*.safetensors")):
+        raise ConfigError(f"{config}: args.upscaler.weights: no *.safetensors in {ROOT / weights}: put them there")
+    check_base_models(settings)
+
+
+def check_base_models(settings: Settings) -> None:
+    """Raises `ConfigError` for a base model whose files are not there: a replica would find out after a minute."""
+    if not settings.catalog.is_file():
+        raise ConfigError(f"ATELIER_CATALOG: {settings.catalog} is not a file")
+    try:
+        base_models = read_catalog(settings.catalog).base_models.values()
+    except CatalogError:
+        return  # what was applied at an earlier start is served, or the start ends there
+    if found := [check for model in base_models for check in check_base_model(model)]:
+        raise ConfigError(f"{settings.catalog}: base model {'; '.join(f'{one.found}: {one.advice}' for one in found)}")
 
 
 def config_for_this_machine() -> tuple[Path, str]:

@@ -1,6 +1,12 @@
-"""Settings from the process environment: locations, limits and secrets."""
+"""Settings from the process environment: locations, limits and secrets.
 
+Each value is checked here, so that a wrong one stops the process with the variable's name before anything starts.
+"""
+
+import difflib
 import json
+import logging
+import os
 import re
 import secrets
 from contextlib import suppress
@@ -8,10 +14,22 @@ from datetime import timedelta
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, ByteSize, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from serve_app.atomic_files import write_atomically
@@ -22,6 +40,18 @@ ROOT = Path(__file__).resolve().parent.parent
 """The checkout (or the installed tree) that holds `configs/` and `models/`."""
 
 Network = IPv4Network | IPv6Network
+
+PREFIX = "ATELIER_"
+OTHERS_VARIABLES = (
+    *("ATELIER_BASE_URL", "ATELIER_KEY", "ATELIER_READY_FILE"),  # of whoever calls a service
+    *("ATELIER_CONNECTIONS_PER_ADDRESS", "ATELIER_HAPROXY", "ATELIER_HTTP_HOST", "ATELIER_PROXY_SECRET"),  # the proxy's
+    *("ATELIER_KUBERNETES_API", "ATELIER_KUBERNETES_IDENTITY"),  # of the chart's job that makes an account
+)
+"""Variables with our prefix that other programs read."""
+_SERVICE_LINK = re.compile(
+    r"ATELIER_(\w+_)?(SERVICE_HOST=.+|SERVICE_PORT(_\w+)?=\d+|PORT=\w+://.+|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.+)"
+)
+"""What Kubernetes sets for each of its services whose name begins with `atelier`, unless a pod turns that off."""
 
 SLOWEST_RATE = 200.0
 """One ingress replica answers at least this many requests a second: a third of what was measured on a small machine."""
@@ -45,18 +75,65 @@ SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
 def _check_storage(url: str) -> str:
-    """Refuse what fsspec takes for a folder of the working directory: `s3//bucket`, `file://images`."""
-    if url and not re.match(r"(?!(?:file|local)://[^/])[a-z][a-z0-9+.-]*://", url):
+    """Refuse what fsspec takes for a folder of the working directory, `s3//bucket` or `file://images`, and no bucket."""
+    if url and not re.fullmatch(r"(?:(?:file|local):///|memory://|(?!file:|local:)[a-z][a-z0-9+.-]*://[^/\s])\S*", url):
         raise ValueError("must be an address like s3://bucket/prefix or file:///srv/images")
     return url
+
+
+def _check_web_address(url: str) -> str:
+    try:
+        address = urlsplit(url)
+        is_whole = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+    except ValueError:  # of the port, or of brackets
+        is_whole = False
+    if url and (not is_whole or re.search(r"[\s#]", url)):
+        raise ValueError("must be an address like https://images.example.com")
+    return url
+
+
+def _check_public_url(url: str) -> str:
+    if "?" in url:
+        raise ValueError("must be an address without a query, since that of each image follows it")
+    return url
+
+
+def _check_secret(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value().encode()) < LEAST_SECRET_BYTES:
+        raise ValueError(f"must have {LEAST_SECRET_BYTES} bytes or more")
+    return secret
+
+
+def _check_log_level(level: str) -> str:
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise ValueError(f"must be one of {', '.join(levels)}")
+    return level.upper()
+
+
+def _check_path(path: Any) -> Any:
+    if path == "":
+        raise ValueError("must not be empty: that would be the working directory")
+    return path
+
+
+LEAST_SECRET_BYTES = 16
+"""A secret of fewer bytes could be guessed by who holds one digest or signature made with it."""
+Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
+SomePath = Annotated[Path, BeforeValidator(_check_path)]
+WebAddress = Annotated[str, AfterValidator(_check_web_address)]
+Life = Annotated[timedelta, Field(gt=timedelta(), le=timedelta(days=36_525))]
+"""A duration that is neither zero nor so long that Redis or a date could not hold the end of it."""
 
 
 class Settings(BaseSettings):
     """`ATELIER_*` environment variables. An unknown value stops the process with the variable's name."""
 
-    model_config = SettingsConfigDict(env_prefix="ATELIER_", frozen=True, extra="forbid", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
 
-    data_dir: Path = Path("var")
+    data_dir: SomePath = Path("var")
     redis_url: str = Field(default="", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
     """The address of a Redis server; when it is empty, an embedded one is started under `data_dir`."""
     storage_url: Annotated[str, AfterValidator(_check_storage)] = ""
@@ -73,7 +150,7 @@ class Settings(BaseSettings):
     """Each machine keeps at most this much of adapters' files under `data_dir/weights`; what was used longest ago goes
     first."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
-    public_url: str = ""
+    public_url: Annotated[WebAddress, AfterValidator(_check_public_url)] = ""
     """Image URLs begin with this address; empty takes the one that the caller used."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
@@ -86,32 +163,32 @@ class Settings(BaseSettings):
     """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
     """Customers may name a LoRA to fetch below these addresses, by commas: `s3://bucket/loras/`, `hf://acme/`."""
-    catalog: Path = ROOT / "configs" / "catalog.yaml"
-    plans: Path | None = None
+    catalog: SomePath = ROOT / "configs" / "catalog.yaml"
+    plans: SomePath | None = None
     """This file is a YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six built-in
     plans."""
     operator_token: SecretStr | None = Field(default=None, min_length=16)
     """It opens `/metrics` and the details of `/readyz`. Unset, it is made once as `data_dir/operator-token` (0600)."""
-    pepper: SecretStr | None = None
+    pepper: Secret | None = None
     """This secret, version 1, keys the digests of API keys. Unset, it is made in `data_dir/secrets.json` (0600)."""
-    peppers: dict[Annotated[int, Field(ge=1)], SecretStr] = Field(default_factory=dict)
+    peppers: dict[Annotated[int, Field(ge=1)], Secret] = Field(default_factory=dict)
     """These are versions of the pepper, in place of `pepper`: new API keys are made under the first, all verify."""
-    signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    signing_keys: dict[str, Secret] = Field(default_factory=dict)
     """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
-    image_url_life: timedelta = timedelta(hours=24)
+    image_url_life: Life = timedelta(hours=24)
     png_job_id: bool = False
     """Write the job's id into each PNG. Without it, the same request gives the same file, byte for byte."""
-    retention: timedelta = timedelta(days=30)
+    retention: Life = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
-    idempotency_life: timedelta = timedelta(hours=24)
+    idempotency_life: Life = timedelta(hours=24)
     max_queued: int = Field(default=100_000, ge=1)
     max_queued_per_account: int = Field(default=1_000, ge=1)
     account_share: float = Field(default=0.25, gt=0, le=1)
     """The stored jobs of one account on one interface may take this share of Redis's `maxmemory`, and never less than
     what its plan admits."""
-    queue_age_limit: timedelta = timedelta(hours=24)
+    queue_age_limit: Life = timedelta(hours=24)
     max_attempts: int = Field(default=5, ge=1)
-    lease: timedelta = timedelta(seconds=30)
+    lease: Life = timedelta(seconds=30)
     open_requests: int = Field(default=1_000, ge=1)
     """How many requests are in progress at one ingress replica, waiting polls aside; what exceeds both waits in front
     of it."""
@@ -120,7 +197,7 @@ class Settings(BaseSettings):
     redis_connections: int = Field(default=64, ge=1)
     """One process has so many. More add nothing: one fsync confirms all writes of one turn of the server's loop, and
     with many calls under way each waits longer for its answer than Redis takes."""
-    redis_wait: timedelta | None = Field(default=None, gt=timedelta())
+    redis_wait: Life | None = None
     """A call waits so long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at 200
     a second."""
     accept_replicas: int = Field(default=0, ge=0)
@@ -129,18 +206,18 @@ class Settings(BaseSettings):
     """How many polls a second one key may make at one ingress replica; polling every 5 seconds never meets it."""
     previews: bool = True
     """Show images in the console before they are finished, while somebody watches and no moderation is set."""
-    moderation_url: str = ""
+    moderation_url: WebAddress = ""
     """This address is asked by POST about each prompt and image; empty asks nobody (`serve_app/jobs/moderation.py`)."""
     moderation_callable: str = ""
     """A function `package.module:function` is asked in place of an address."""
-    moderation_timeout: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
+    moderation_timeout: Life = timedelta(seconds=5)
     moderation_fails: Literal["closed", "open"] = "closed"
     """While moderation does not answer, requests are refused with 503 and images not stored, or all is allowed."""
-    audit_life: timedelta = timedelta(days=365)
+    audit_life: Life = timedelta(days=365)
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
-    log_level: str = "INFO"
+    log_level: Annotated[str, AfterValidator(_check_log_level)] = "INFO"
     log_format: Literal["text", "json"] = "text"
-    trace_endpoint: str = Field(
+    trace_endpoint: WebAddress = Field(
         default="",
         validation_alias=AliasChoices(
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "trace_endpoint"
@@ -151,6 +228,16 @@ class Settings(BaseSettings):
         default="atelier", validation_alias=AliasChoices("OTEL_SERVICE_NAME", "otel_service_name")
     )
     otel_disabled: bool = Field(default=False, validation_alias=AliasChoices("OTEL_SDK_DISABLED", "otel_disabled"))
+
+    @model_validator(mode="after")
+    def _know_every_name(self) -> Self:
+        known = {*OTHERS_VARIABLES, *(f"{PREFIX}{name.upper()}" for name in Settings.model_fields)}
+        given = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
+        for name in sorted(given.keys() - known):
+            if not _SERVICE_LINK.fullmatch(f"{name}={given[name]}"):
+                near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
+                raise ValueError(f"{name}: there is no such setting; the nearest is {near[0]}")
+        return self
 
     @cached_property
     def storage(self) -> str:
@@ -180,7 +267,8 @@ class Settings(BaseSettings):
         """Return every plan by (variant, name); the first of a variant is its lowest."""
         plans = list(BUILTIN_PLANS)
         if self.plans is not None:
-            plans += [_plan(row) for row in yaml.safe_load(self.plans.read_text())]
+            rows = TypeAdapter(list[_PlanRow]).validate_python(yaml.safe_load(self.plans.read_text()))
+            plans += [row.plan for row in rows]
         return {(plan.variant, plan.name): plan for plan in plans}
 
     def plans_of(self, variant: Variant) -> list[Plan]:
@@ -241,7 +329,19 @@ class Settings(BaseSettings):
         return path.read_text()
 
 
-def _plan(row: dict[str, Any]) -> Plan:
-    quota = {name: int(row[name]) for name in ("loras", "lora_bytes") if name in row}
-    window = timedelta(seconds=float(row["window_s"]))
-    return Plan(Variant(row["interface"]), str(row["name"]), int(row["limit"]), window, **quota)
+class _PlanRow(BaseModel):
+    """A plan of the file that `plans` names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    interface: Variant
+    name: str = Field(min_length=1)
+    limit: int = Field(ge=1)
+    window_s: float = Field(gt=0, le=timedelta(days=36_525).total_seconds())
+    loras: int | None = Field(default=None, ge=0)
+    lora_bytes: int | None = Field(default=None, ge=0)
+
+    @property
+    def plan(self) -> Plan:
+        given = self.model_dump(exclude={"interface", "window_s"}, exclude_none=True)
+        return Plan(variant=self.interface, window=timedelta(seconds=self.window_s), **given)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal
 
+from serve_app.domain.errors import AtelierError
 from serve_app.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 _caller: ContextVar[str] = ContextVar("traceparent", default="")
 
 
-class TracesUnavailable(Exception):
+class TracesUnavailable(AtelierError):
     """The environment asks for traces, and the library that sends them is not installed."""
 
 

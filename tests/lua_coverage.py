@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-REDIS_LOG_FOLDER = "ATELIER_TESTS_REDIS_LOGS"
+REDIS_LOG_FOLDER = "TESTS_REDIS_LOGS"
 """Environment variable: the folder where the servers of `volatile_redis` log."""
 FOLDER = ROOT / ".coverage" / "lua"
 SCRIPTS = ROOT / "serve_app"

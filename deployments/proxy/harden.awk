@@ -1,7 +1,7 @@
 # Hardens a configuration of HAProxy that Serve has generated. Its variables are: folder (of the files to insert), host (to
-# listen on, if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time) and most
-# (connections in all). It ends with code 3 when the configuration does not look as expected: a proxy without its
-# protection must not start.
+# listen on, if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time), most
+# (connections in all) and servers (a file with the last configuration's, by backend, which is written anew). It ends with
+# code 3 when the configuration does not look as expected: a proxy without its protection must not start.
 
 function insert(file,    line) {
     while ((getline line < (folder "/" file)) > 0) {
@@ -13,9 +13,25 @@ function insert(file,    line) {
     close(folder "/" file)
 }
 
+# While Serve builds an application anew, and after a build that failed, it names no replica of it, though all of them
+# run: those of the last configuration stay. HAProxy's own checks say which of them live.
+function bring_back() {
+    if (section ~ /^backend/ && !(section in now) && section in last) {
+        printf "%s", last[section]
+        now[section] = last[section]
+    }
+}
+
+BEGIN {
+    while ((getline line < servers) > 0)
+        if (line ~ /^backend/) section = line; else last[section] = last[section] line "\n"
+    close(servers)
+    section = ""
+}
+
 NR == 1 { print "# hardened by atelier" }
 
-/^(global|defaults|frontend|backend|listen)/ { section = $1 " " $2 }
+/^(global|defaults|frontend|backend|listen)/ { bring_back(); section = $1 " " $2 }
 
 section ~ /^global/ {
     if ($1 == "log") next                                  # the access log: it would hold signed image addresses
@@ -46,7 +62,10 @@ section == "frontend http_frontend" && $1 == "bind" {
 $1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
 
 # A caller gets 503 at once while no ingress serves: Serve's proxy of last resort would hold the request until one does.
-section ~ /^backend/ && $1 == "server" && $NF == "backup" { next }
+section ~ /^backend/ && $1 == "server" {
+    if ($NF == "backup") next
+    now[section] = now[section] $0 "\n"
+}
 
 # Serve's own error texts are replaced by those of defaults.cfg.
 section == "backend default_backend" { sub(/return status 404/, "return status 503") }
@@ -55,6 +74,9 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 { print }
 
 END {
+    bring_back()
+    printf "" > servers
+    for (section in now) printf "%s\n%s", section, now[section] > servers
     if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
         print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" \
             > "/dev/stderr"

@@ -6,6 +6,7 @@ The exit code is 0 for success, 1 for failure, 2 for bad usage or a bad setting.
 import asyncio
 import inspect
 import json
+import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import redis_left_as_it_was
 from serve_app.store.process import Process, open_process
 from serve_app.store.redis_address import KINDS, is_redis_address
+from serve_app.store.redis_inspection import require_usable
 
 INTERRUPTED = 130
 
@@ -74,18 +76,28 @@ def read_settings(**given: Any) -> Settings:
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        raise BadUsage(f"{_setting_name(first['loc'])}: {message[:1].lower()}{message[1:]}") from None
+        raise BadUsage(_first_mistake(error)) from None
     except SettingsError as error:
-        raise BadUsage(f"{error}: must be JSON") from None
+        field = re.search(r'"(\w+)"', str(error))  # pydantic-settings names it in its sentence alone
+        raise BadUsage(f"{_variable(field[1] if field else 'settings')}: must be JSON") from None
     if settings.redis_url and not is_redis_address(settings.redis_url):
         raise BadUsage(f"REDIS_URL: must be {KINDS}")
     try:
         _ = settings.plan_table
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except ValidationError as error:
+        raise BadUsage(f"ATELIER_PLANS: {settings.plans}: {_first_mistake(error, str)}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise BadUsage(f"ATELIER_PLANS: {settings.plans}: {error}") from None
     return settings
+
+
+def _first_mistake(error: ValidationError, name: Callable[[str], str] | None = None) -> str:
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # a typo, before what it leaves out
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    outer, *inner = [str(part) for part in first["loc"] if "[" not in str(part)]  # without pydantic's own branches
+    return f"{'.'.join([(name or _variable)(outer), *inner])}: {message[:1].lower()}{message[1:]}"
 
 
 PARTS = (Settings, Process, AccountParts, LoraParts, JobParts, OperationParts)
@@ -100,6 +112,7 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
     Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
     """
     if settings.redis_url:
+        await asyncio.to_thread(require_usable, settings.redis_url)
         async with _open(settings) as parts:
             yield parts
         return
@@ -131,9 +144,8 @@ async def _open(settings: Settings) -> AsyncGenerator[Parts]:
         yield {type(part): part for part in (settings, process, accounts, loras, jobs, operations)}
 
 
-def _setting_name(loc: tuple[int | str, ...]) -> str:
-    name = str(loc[0]) if loc else "settings"
-    return name if name.isupper() else f"ATELIER_{name.upper()}"
+def _variable(field: str) -> str:
+    return field if field.isupper() else f"ATELIER_{field.upper()}"
 
 
 UNLIMITED_COLUMNS = 10_000

@@ -52,9 +52,6 @@ def check_secrets(settings: Settings) -> Iterable[Check]:
         yield fail("secrets", f"{local} can be read by others", f"chmod 600 {local}")
     else:
         yield ok("secrets", f"{local}, one machine" if local.exists() else f"{local} (created at the first start)")
-    for (variant, name), plan in settings.plan_table.items():
-        if plan.limit < 1 or plan.window.total_seconds() <= 0:
-            yield fail("plans", f"{variant}/{name} allows nothing", f"correct it in {settings.plans}")
 
 
 def check_redis(settings: Settings) -> Iterable[Check]:
@@ -72,7 +69,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     try:
         facts = inspect_redis(url)
     except (StoreUnavailable, ValueError) as error:
-        yield fail("redis", str(error), f"start it, or correct --redis-url / REDIS_URL ({KINDS})")
+        yield fail("redis", str(error), f"--redis-url and REDIS_URL take {KINDS}")
         return
     yield ok("redis", facts.release)
     yield from _memory(facts)
@@ -183,11 +180,12 @@ async def check_catalog(settings: Settings, *, limit: int | None, weights_within
         return [fail("catalog", str(error), "correct the file, or set ATELIER_CATALOG to another")]
     found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
     found += [fail("catalog", row.reason, "correct the row; the others are served") for row in set_aside]
-    found += [finding for model in base_models.values() for finding in _check_base_model(model)]
+    found += [finding for model in base_models.values() for finding in check_base_model(model)]
     return found + await _check_weights(settings, list(adapters.values()), limit, weights_within)
 
 
-def _check_base_model(model: BaseModel) -> Iterable[Check]:
+def check_base_model(model: BaseModel) -> Iterable[Check]:
+    """Check that the files of a base model are there; nothing is loaded."""
     kind = "safetensors file" if model.config else "diffusers folder"
     if not Path(model.source).exists():
         yield fail("base model", f"{model.id}: nothing at {model.source}", f"put the {kind} there")

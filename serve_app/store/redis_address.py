@@ -53,6 +53,12 @@ def is_redis_address(text: str) -> bool:
     return address.scheme in DIRECT and bool(address.netloc or address.path)
 
 
+def place_of(url: str) -> str:
+    """Return the hosts and ports of an address, or its socket's path, without user and password."""
+    address = urlsplit(url)
+    return address.netloc.rpartition("@")[2] or address.path
+
+
 def read_sentinel_address(url: str) -> SentinelAddress:
     """Read an address with Sentinels. Raises `ValueError`."""
     address = urlsplit(url)

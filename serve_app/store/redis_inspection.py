@@ -1,18 +1,78 @@
-"""Inspects a Redis server: whether it is reachable, and keeps what it acknowledges."""
+"""Inspects a Redis server: whether a service can use it, and keeps what it acknowledges."""
 
+import re
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import connect_sync
+from serve_app.store.redis_address import blocking_client, place_of
+from serve_app.store.redis_client import OPTIONS, connect_sync
+from serve_app.store.redis_process import OLDEST
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
+
+
+CORRECT = "correct ATELIER_REDIS_URL"
+
+
+def require_usable(url: str) -> None:
+    """Ask the server once whether a service can use it.
+
+    Raises `StoreUnavailable`, whose message names the cause and what to do: for operators alone, since it holds the
+    address.
+    """
+    place = place_of(url)
+    with blocking_client(url, **OPTIONS, retry=Retry(NoBackoff(), 0)) as client:
+        try:
+            info: Mapping[str, Any] = cast(Any, client).info()
+        except NoPermissionError:
+            return  # a user that may not ask: what it lacks is said where it is needed
+        except RedisError as error:
+            raise StoreUnavailable(f"Redis at {place} {_why_not_asked(error)}") from error
+    if found := _why_unusable(info):
+        raise StoreUnavailable(f"Redis at {place} {found}")
+
+
+def _why_not_asked(error: RedisError) -> str:
+    causes: list[BaseException | None] = [error]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__ or causes[-1].__context__)
+    said = re.sub(r" : <.*", "", " ".join(str(error).split())).rstrip(".")  # without redis-py's own objects
+    if "unknown command" in said:  # HELLO, with which a connection begins
+        return f"is too old: {'.'.join(map(str, OLDEST))} or later is needed"
+    if "HELLO must be called" in said or "NOAUTH" in said:
+        return f"asks for a password: {CORRECT}"
+    if isinstance(error, AuthenticationError):
+        return f"refuses the user or the password ({said}): {CORRECT}"
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return f"has a name that cannot be resolved: {CORRECT}, or look at this machine's DNS"
+    if isinstance(error, RedisTimeoutError):
+        return f"does not answer: start it, {CORRECT}, or open the firewall between"
+    return f"cannot be reached ({said}): start it, or {CORRECT}"
+
+
+def _why_unusable(info: Mapping[str, Any]) -> str:
+    """Say what is wrong with a server that answers; nothing when it can be used."""
+    version = str(info["redis_version"])  # Valkey's is that of the Redis which it is compatible with
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
+        return f"is version {version}: {'.'.join(map(str, OLDEST))} or later is needed"
+    if info.get("role") == "slave":
+        return f"is a replica, which takes no writes: {CORRECT} to name the primary, or its Sentinels"
+    if info.get("loading"):
+        return "is still reading its file: start again when it has"
+    if info.get("aof_last_write_status", "ok") != "ok":
+        return "cannot write its file: free some space on its disk"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +95,7 @@ class RedisFacts:
 
 def inspect_redis(url: str) -> RedisFacts:
     """Read a server's version, memory and durability. Raises `StoreUnavailable`, also for a refused user."""
+    require_usable(url)
     with connect_sync(url) as client:
         try:
             server: Mapping[str, Any] = client.info("server")

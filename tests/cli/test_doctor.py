@@ -246,7 +246,8 @@ def test_a_redis_that_is_not_there_fails_and_a_person_sees_marks_and_advice(atel
     assert _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9")["level"] == "fail"
     out = atelier("doctor", "--redis-url", "redis://127.0.0.1:9").out
     assert "FAIL  redis" in out
-    assert "→ start it" in out
+    assert "cannot be reached" in out
+    assert "start it, or correct ATELIER_REDIS_URL" in out
 
 
 def _finding(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> Finding:

@@ -138,8 +138,8 @@ def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: re
     made = atelier.stores(_fill)
     assert "backup-and-restore.md" in atelier("restore").err
     assert atelier.json("restore", "--check")["problems"] == []
-    assert "the pepper is another one" in _problem(atelier, ATELIER_PEPPER="another")
-    assert "1 API keys use a version" in _problem(atelier, ATELIER_PEPPERS='{"2": "another"}')
+    assert "the pepper is another one" in _problem(atelier, ATELIER_PEPPER="another pepper of this node")
+    assert "1 API keys use a version" in _problem(atelier, ATELIER_PEPPERS='{"2": "another pepper of this node"}')
     storage = atelier.settings.data_dir / "images"
     for path in storage.rglob("*.safetensors"):
         path.unlink()

@@ -112,6 +112,10 @@ def scaled(name: str, least: int, most: int) -> str:
         (scaled("generator", 0, 2), "its policy is BacklogPolicy of kind generation"),
         (scaled("ingress", 0, 2), "never to zero"),
         (scaled("ingress", 3, 2), "min_replicas 3 is above max_replicas 2"),
+        ("applications: [{args: {generator: {drain_s: .inf}}}]", "generator.drain_s: Input should be a finite number"),
+        ("applications: [{args: {upscaler: {poll_s: 0}}}]", "upscaler.poll_s: Input should be greater than 0"),
+        ("applications: [{args: {housekeeper: {every_s: 1.0e+12}}}]", "housekeeper.every_s: Input should be less than"),
+        ("applications: [{args: {ingress: {resources: {ingress: -1}}}}]", "resources.ingress: Input should be greater"),
         ("applications: [", "not YAML"),
     ],
 )

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,16 @@ pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes 
 
 
 def generated_config(
-    home: Path, *, port: int, replica_port: int, fallback_port: int | None = None, has_application: bool = True
+    home: Path, *, port: int, replica_port: int | None, fallback_port: int | None = None, has_application: bool = True
 ) -> Path:
-    """The configuration that this version of Serve generates for one application, or before there is one."""
+    """Write what this version of Serve generates for one application, maybe without a replica, or before there is one."""
     from ray.serve._private import haproxy
     from ray.serve.config import HTTPOptions
 
-    replica = haproxy.ServerConfig(name="replica", host="127.0.0.1", port=replica_port)
+    replicas = [haproxy.ServerConfig(name="replica", host="127.0.0.1", port=replica_port)] if replica_port else []
     fallback = haproxy.ServerConfig(name="fallback", host="127.0.0.1", port=fallback_port) if fallback_port else None
     backend = haproxy.BackendConfig(
-        name="http-atelier", path_prefix="/", app_name="atelier", servers=[replica], fallback_server=fallback
+        name="http-atelier", path_prefix="/", app_name="atelier", servers=replicas, fallback_server=fallback
     )
     config = haproxy.HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=port, keep_alive_timeout_s=5),
@@ -374,6 +375,21 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
         finally:
             reloaded.kill()
             reloaded.wait()
+
+
+def test_replicas_serve_on_while_serve_names_none(tmp_path: Path, proxy: Proxy) -> None:
+    """So it does while it builds the application of a new `serve deploy`, and after a build that failed."""
+    with running(tmp_path) as old:
+        serve = partial(generated_config, tmp_path, port=old.port, replica_port=None, fallback_port=proxy.replica_port)
+        for _ in range(2):
+            serve()
+            command = [str(WRAPPER), "-db", "-f", str(old.config), "-sf", str(old.process.pid)]
+            old.process, ended = subprocess.Popen(command, env=ENVIRONMENT), old.process
+            ended.wait(timeout=30)
+            assert {old.get().status for _ in range(20)} == {200}
+        serve()
+        assert subprocess.run([str(WRAPPER), "-c", "-f", str(old.config)], env=ENVIRONMENT).returncode == 0
+        assert "server replica" not in old.config.read_text(), "a new HAProxy knows nothing of an earlier Serve"
 
 
 def test_without_a_replica_the_answer_is_503(tmp_path: Path, proxy: Proxy) -> None:

@@ -1,8 +1,8 @@
-"""The environment of the machine's Ray runtime."""
+"""The environment and the logs of the machine's Ray runtime."""
 
 from pathlib import Path
 
-from deployments.runtime import ray_environment
+from deployments.runtime import Runtime, ray_environment
 
 CLIENTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -15,3 +15,18 @@ def test_no_port_is_in_the_kernels_range_for_clients(tmp_path: Path) -> None:
     assert len(ports) == 4
     assert len(set(ports.values())) == 4
     assert all(port < first_of_clients for port in ports.values())
+
+
+def test_the_logs_of_the_last_sessions_are_kept(tmp_path: Path) -> None:
+    """What else Ray has left of them is not."""
+    for second in range(10, 17):
+        session = tmp_path / "ray" / f"session_2026-11-26_11-13-{second}_123456_7"
+        (session / "logs" / "serve").mkdir(parents=True)
+        (session / "sockets").mkdir()
+        (session / "node_ip_address.json").touch()
+    (tmp_path / "ray" / "session_latest").symlink_to("session_2026-11-26_11-13-16_123456_7")
+    (tmp_path / "ray" / "ray_current_cluster").touch()
+    runtime = Runtime(tmp_path)
+    left = sorted(str(path.relative_to(tmp_path / "ray")) for path in tmp_path.glob("ray/*/*"))
+    assert left == [f"session_2026-11-26_11-13-{second}_123456_7/logs" for second in range(13, 17)]
+    assert runtime.said == "", "a start that fails before Ray names no logs of another"

@@ -10,13 +10,14 @@ import pytest
 from deployments.local import only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import start_up
-from tests.support import ROOT, free_port
+from tests.support import ROOT, free_port, mounted_disk
 
 
 @pytest.fixture(autouse=True)
 def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
     yield
-    shutil.rmtree(runtime_home(tmp_path / "var"))
+    for data_dir in (tmp_path / "var", tmp_path / "disk" / "var"):
+        shutil.rmtree(runtime_home(data_dir))
 
 
 def start_error(tmp_path: Path, *arguments: str, **environment: str) -> str:
@@ -43,6 +44,13 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert str(blocked) in start_error(tmp_path, "--data-dir", str(blocked))
 
 
+def test_a_full_disk(tmp_path: Path) -> None:
+    with mounted_disk(tmp_path / "disk", megabytes=1) as disk:
+        (disk / "others").write_bytes(bytes(900 << 10))
+        line = start_error(tmp_path, "--data-dir", str(disk / "var"))
+        assert line == f"atelier: {disk / 'var'} cannot be written (No space left on device): free some space"
+
+
 def test_a_data_directory_in_use(tmp_path: Path) -> None:
     data_dir = tmp_path / "var"
     data_dir.mkdir()
@@ -51,7 +59,8 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
 
 
 def test_a_bad_setting(tmp_path: Path) -> None:
-    assert "lease" in start_error(tmp_path, ATELIER_LEASE="soon").lower()
+    """`tests/test_settings.py` holds the others."""
+    assert "ATELIER_LEASE: " in start_error(tmp_path, ATELIER_LEASE="soon")
 
 
 def test_a_bad_catalog(tmp_path: Path) -> None:
@@ -62,6 +71,16 @@ def test_a_bad_catalog(tmp_path: Path) -> None:
     assert start_up(*arguments, output=output, ATELIER_CATALOG=str(catalog)).wait(timeout=60) == 2
     assert "must have either a folder or a file" in output.read_text()
     assert "Traceback" not in output.read_text()
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    """A replica would find out after a minute and a half, and answer with a traceback."""
+    catalog, config = tmp_path / "catalog.yaml", tmp_path / "config.yaml"
+    catalog.write_text("base_models: [{id: pocket, folder: nowhere}]")
+    missing = f"base model pocket: nothing at {tmp_path / 'nowhere'}: put the diffusers folder there"
+    assert start_error(tmp_path, ATELIER_CATALOG=str(catalog)) == f"atelier: {catalog}: {missing}"
+    config.write_text("applications: [{args: {upscaler: {weights: nowhere}}}]")
+    assert "args.upscaler.weights: no *.safetensors in " in start_error(tmp_path, "--config", str(config))
 
 
 def test_a_bad_config(tmp_path: Path) -> None:

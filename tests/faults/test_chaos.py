@@ -1,6 +1,6 @@
 """Processes of the service are killed and frozen under load; every acknowledged job is accounted for.
 
-`ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
+`CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from tests.faults.reconciliation import audit_service, records_of, states
 from tests.faults.service import Service
 from tests.support import wait_until
 
-SECONDS = float(os.environ.get("ATELIER_CHAOS_SECONDS", "600"))
-SEED = int(os.environ.get("ATELIER_CHAOS_SEED", "20261121"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
+SEED = int(os.environ.get("CHAOS_SEED", "20261121"))
 LEASE_S = 10
 SETTLE_LIMIT_S = 300.0
 """For what was accepted before the last kill: its lease, its retries, and the queue."""

@@ -18,8 +18,8 @@ from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.hostile import Hostile, hostile_requests, send
 
-QUICK, SOAK = 3_000, int(os.environ.get("ATELIER_SOAK_REQUESTS", "110000"))
-SEED = int(os.environ.get("ATELIER_SOAK_SEED", "20261121"))
+QUICK, SOAK = 3_000, int(os.environ.get("SOAK_REQUESTS", "110000"))
+SEED = int(os.environ.get("SOAK_SEED", "20261121"))
 OF_A_POST = {200, 202, 400, 401, 403, 404, 409, 413, 415}
 """Answers to `POST /v1/generate` and `POST /v1/upscale`."""
 PAGES = ("/console", "/operators")

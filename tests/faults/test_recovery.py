@@ -31,7 +31,7 @@ REPLICAS = ("ingress", "generator", "upscaler", "housekeeper")
 PARTS = (*REPLICAS, "haproxy", "haproxy manager", "proxy", "controller", "redis")
 REPLACED_S = 30.0
 """The replacement of a frozen replica has begun within this many seconds."""
-PATIENCE_S = float(os.environ.get("ATELIER_RECOVERY_PATIENCE", "60"))
+PATIENCE_S = float(os.environ.get("RECOVERY_PATIENCE", "60"))
 """For so long the end and the successor of a process are waited for; a frozen one then goes on."""
 QUIET_S = 6.0
 """For so long before and after a fault, callers notice nothing."""
@@ -41,7 +41,7 @@ HEAD = (
     "| fault | replacement begun after s | gone after s | successor at work after s | last call that noticed after s "
     "| polls p99 ms before | during | after | accepts p99 ms before | during | after | failed | of calls |"
 )
-BUSY, LOADED_S = int(os.environ.get("ATELIER_BUSY", "30")), float(os.environ.get("ATELIER_BUSY_SECONDS", "180"))
+BUSY, LOADED_S = int(os.environ.get("BUSY", "30")), float(os.environ.get("BUSY_SECONDS", "180"))
 """Processes that use all the time they get, beside the service, and for how long."""
 
 

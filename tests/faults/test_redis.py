@@ -24,7 +24,7 @@ from tests.support import wait_until
 pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 CANCELED = [JobState.CANCELED]
-ACCEPTS = int(os.environ.get("ATELIER_SOAK_ACCEPTS", "100000"))
+ACCEPTS = int(os.environ.get("SOAK_ACCEPTS", "100000"))
 
 
 async def _insist(env: Environment, number: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import urllib.request
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -139,9 +139,8 @@ def test_an_address_with_any_character_changed_does_not_open(local: ImageStore) 
 
 
 def test_an_address_ends(tmp_path: Path) -> None:
-    from datetime import timedelta
-
-    over = ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused", image_url_life=timedelta(seconds=-2)))
+    settings = Settings(data_dir=tmp_path, redis_url="unix:///unused")
+    over = ImageStore(settings.model_copy(update={"image_url_life": timedelta(seconds=-2)}))
     assert not over.verify(*_signed(over))
 
 
@@ -149,10 +148,11 @@ def test_an_old_key_verifies_while_it_is_kept(tmp_path: Path) -> None:
     def store(**keys: str) -> ImageStore:
         return ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused", signing_keys=keys))  # pyright: ignore[reportArgumentType]
 
-    signed = _signed(store(old="s1"))
-    assert store(new="s2", old="s1").verify(*signed)
-    assert not store(new="s2").verify(*signed)
-    assert _signed(store(new="s2", old="s1"))[2] == "new"
+    old, new = {"old": "o" * 16}, {"new": "n" * 16}
+    signed = _signed(store(**old))
+    assert store(**new, **old).verify(*signed)
+    assert not store(**new).verify(*signed)
+    assert _signed(store(**new, **old))[2] == "new"
 
 
 async def test_a_reader_never_sees_half_an_image(local: ImageStore) -> None:

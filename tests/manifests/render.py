@@ -1,14 +1,18 @@
-"""Writes the chart's plain manifests for kubectl: `python -m tests.manifests.render`.
+"""Writes the chart's plain manifests for kubectl, and what its schema knows of `serve`: `python -m tests.manifests.render`.
 
-kustomize takes them too.
+kustomize takes the manifests too.
 """
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pydantic
 import yaml
 
-from tests.manifests.chart import Document, find, merge, profile_values, render
+from deployments.args import AppArgs
+from deployments.config import Autoscaling
+from tests.manifests.chart import CHART, Document, find, merge, profile_values, render
 from tests.support import ROOT
 
 KUBERAY = ROOT / "configs" / "kuberay"
@@ -23,9 +27,43 @@ HEADER = """\
 def manifests() -> dict[Path, str]:
     """The text of each file that is the chart's."""
     return {
+        CHART / "values.schema.json": _schema(),
         KUBERAY / "rayservice.yaml": _text("many-gpus"),
         KUSTOMIZE / "cpu-demo" / "atelier.yaml": _text("cpu-demo"),
         KUSTOMIZE / "one-gpu" / "serve-config.yaml": _serve_config("one-gpu"),
+    }
+
+
+def _schema() -> str:
+    """The chart's schema with the words of the Serve file, each of which may be left out."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    serve = schema["properties"]["serve"]["properties"]
+    for model in (AppArgs, Autoscaling):
+        known = _words(cast(type[pydantic.BaseModel], model))
+        schema["definitions"] |= known.pop("$defs")
+        schema["definitions"][model.__name__] = known
+    serve["args"] = {"$ref": "#/definitions/AppArgs"}
+    for scaling in serve["scaling"]["properties"]:
+        serve["scaling"]["properties"][scaling] = {"$ref": "#/definitions/Autoscaling"}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _words(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    return _bare(model.model_json_schema(ref_template="#/definitions/{model}"), is_schema=True)
+
+
+def _bare(value: Any, *, is_schema: bool) -> Any:
+    """A schema without what Helm does not check; names of properties stay, whatever they are."""
+    if isinstance(value, list):
+        return [_bare(each, is_schema=True) for each in cast(list[object], value)]
+    if not isinstance(value, dict):
+        return value
+    parts = cast(dict[str, object], value)
+    left_out = ("title", "description", "default", "required") if is_schema else ()
+    return {
+        name: _bare(part, is_schema=name not in ("properties", "$defs")) if is_schema else _bare(part, is_schema=True)
+        for name, part in parts.items()
+        if name not in left_out
     }
 
 

@@ -60,6 +60,12 @@ def no_pod_reaches_into_its_node(documents: list[Document]) -> Iterator[str]:
 
 
 @rule
+def no_pod_has_links_to_services(documents: list[Document]) -> Iterator[str]:
+    """They look like settings: `ATELIER_PORT` of a service called `atelier`."""
+    yield from (pod.name for pod in pods(documents) if pod.spec.get("enableServiceLinks") is not False)
+
+
+@rule
 def every_container_has_requests_and_limits(documents: list[Document]) -> Iterator[str]:
     for where, container in _containers(documents):
         for kind in ("requests", "limits"):

@@ -374,6 +374,18 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
         ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
         ({"serve": {"scaling": {"housekeeper": {"max_replicas": 2}}}}, "'housekeeper' not allowed"),
+        ({"serve": {"args": {"generator": {"num_gpu": 1}}}}, "'num_gpu' not allowed"),
+        ({"serve": {"args": {"generator": {"engine": {"max_row": 4}}}}}, "'max_row' not allowed"),
+        ({"serve": {"args": {"upscaler": {"drain_s": -1}}}}, "/serve/args/upscaler/drain_s"),
+        ({"serve": {"scaling": {"generator": {"max_replica": 2}}}}, "'max_replica' not allowed"),
+        (
+            {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
+            "generator: min_replicas 9 is above max_replicas 8",
+        ),
+        (
+            {"serve": {"args": {"upscaler": {"replicas": {"min_replicas": 3, "max_replicas": 2}}}}},
+            "upscaler: min_replicas 3 is above max_replicas 2",
+        ),
         ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
         ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),
         ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),

@@ -173,7 +173,7 @@ def test_the_key_of_the_first_account_goes_into_its_secret_once(tmp_path: Path, 
             "ATELIER_KUBERNETES_IDENTITY": str(identity),
             "ATELIER_REDIS_URL": redis_url,
             "ATELIER_DATA_DIR": str(tmp_path / "data"),
-            "ATELIER_PEPPER": "pepper",
+            "ATELIER_PEPPER": "a pepper of the pod",
         }
         done = run(CREATE_ACCOUNT, *words, **environment)
         assert done.returncode == 0, done.stderr

@@ -63,6 +63,7 @@ BREACHES: dict[str, list[Callable[[list[Document]], Any]]] = {
         lambda d: pod(d)["volumes"].append({"name": "v", "hostPath": {"path": "/"}}),
         lambda d: container(d)["ports"][0].update(hostPort=8080),
     ],
+    "no_pod_has_links_to_services": [lambda d: pod(d).pop("enableServiceLinks")],
     "every_container_has_requests_and_limits": [
         lambda d: container(d)["resources"]["limits"].pop("memory"),
         lambda d: pod(d)["initContainers"][0].pop("resources"),

@@ -65,6 +65,7 @@ spec:
     spec:
       serviceAccountName: {{ include "atelier.serviceAccountName" $root }}
       automountServiceAccountToken: false
+      enableServiceLinks: false
       terminationGracePeriodSeconds: 60
       {{- include "atelier.scheduling" (list $root .settings) | indent 6 }}
       securityContext:

@@ -47,12 +47,16 @@
 {{- range $deployment := list "ingress" "generator" "upscaler" "housekeeper" -}}
 {{- $asked := default (dict) (get $args $deployment) -}}
 {{- $replicas := default 1 (get $asked "replicas") -}}
-{{- if kindIs "map" $replicas -}}
-{{- $replicas = default 1 (get $replicas "max_replicas") -}}
-{{- end -}}
+{{- $bounds := ternary $replicas (dict) (kindIs "map" $replicas) -}}
 {{- range $entry := $scaled -}}
 {{- if eq $entry.name $deployment -}}
-{{- $replicas = $entry.autoscaling_config.max_replicas -}}
+{{- $bounds = $entry.autoscaling_config -}}
+{{- end -}}
+{{- end -}}
+{{- if $bounds -}}
+{{- $replicas = default 1 $bounds.max_replicas -}}
+{{- if gt (int $bounds.min_replicas) (int $replicas) -}}
+{{- fail (printf "%s: min_replicas %d is above max_replicas %d" $deployment (int $bounds.min_replicas) (int $replicas)) -}}
 {{- end -}}
 {{- end -}}
 {{- if ne (toString (dig "resources" $deployment 0 $asked)) "1" -}}
