@@ -28,7 +28,7 @@ CHANGED = "changed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeletedObjects:
-    """Objects of a deleted job or image, `name`: a whole folder (or ''), and objects by URI."""
+    """The objects of a deleted job or image called `name`: a whole folder (or ''), and objects by URI."""
 
     name: str
     folder: str
@@ -37,7 +37,7 @@ class DeletedObjects:
 
 
 class Deleted(NamedTuple):
-    """A deletion that happened: whose, and the name of the objects on the list."""
+    """Whose job or image was deleted, and under which name its objects are listed."""
 
     account_id: str
     name: str
@@ -87,12 +87,12 @@ class Deletions:
                 return Deleted(found.owner, name) if name else None
 
     async def objects(self, name: str) -> DeletedObjects | None:
-        """The objects of one deleted job or image, while they are on the list."""
+        """Return the objects of one deleted job or image, while they are on the list."""
         row = await self._redis.hget(redis_key("deletions"), name)
         return _read(name, row) if row else None
 
     async def listed(self) -> list[DeletedObjects]:
-        """All objects on the list."""
+        """Return all objects on the list."""
         rows: dict[str, str] = await self._redis.hgetall(redis_key("deletions"))
         return [_read(name, text) for name, text in rows.items()]
 
@@ -101,7 +101,7 @@ class Deletions:
         await self._redis.hdel(redis_key("deletions"), name)
 
     async def _find(self, job_id: str) -> "_Found":
-        """Read what never changes of a job, '' for what is missing, and its result as it is now."""
+        """Read what never changes of a job ('' for what is missing), and its result as it is now."""
         fields: dict[str, str] = await self._redis.hgetall(redis_key("job", job_id))
         owner, folder, result = fields.get("account", ""), "", Result()
         size = JOB_BYTES + request_bytes(fields)

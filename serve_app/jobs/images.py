@@ -1,7 +1,4 @@
-"""Stores PNGs in object storage, and signs the URLs that open them in a browser.
-
-Whether the addresses of a job's images still open.
-"""
+"""Stores PNGs in object storage, signs the URLs that open them in a browser, and tells whether they still open."""
 
 import asyncio
 import hashlib
@@ -31,7 +28,7 @@ _Answer = TypeVar("_Answer")
 SAME_URL_S, MOST_URLS = 300, 10_000
 
 PROBE_EVERY_S, PROBE_WAIT_S = 15.0, 3.0
-"""The storage is asked at most so often whether it can be written, and an answer is awaited for so long."""
+"""Whether the storage can be written is tried at most once in `PROBE_EVERY_S`, and awaited for `PROBE_WAIT_S`."""
 
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
@@ -112,10 +109,8 @@ class ImageStore:
         """Remove an image and its thumbnail; nothing happens when they are not there."""
         for uri in (image_uri, thumbnail_uri(image_uri)):
             path = self._path(self.name(uri))
-            try:
+            with suppress(FileNotFoundError):
                 await self._in_thread(lambda path=path: self._files.rm_file(path), doing="delete")
-            except FileNotFoundError:
-                continue
 
     async def delete_folder(self, folder: str) -> None:
         """Remove the folder of a job or an account with all images in it.
@@ -125,10 +120,8 @@ class ImageStore:
         if not _FOLDER.fullmatch(folder):
             raise NotFound("no such folder")
         path = self._path(folder)
-        try:
+        with suppress(FileNotFoundError):
             await self._in_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
-        except FileNotFoundError:
-            return
 
     async def exists(self, image_uri: str) -> bool:
         path = self._path(self.name(image_uri))
@@ -250,7 +243,7 @@ def thumbnail_uri(image_uri: str) -> str:
 
 
 def _mode(folder: Path) -> int:
-    """The folder's permissions, its owner's whole; private while there is no folder."""
+    """Return a folder's permissions, with all of its owner's; those of a private one while there is no folder."""
     try:
         return stat.S_IMODE(folder.stat().st_mode) & 0o777 | PRIVATE_FOLDER
     except FileNotFoundError:
@@ -265,17 +258,14 @@ REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 
 
 class ImageAccess:
-    """Asks for the state of a job and of its account. May raise `StoreUnavailable`."""
+    """Tells whether the addresses of a job's images still open. May raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._image_opens = Script(redis, "jobs/image_opens")
         self._opens: dict[str, float] = {}
 
     async def is_open(self, job_id: str) -> bool:
-        """Whether addresses of the job's images still open: it exists, and its account is not disabled.
-
-        One round trip; a yes is remembered for a second.
-        """
+        """Return whether the job exists and its account is not disabled; a yes is remembered for a second."""
         now = time.monotonic()
         if self._opens.get(job_id, 0.0) > now:
             return True

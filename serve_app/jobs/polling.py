@@ -1,13 +1,11 @@
-"""Polls: an API key and a job's record in one round trip.
-
-Lets callers of one process wait for the end of jobs, with one query for all of them.
-"""
+"""Reads a job for the holder of an API key in one round trip, and lets callers wait until jobs end."""
 
 import asyncio
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,9 +53,8 @@ class Poller:
         """Authenticate without counting, and read the account's job, in one script.
 
         With `of`, only a job that was made on that interface is read, without its request, which the interface does not
-        show. The poll is limited, and without a job, when a
-        key that was valid in this second polls more than `polls_per_second` times. Raises `UnreadableRecord`,
-        `StoreUnavailable`.
+        show. A valid key that polls more than `polls_per_second` times in a second gets a limited poll, without a job.
+        Raises `UnreadableRecord`, `StoreUnavailable`.
         """
         query = auth_query(secret, variant, self._settings)
         if query is None:
@@ -85,7 +82,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 SHARE_OF_ACCOUNT = 4
-"""One account may have a quarter of the places."""
+"""One account may take one in so many of the places."""
 
 
 class JobWaits:
@@ -116,10 +113,9 @@ class JobWaits:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="jobs waited for")
         try:
-            async with asyncio.timeout(seconds):
-                await ended.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await ended.wait()
         finally:
             self._leave(job_id, account_id, ended)
         return True

@@ -1,6 +1,6 @@
-"""Stores small, short-lived pictures of unfinished images, for those who watch a job.
+"""Keeps small pictures: short-lived previews of unfinished images, and WebP thumbnails of stored ones.
 
-Thumbnails are small WebP copies of images, made when first looked at and kept beside them in storage.
+A thumbnail is made when it is first looked at, and kept beside its image in storage.
 """
 
 import asyncio
@@ -20,8 +20,7 @@ from serve_app.store.storage import DiskReserve
 
 LIFE = timedelta(seconds=30)
 WATCHED_FOR = timedelta(seconds=10)
-"""After a page asked for a job, its worker makes previews for this long; a job that nobody watches costs one read a
-look."""
+"""A worker makes previews of a job for this long after a page asked for them."""
 
 
 class Preview(NamedTuple):
@@ -53,7 +52,7 @@ class PreviewStore:
         await pipeline.execute()
 
     async def get(self, job_id: str) -> Mapping[int, Preview]:
-        """The newest preview of each image that has one, by its index."""
+        """Return the newest preview of each image that has one, by the image's index."""
         rows: dict[str, str] = await self._redis.hgetall(redis_key("preview", job_id))
         return {int(index): _read(text) for index, text in rows.items()}
 
@@ -68,7 +67,7 @@ _log = logging.getLogger(__name__)
 LONGEST_SIDE = 320
 """The longest side has this many pixels, twice the width at which a page shows it."""
 QUALITY = 80
-_pool = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")  # an upscaled image takes 0.3 s: one core at most
+_pool = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")  # One core at most: an upscaled image takes 0.3 s.
 
 
 async def thumbnail(images: ImageStore, disk: DiskReserve, image_uri: str) -> bytes:
@@ -94,7 +93,7 @@ def thumbnail_size(width: int, height: int) -> tuple[int, int]:
 
 
 def shrink(png: bytes) -> bytes:
-    from PIL import Image  # it takes a while, for which commands need not wait
+    from PIL import Image  # Importing it takes a while, for which commands need not wait.
 
     with Image.open(BytesIO(png), formats=["PNG"]) as image:
         small = image.convert("RGB").resize(thumbnail_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)

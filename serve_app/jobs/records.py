@@ -26,7 +26,7 @@ field more needs no new version. A record that an ended job leaves has none: nob
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
-"""What reading a damaged field raises; the last two are `datetime`'s for a time out of range."""
+"""Reading a damaged field raises one of these; `datetime` raises the last two for a time out of range."""
 
 
 def work_of(request: Request) -> int:

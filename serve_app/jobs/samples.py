@@ -56,7 +56,7 @@ class LoraSamples:
         await self._redis.hset(redis_key("loras_samples"), lora_id, job_id)
 
     async def jobs(self, lora_ids: Sequence[str]) -> Mapping[str, str]:
-        """The ids of the jobs that drew samples, by LoRA; of LoRAs that have one. A job may be gone."""
+        """Return the job that drew each LoRA's sample, by LoRA, where there was one. A job may be gone by now."""
         if not lora_ids:
             return {}
         found = await self._redis.hmget(redis_key("loras_samples"), lora_ids)
@@ -66,7 +66,7 @@ class LoraSamples:
 PROMPT = "purple mountains under a black sky with a yellow moon"
 STEPS, SEED = 20, 1
 LIGHT = 1e6
-"""The share of the queue that a sample is charged to: its cost delays no later job of its account."""
+"""A sample has so large a share of the queue that its cost delays no later job of its account."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,4 @@
-"""Knows the adapters of the latest completed jobs, for workers that prefetch.
-
-`WorkerStatus` stores whether workers live, how long their start took, and why one failed.
-"""
+"""Tells which adapters the latest jobs used, and whether workers live, how long one took to start or why it failed."""
 
 import random
 from datetime import timedelta
@@ -48,7 +45,7 @@ class WorkerStatus:
         self._redis = redis
 
     async def is_any_alive(self, kind: JobKind) -> bool:
-        """Whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
+        """Return whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
         seconds, micros = await self._redis.time()
         since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
         return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
@@ -63,8 +60,5 @@ class WorkerStatus:
         await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
 
     async def failure(self, kind: JobKind) -> str | None:
-        """Return why the last worker that tried to start could not.
-
-        None when none has failed since the last that could.
-        """
+        """Return why the last worker to start failed; None when it did not."""
         return await self._redis.get(redis_key("start_failure", kind))

@@ -114,8 +114,7 @@ async def an_attempt_that_came_to_nothing_costs_its_account_nothing(queue: Logic
     await queue.fail(lease, FAILURE, retry=True)
     assert _vtime(queue, "ann") == 0
     await _claim(queue, "w1")
-    queue.advance(_lease_ms(queue))
-    await queue.reap()
+    await _lose_leases(queue)
     assert _vtime(queue, "ann") == 0
 
 
@@ -124,8 +123,7 @@ async def a_returned_job_keeps_its_place(queue: LogicalQueue) -> None:
     lease = (await _claim(queue, "w1"))[0]
     await queue.release(lease)
     assert (await _claim(queue, "w1"))[0].job_id == first.id
-    queue.advance(_lease_ms(queue))
-    await queue.reap()
+    await _lose_leases(queue)
     assert (await _claim(queue, "w1"))[0].job_id == first.id
 
 
@@ -306,8 +304,7 @@ async def a_job_that_kills_its_workers_ends(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     for _ in range(queue.settings.max_attempts):
         assert len(await _claim(queue, "w1")) == 1
-        queue.advance(_lease_ms(queue))
-        await queue.reap()
+        await _lose_leases(queue)
     assert [dead.id for dead in await queue.dead_letters.list()] == [job.id]
 
 
@@ -316,8 +313,7 @@ async def _lose_two_workers(queue: LogicalQueue, number: int) -> Sequence[str]:
     jobs = await _accept(queue, "ann", number)
     for worker in ("dead1", "dead2"):
         assert len(await _claim(queue, worker, limit=number)) == number
-        queue.advance(_lease_ms(queue))
-        await queue.reap()
+        await _lose_leases(queue)
     return [job.id for job in jobs]
 
 
@@ -352,8 +348,7 @@ async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(queue: Logica
     first, second = await _lose_two_workers(queue, 2)
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [first]
     queue.sync.delete(redis_key("quarantine_worker", "generation"))  # as when its life has run out
-    queue.advance(_lease_ms(queue))
-    await queue.reap()
+    await _lose_leases(queue)
     assert [dead.id for dead in await queue.dead_letters.list()] == [first]
     assert [lease.job_id for lease in await _claim(queue, "w2", limit=4)] == [second]
 
@@ -579,8 +574,7 @@ async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     for _ in range(2):
         await _claim(queue, "w1")
-        queue.advance(_lease_ms(queue) + 1)
-        await queue.reap()
+        await _lose_leases(queue)
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     assert await _claim(queue, "w2") == []
     assert await _failure(queue, job.id) is FailureCode.LORA_UNAVAILABLE
@@ -595,8 +589,7 @@ async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -
     (quarantined,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     for _ in range(2):
         await _claim(queue, "w1")
-        queue.advance(_lease_ms(queue) + 1)
-        await queue.reap()
+        await _lose_leases(queue)
     (held,) = await _claim(queue, "w1")
     (backing_off,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     await queue.fail((await _claim(queue, "w2"))[0], FAILURE, retry=True)
@@ -652,6 +645,12 @@ async def a_dead_letter_goes_after_retention(queue: LogicalQueue) -> None:
     queue.advance(int(retention))
     await queue.reap()
     assert queue.sync.zcard(redis_key("dead")) == 0
+
+
+async def _lose_leases(queue: LogicalQueue) -> None:
+    """Let every lease run out, as when its worker has died."""
+    queue.advance(_lease_ms(queue))
+    await queue.reap()
 
 
 def _lease_ms(queue: LogicalQueue) -> int:

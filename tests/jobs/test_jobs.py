@@ -114,18 +114,6 @@ async def test_a_job_lives_from_accept_to_images(queue: JobQueue, jobs: JobReade
     assert audit(redis_db, max_attempts=5) == []
 
 
-async def test_an_image_is_its_accounts_and_its_variants_own(queue: JobQueue, jobs: JobReader) -> None:
-    job_id = (await _accept(queue)).job.id
-    (lease,) = await _claim(queue)
-    image = _image(job_id)
-    await queue.finish(lease, [image], seconds=1)
-    assert await jobs.image(image.image_id, account_id="acct_a") == image
-    assert await jobs.image(image.image_id, account_id="acct_a", variant=Variant.A) == image
-    assert await jobs.image(image.image_id, account_id="acct_a", variant=Variant.B) is None
-    assert await jobs.image(image.image_id, account_id="acct_b") is None
-    assert await jobs.image("img_unknown", account_id="acct_a") is None
-
-
 async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Settings, resources: Resources) -> None:
     client = connect(resources.redis_url)
     small = JobQueue(client, settings.model_copy(update={"max_queued": 3, "max_queued_per_account": 2}))
