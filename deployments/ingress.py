@@ -72,7 +72,7 @@ class Hints:
 
 
 class KeptWorkers:
-    """Tells which kinds keep a worker without work, by what Serve has now."""
+    """Tells whether Serve keeps a worker of a kind even when idle."""
 
     def __init__(self, deployments: dict[JobKind, str], application: str) -> None:
         self._deployments = deployments

@@ -34,7 +34,7 @@ def prepare() -> None:
     """Set what the processes that this one will start find in their environment."""
     os.umask(PRIVATE_UMASK)
     with contextlib.suppress(FileNotFoundError):
-        RAY_TOKEN.chmod(PRIVATE)  # Ray writes it readable for everyone
+        RAY_TOKEN.chmod(PRIVATE)  # Ray writes its token file readable for everyone
     use_loopback()
     keep_session_private()
     try:

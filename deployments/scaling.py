@@ -24,10 +24,10 @@ MINUTES, MINUTE_S = 10, 60.0
 """So many minutes are long enough that chance counts for little (6 % at 1.4 jobs a second), and short enough to follow
 a day's wave."""
 BURST = 1.5
-"""A minute counts for at most this many average minutes; the rest of a burst waits, and counts as backlog."""
+"""One minute's demand is capped at this multiple of the average minute; the rest of a burst counts as backlog."""
 AHEAD = 2.0
-"""A trend is continued for so many minutes from the middle of the last whole one: one until now, and one for a
-replica's start."""
+"""Demand is extrapolated this many minutes beyond the middle of the last whole minute: one to reach now, one for a
+replica to start."""
 SURE = 2.0
 """A trend is cut by so many standard errors before it is continued: among few jobs it is mostly chance."""
 

@@ -19,7 +19,8 @@ LIMITS = {
     "RAY_SERVE_HAPROXY_MAXCONN": "8192",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
-"""Ray's own defaults are an hour for an idle client or replica, 4,096 connections, and headers of up to 16 KB."""
+"""Limits of HAProxy, in place of Ray's defaults: an hour for an idle client or replica, 4,096 connections, and headers
+of up to 16 KB."""
 METRICS = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0"}
 """Without HAProxy's metrics Serve counts requests in the replicas. With them HAProxy writes a line for each request,
 which a process in Python reads."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from serve_app.accounts.api_keys import base32
 from serve_app.accounts.sessions import CUSTOMERS
-from serve_app.accounts.sign_in import Passwords
+from serve_app.accounts.sign_in import LONGEST_NAME, Passwords
 from serve_app.domain.accounts import Account, Role, SignIn, User
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import InvalidParameter, NotFound
@@ -80,7 +80,7 @@ def read_user(user_id: str, row: Mapping[str, str]) -> User:
     )
 
 
-NAME_LENGTH = range(1, 101)
+NAME_LENGTH = range(1, LONGEST_NAME + 1)
 
 
 class AccountStore:

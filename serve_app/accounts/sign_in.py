@@ -133,8 +133,8 @@ def _read(row: Sequence[str]) -> SignInLink | None:
     return SignInLink(Holder(*row[:3]), LinkPurpose(row[3])) if row else None
 
 
-NAME_LENGTH = 100
-"""A longer text names no account."""
+LONGEST_NAME = 100
+"""Names have at most this many characters; a longer one counts as unknown."""
 LIFE = timedelta(hours=1)
 """Tries are forgotten this long after the last one."""
 
@@ -218,7 +218,7 @@ class SignIns:
         `name` may be its id or its name. With `within`, whoever does not belong to that account is counted as unknown.
         """
         wait_ms, counted_at = await self._count(
-            name=name if len(name) <= NAME_LENGTH else "",
+            name=name if len(name) <= LONGEST_NAME else "",
             within=within,
             name_digest=_digest(name),
             source=f"address_{_digest(address)}",

@@ -161,7 +161,7 @@ def _usable_loras(client: Client) -> Sequence[Model | Lora]:
 
 
 def _warn_of(unknown_words: Sequence[str]) -> None:
-    """Name the words of the prompt that the image may not show, on stderr."""
+    """Warn on stderr of prompt words that the base model was not trained on."""
     if unknown_words:
         text = f"The base model has never read: {', '.join(unknown_words)}."
         Console(file=sys.stderr).print(Text(text, style="yellow"))

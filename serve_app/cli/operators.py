@@ -1,4 +1,4 @@
-"""`atelier operators`: who may open the operators' pages, with an account of their own."""
+"""`atelier operators`: who may open the operators' pages, with a name and password of their own."""
 
 import asyncio
 from typing import Annotated

@@ -192,7 +192,7 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
         return self._execute(then(listed, lambda rows: [Lora.read(row) for row in rows]))
 
     def get(self, lora_id: str) -> LoraT:
-        """Return one LoRA. Raises `NotFound`."""
+        """Return a LoRA that this account owns or may use. Raises `NotFound`."""
         return self._ask("GET", lora_id)
 
     def add(

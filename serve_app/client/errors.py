@@ -137,7 +137,7 @@ def job_failure(job_id: str, code: str, message: str) -> JobFailed:
 
 
 def is_expected(response: httpx.Response, *, is_image: bool) -> bool:
-    """Whether a success is what the service or its storage sends: a PNG; nothing, or a JSON object."""
+    """Return whether a success has the expected body: a PNG if `is_image`, else a JSON object, or nothing with 204."""
     if is_image:
         return response.content.startswith(b"\x89PNG")
     return response.status_code == 204 or _json_object(response) is not None

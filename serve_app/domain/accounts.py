@@ -32,7 +32,7 @@ class Plan:
     """The account's LoRA files have at most this many bytes together."""
 
     def requests_in(self, period: timedelta) -> int:
-        """Return how many requests the plan admits in a period, which it begins with an unopened window."""
+        """Return how many requests the plan admits in `period`, when no window is open at its start."""
         return self.limit * ceil(period / self.window)
 
     @property

@@ -198,7 +198,7 @@ class NewJob:
     account_id: str
     request: Request
     group: str = ""
-    """The weights that the job draws with, where no adapter tells them."""
+    """The batching group of a job without `adapter_id`; otherwise accept.lua sets it."""
     adapter_id: str = ""
     """The account must be allowed to use this adapter, whose weights are then the job's group."""
     idempotency_key: str | None = None

@@ -77,12 +77,14 @@ JOBS_DELAYED = _gauge("jobs_delayed", "Jobs waiting for their next attempt.", "k
 BACKLOG_SECONDS = _gauge("backlog_seconds", "Work not yet done, in seconds of one replica.", "kind")
 OLDEST_JOB_AGE = _gauge("oldest_job_age_seconds", "Age of the oldest waiting job.", "kind")
 JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "kind", "interface", "plan")
-OLDEST_WAITING = _gauge("oldest_waiting_seconds", "Age of the oldest of them.", "kind", "interface", "plan")
+OLDEST_WAITING = _gauge(
+    "oldest_waiting_seconds", "Age of the oldest job that is ready or delayed, by plan.", "kind", "interface", "plan"
+)
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
 WORKERS = _gauge("workers", "Workers seen in the last minute.", "kind")
 ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accepts new jobs, else 0.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
-REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
+REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Redis's maxmemory; 0 means none.")
 
 # The scripts that change a job count these.
 JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")
@@ -102,14 +104,14 @@ ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file an
 ADAPTER_PREFETCHES = _counter("adapter_prefetches", "Adapters read before a job needed them.", "kind")
 ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "kind")
 GPU_MEMORY = _gauge("gpu_memory_bytes", "Memory of the workers' cards; each worker counts its card whole.", "kind")
-GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Of it, in use by anybody.", "kind")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory in use on the workers' cards, by any process.", "kind")
 WORKER_MEMORY = _gauge(
     "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "kind", "device", "use"
 )
 
 # Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")
-STORAGE_ERRORS = _counter("storage_errors", "Of them, those that the storage failed.", "operation")
+STORAGE_ERRORS = _counter("storage_errors", "Storage calls that failed.", "operation")
 HTTP_REQUESTS = _counter("http_requests", "Answered requests.", "interface", "method", "route", "status")
 HTTP_SECONDS = _histogram("http_request_seconds", "From a request's headers to its whole answer.", CALL_S, "route")
 HTTP_ERRORS = _counter("http_errors", "Error answers of the interfaces.", "interface", "code")

@@ -138,7 +138,7 @@ class BaseModel:
         return request.adapter.id if request.adapter is not None and changed else ""
 
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
-        """Move every run one step on.
+        """Move every run on by one pass of the denoiser.
 
         Of a batch that fails, halves are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
         more rows than that do not fit in memory together. Raises AcceleratorError when the device takes no more work

@@ -58,7 +58,7 @@ class BatchInvariance:
         return True
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
-        """Return whether a low-rank adapter may be computed at the width of a higher one beside it."""
+        """Return whether a low-rank adapter gives the same bits at a higher rank's width."""
         if self._static:
             return True  # every adapter is always computed at the widest rank
         known = (batch_key, self._adapter_slots.layout.rank)

@@ -1,6 +1,6 @@
-"""Runs the engine: runs join and leave between steps; a step is one forward pass of a batch.
+"""Runs the engine: runs join and leave between passes; a pass is one call of the denoiser for a batch.
 
-add ──▶ waiting ──admit──▶ running ──denoise, step by step──▶ decoding ──▶ finished
+add ──▶ waiting ──admit──▶ running ──denoise, pass by pass──▶ decoding ──▶ finished
         (its adapter        (a slot, latents,                 (on its
          is being read)      rows in a batch)                  own thread)
 """
@@ -44,7 +44,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Move one batch on by one denoising step; return the runs that ended meanwhile, each exactly once.
+        """Move one batch on by one pass of the denoiser; return the runs that ended meanwhile, each exactly once.
 
         Raises AcceleratorError when the device takes no more work from this process: every live run is then lost.
         """
@@ -91,7 +91,7 @@ class Engine:
             model.pool.release(run.slot)
 
     def _denoise(self, batch: list[Run]) -> list[Finished]:
-        """Compute one forward pass and one sampler step for the whole batch."""
+        """Move the whole batch on by one pass of the denoiser; return the failures of runs lost in it."""
         if not batch:
             return []
         model = self._model(batch[0].request)
@@ -149,10 +149,10 @@ class Engine:
     def unfinished(self, run_id: str, longest: int) -> tuple[int, np.ndarray] | None:
         """Return a running run's step and the picture that it predicts, without the decoder, or None."""
         run = self.live.running(run_id)
-        if run is None or run.finished is None:
+        if run is None or run.predicted is None:
             return None
         rgb = self._model(run.request).family.latent_rgb
-        return None if rgb is None else (run.steps_done, rgb.pixels(run.finished, longest))
+        return None if rgb is None else (run.steps_done, rgb.pixels(run.predicted, longest))
 
     @property
     def resident_adapters(self) -> frozenset[str]:

@@ -87,7 +87,7 @@ PATTERN_SECONDS = 0.5
 """Comparing PEFT's `alpha_pattern` with all layers may take this long: a replica does it again, and nothing else
 meanwhile."""
 WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
-"""The program that wrote a file, by how the names of its metadata begin."""
+"""Prefix of a metadata key → program that wrote the file."""
 
 
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:

@@ -98,7 +98,7 @@ class Run:
     generator: torch.Generator
     state: list[Tensor]
     """Each [channels, …], float32: the latents, and what the sampler remembers of earlier passes."""
-    finished: Tensor | None = None
+    predicted: Tensor | None = None
     """The last pass's prediction of the finished latents, [channels, …]."""
     step: int = 0
     """Passes of the denoiser that are done; some samplers take two for a step of the request."""

@@ -1,4 +1,4 @@
-"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale."""
+"""Runs one pass of the denoiser and sampler update of a batch; rows differ in time, guidance, adapter, scale."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -27,7 +27,7 @@ class ForwardBatch(NamedTuple):
     negative_row: Tensor
     """[runs] the row of the negative prompt; without guidance, the run's only row."""
     positive_row: Tensor
-    """[runs]"""
+    """[runs] the row of the positive prompt."""
     guidance: Tensor
     """[runs, 1, …]"""
     conditioning: Conditioning
@@ -36,7 +36,7 @@ class ForwardBatch(NamedTuple):
 
 
 class Runner:
-    """Denoises batches of one base model; see the module."""
+    """Moves runs of one base model on together: one pass of the denoiser for all, then each run's own sampler."""
 
     def __init__(
         self, family: Family, adapter_slots: AdapterSlots, *, max_rows: int, exact: bool, static: bool
@@ -50,7 +50,7 @@ class Runner:
         self._last_batch: ForwardBatch | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
-        """Move every run one step on. A run changes only once its own step has been computed."""
+        """Move every run on by one pass of the denoiser. A run changes only once its own pass has been computed."""
         for batch in self._forward_batches(runs):
             self._step(batch)
 
@@ -86,10 +86,10 @@ class Runner:
         output = self.family.denoise(inputs[batch.run_of_row], timesteps[batch.run_of_row], batch.conditioning)
         negative, positive = output[batch.negative_row], output[batch.positive_row]
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
-        finished = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
+        predicted = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
         after = advance(state, guided, table, _noise(runs))
         for i, run in enumerate(runs):
-            run.state, run.finished = [tensor[i] for tensor in after[: run.schedule.size]], finished[i]
+            run.state, run.predicted = [tensor[i] for tensor in after[: run.schedule.size]], predicted[i]
             run.step += 1
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:

@@ -55,7 +55,7 @@ class WeightCache:
         self._noted: dict[str, float] = {}
 
     def note_use(self, stored: Path) -> None:
-        """Note that a file or folder, if it is there, is used now; at most once a minute."""
+        """Record that a file or folder was used now, if it exists; at most once a minute."""
         now = time.monotonic()
         if now - self._noted.get(stored.name, -NOTED_EVERY_S) < NOTED_EVERY_S or not stored.exists():
             return

@@ -116,7 +116,8 @@ def _private_places(environment: Mapping[str, str]) -> Iterator[Path]:
     yield Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if own := environment.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
         yield Path(own).parent
-    homes = Path("/tmp").glob("atelier-" + "[0-9a-f]" * 10)  # `runtime_home` in deployments/runtime.py makes them
+    # directories made by `runtime_home` in deployments/runtime.py
+    homes = Path("/tmp").glob("atelier-" + "[0-9a-f]" * 10)
     yield from (home for home in homes if home.lstat().st_uid == os.getuid())
 
 

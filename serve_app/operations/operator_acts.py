@@ -77,5 +77,5 @@ class OperatorActs:
 
     async def _record_job(self, job_id: str, act: Act, by: Actor) -> None:
         job = await self.jobs.find(job_id)
-        if job is not None:  # its retention may end meanwhile
+        if job is not None:  # the job's record may expire meanwhile
             await self.audit.record(job.account_id, act, by, job_id)

@@ -135,7 +135,7 @@ class Readiness(NamedTuple):
     """What the service can do now."""
 
     states: Mapping[str, str]
-    """The state of each part; the details are the operator's."""
+    """Part → its state; only an operator is shown it."""
     reason: str
     """What keeps new jobs out, or from being completed, in words; empty while they are accepted."""
 

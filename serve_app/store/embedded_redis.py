@@ -203,7 +203,7 @@ def _revive(home: Path, socket: Path, silence_s: float) -> EmbeddedRedis:
 def _start(home: Path, socket: Path) -> None:
     binary = server_binary()
     if (home / NEWER_FILES).exists() and version_of(binary) < NEWER_FILES_SINCE:
-        # An older server does not see these files, and would start with nothing.
+        # an older server ignores these files and starts empty
         raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
     options = {
         "port": "0",

@@ -37,7 +37,7 @@ class SharedConnection:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self._connection: Any = None  # it is redis-py's, whose writer has no public name
+        self._connection: Any = None  # redis-py's Connection; Any, because we use its private `_writer`
         self._opening = asyncio.Lock()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._reading: asyncio.Task[None] | None = None

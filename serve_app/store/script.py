@@ -152,7 +152,7 @@ class Script:
             return await self._client.eval(self.text, 1, PREFIX, *encoded)
 
     async def on_replicas(self, replicas: int, **args: Argument) -> Any:
-        """Run the script, and answer only when so many replicas have the writes.
+        """Run the script. Return once `replicas` Redis replicas have the writes.
 
         Raises `StoreUnavailable` when they do not in time: the change may have happened, and asking again is safe.
         """

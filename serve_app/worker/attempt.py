@@ -41,7 +41,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """The lease belongs to another attempt: this one may write nothing more."""
+    """This attempt no longer holds the lease."""
 
 
 @dataclass(frozen=True, slots=True)

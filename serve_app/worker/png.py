@@ -39,7 +39,7 @@ EVERY_S = 0.5
 FIRST_STEP = 3
 """The first step that is shown: before it a picture is nothing but noise."""
 LONGEST_SIDE = 64
-"""The longest side has this many pixels; a page shows it larger."""
+"""Longest side of a preview, in pixels; pages scale it up."""
 
 
 async def write_previews(

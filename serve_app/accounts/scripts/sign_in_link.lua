@@ -1,7 +1,7 @@
 -- include credential_version
 -- args: name, use:flag
--- sign_in_link: a link that is good still, and with `use` for the last time. Returns {account or operator, user,
--- credential version, purpose} or {}.
+-- sign_in_link: read a link if it is still valid; with `use`, delete it. Returns {account or operator, user, credential
+-- version, purpose} or {}.
 local purpose, holder, version = string.match(redis.call('GET', K(name)) or '', '^([^:]+):(.+):(%d+%.%d+)$')
 if not purpose then return {} end
 local is_good = version == credential_version_of(holder)

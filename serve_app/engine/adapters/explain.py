@@ -152,7 +152,10 @@ def _looks_like(family: str) -> str:
 
 
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
+    """Return SD 1, SD 2 or SDXL by the width of the text embeddings that its cross attention takes.
+
+    A second text encoder also tells SDXL.
+    """
     widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family

@@ -216,7 +216,7 @@ def _unprefixed_text(outlines: Mapping[str, Tensor], table: LayerTable) -> str:
 
 
 def _fits(name: str, outline: Tensor, table: LayerTable, encoder: str) -> bool:
-    """Return whether a tensor has the sides of the encoder's layer that it names."""
+    """Return whether a tensor's shape fits its layer in this encoder."""
     key = parse(name, table, unprefixed_text=encoder)
     if key is None:
         return False

@@ -34,7 +34,8 @@ if full then return {full, {}, {}} end
 
 local job = write_job({id = job_id, kind = kind, group = group, work = work, queue_share = queue_share,
   num_images = num_images, request = request, rate_token = rate_token, adapter = adapter, sample = sample,
-  traceparent = traceparent, idempotency = idempotency_digest}) -- so that the key goes with a deleted job
+  traceparent = traceparent,
+  idempotency = idempotency_digest}) -- kept, so that deleting the job deletes its idempotency key
 if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', job_id, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)

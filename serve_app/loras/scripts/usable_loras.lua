@@ -1,6 +1,6 @@
 -- args: account
--- An account may use what everyone may, what it owns, and what it is offered by id or name. Its grants and denials hold
--- over these.
+-- An account may use what everyone may, what it owns, and what it is offered by id or name. Its grants and denials
+-- override these.
 local grants = {}
 local denials = 0
 local decisions = redis.call('HGETALL', K('grants:' .. account))

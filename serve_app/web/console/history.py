@@ -200,7 +200,7 @@ def _newest_keys(keys: Sequence[ApiKey], chosen: str) -> list[ApiKey]:
 
 
 def _read_filter(chosen: Mapping[str, str], lora_id: str) -> JobFilter:
-    """Read the filter; a field that cannot be read takes any job."""
+    """Read the filter; an unreadable field filters nothing."""
     last = _read_date(chosen["to"])
     return JobFilter(
         state=JobState(chosen["state"]) if chosen["state"] in STATES else None,

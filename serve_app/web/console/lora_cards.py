@@ -172,7 +172,7 @@ def matches(adapter: Adapter, find: str) -> bool:
 def _few(
     adapters: Iterable[Adapter], chosen: Sequence[str], fitting: Sequence[Adapter], *, used: Iterable[str]
 ) -> list[Adapter]:
-    """Return the chosen LoRAs, and of those found the last used, then the newest."""
+    """Return at most MOST LoRAs: chosen ones, then matches by last use, then newest."""
     by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
     ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
     return [by_id[each] for each in ordered if each in by_id][:MOST]

@@ -31,7 +31,7 @@ class Sum(NamedTuple):
 
 
 class Month(NamedTuple):
-    """The last days' usage, with the names of its LoRAs and keys."""
+    """Usage of the last `DAYS` days, with the names of its LoRAs and keys."""
 
     last: date
     rows: list[Usage]

@@ -69,7 +69,7 @@ def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> 
 
 
 YIELDS_AFTER_S = 0.001
-"""A poll of the API waits behind a page no longer than this."""
+"""Rendering yields to the event loop after this long, so that polls do not wait."""
 
 
 class PageResponse(HTMLResponse):

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from starlette.routing import BaseRoute
 
 from serve_app.accounts.sessions import Holder, SessionRealm, digest_of
-from serve_app.accounts.sign_in import LENGTH, NAME_LENGTH, LinkPurpose, SignInLink
+from serve_app.accounts.sign_in import LENGTH, LONGEST_NAME, LinkPurpose, SignInLink
 from serve_app.api.dependencies import accounts_of, caller_address
 from serve_app.api.openapi import new_app
 from serve_app.api.parts import AccountParts, OperationParts
@@ -25,7 +25,7 @@ from serve_app.web.site.forms import Form, check_form, form_token, is_form_token
 from serve_app.web.site.pages import Render, answer_with_pages
 
 FORM_LIFE = timedelta(hours=1)
-"""An opened sign-in page can be sent this long."""
+"""A sign-in form is accepted this long after it was opened."""
 LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 EXPIRED = "The page has expired. Please try again."
 
@@ -203,8 +203,8 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
             "sign in",
             status,
             problem=problem,
-            name=name[:NAME_LENGTH],
-            name_length=NAME_LENGTH,
+            name=name[:LONGEST_NAME],
+            name_length=LONGEST_NAME,
             after=_page(after),
         )
 
