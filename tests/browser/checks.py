@@ -22,7 +22,8 @@ _OVERLAPS = """() => {
   const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
   const leaves = [...document.querySelectorAll(things)].filter((each) => isSeen(each) && !each.querySelector(things));
-  const boxes = leaves.flatMap((each) => [...each.getClientRects()].map((box) => ({ each, box })));
+  const boxes = leaves.flatMap((each) => [...each.getClientRects()].map((box) => ({ each, box: inView(each, box) })))
+    .filter(({ box }) => box.bottom > box.top && box.right > box.left);
   boxes.sort((one, other) => one.box.top - other.box.top);
   const found = [];
   for (let i = 0; i < boxes.length; i++) {
@@ -35,6 +36,16 @@ _OVERLAPS = """() => {
     }
   }
   return found.slice(0, 3);
+  function inView(each, box) {  // what lists that scroll show of it
+    let { top, bottom, left, right } = box;
+    for (let list = each.parentElement; list; list = list.parentElement) {
+      if (getComputedStyle(list).overflowY === "visible") continue;
+      const edge = list.getBoundingClientRect();
+      [top, bottom] = [Math.max(top, edge.top), Math.min(bottom, edge.bottom)];
+      [left, right] = [Math.max(left, edge.left), Math.min(right, edge.right)];
+    }
+    return { top, bottom, left, right };
+  }
   function sameLabel(one, other) {  // a picture or a box within its label's area
     const isWithin = (each, label) => label && label.contains(each === one ? other : one);
     return [one, other].some((each) => isWithin(each, each.closest("label")));
