@@ -76,7 +76,8 @@ SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 def _check_storage(url: str) -> str:
     """Refuse what fsspec takes for a folder of the working directory, `s3//bucket` or `file://images`, and no bucket."""
-    if url and not re.fullmatch(r"(?:(?:file|local):///|memory://|(?!file:|local:)[a-z][a-z0-9+.-]*://[^/\s])\S*", url):
+    elsewhere = r"(?!(?:file|local):|(?:s3a?|gc?s|az|abfss?):///)[a-z][a-z0-9+.-]*://"
+    if url and not re.fullmatch(rf"(?:(?:file|local):///|{elsewhere})\S*", url):
         raise ValueError("must be an address like s3://bucket/prefix or file:///srv/images")
     return url
 
