@@ -99,7 +99,11 @@ def test_what_a_file_says_of_its_training_is_obeyed(
 ) -> None:
     folder: Path = request.getfixturevalue(family)
     file = change(write_original(folder, tmp_path / "model.safetensors"), markers)
-    model = BaseModel.load("m", Checkpoint(file, folder), EXACT_FLOAT32, lambda: None)
+    config = copy_config(folder, tmp_path / "config")
+    scheduler = config / "scheduler" / "scheduler_config.json"
+    said = {name: value for name, value in json.loads(scheduler.read_text()).items() if name not in ZERO_SNR}
+    scheduler.write_text(json.dumps(said))  # as published configs, which leave out what is a default
+    model = BaseModel.load("m", Checkpoint(file, config), EXACT_FLOAT32, lambda: None)
     one = replace(REQUEST, steps=5)
     made = final_latents(model, [one])["k"]
     reference = DiffusersReference(folder)
@@ -116,6 +120,15 @@ def test_what_a_file_says_of_its_training_is_obeyed(
         assert abs(image - reference.image(one)).max() <= 1
         with pytest.raises(ValueError, match="an EDM model draws with its own scheduler only"):
             model.start(replace(one, sampler="euler"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("marker", "lacking"), [("edm_mean", "edm_std"), ("edm_vpred.sigma_max", "edm_vpred.sigma_min")]
+)
+def test_half_of_a_pair_of_markers_is_refused_by_name(sdxl: Path, tmp_path: Path, marker: str, lacking: str) -> None:
+    file = change(write_original(sdxl, tmp_path / "model.safetensors"), {marker: {**PLAYGROUND, **COSXL}[marker]})
+    with pytest.raises(ValueError, match=f"base model m: .*{lacking}"):
+        BaseModel.load("m", Checkpoint(file, sdxl), EXACT_FLOAT32, lambda: None)
 
 
 @pytest.mark.slow

@@ -49,7 +49,6 @@ transformers: Any = importlib.import_module("transformers")
 
 PLAYGROUND_DATA = 0.5
 """The standard deviation of Playground 2.5's latents, after its own mean and deviation are taken out of the VAE's."""
-transformers: Any = importlib.import_module("transformers")
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
 _WITH_WEIGHTS = ("unet", "vae", "text_encoder", "text_encoder_2")
@@ -68,7 +67,7 @@ class Checkpoint(NamedTuple):
     vae: Path | None = None
     """Another VAE than the checkpoint's: a folder of diffusers' or a safetensors file."""
     sampler: str = ""
-    """As `EngineOptions.sampler`, for this base model."""
+    """The sampler of runs that name none, such as `dpm++2m-karras`; empty means the options' or the checkpoint's own."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers' pipelines count them."""
 
@@ -225,7 +224,13 @@ def _load_file(
 
 
 def _as_marked(markers: Mapping[str, torch.Tensor], own: Any, vae: Any) -> Any:
-    """Return the scheduler that a file's markers ask for, and make the VAE one of its latents."""
+    """Return the scheduler that a file's markers ask for, and make the VAE one of its latents.
+
+    Raises ValueError on a marker without the other one of its pair.
+    """
+    for pair in (("edm_mean", "edm_std"), ("edm_vpred.sigma_min", "edm_vpred.sigma_max")):
+        if len(markers.keys() & set(pair)) == 1:
+            raise ValueError(f"the file has one of {' and '.join(pair)} without the other; give the whole checkpoint")
     if "edm_mean" in markers:  # Playground 2.5
         mean, std = (markers[name].float().flatten().tolist() for name in ("edm_mean", "edm_std"))
         vae.register_to_config(latents_mean=mean, latents_std=std, scaling_factor=PLAYGROUND_DATA)
@@ -236,7 +241,12 @@ def _as_marked(markers: Mapping[str, torch.Tensor], own: Any, vae: Any) -> Any:
         return diffusers.EDMEulerScheduler(**asked)
     asked = {"prediction_type": "v_prediction"} if "v_pred" in markers else {}
     asked |= {"rescale_betas_zero_snr": True} if "ztsnr" in markers else {}
-    return type(own).from_config({**own.config, **asked}) if asked else own
+    if not asked:
+        return own
+    config: dict[str, Any] = {**own.config, **asked}
+    # diffusers leaves out what its books call a default: a folder need not name what the file asks for.
+    config["_use_default_values"] = [name for name in config.get("_use_default_values", []) if name not in asked]
+    return type(own).from_config(config)
 
 
 def _lacks_numbers(component: torch.nn.Module) -> bool:
