@@ -87,7 +87,13 @@ class Runner:
         negative, positive = output[batch.negative_row], output[batch.positive_row]
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
         predicted = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
-        after = advance(state, guided, table, _noise(runs))
+        drawing = [(run.generator, run.generator.get_state()) for run in runs if run.schedule.noisy[run.step]]
+        try:
+            after = advance(state, guided, table, _noise(runs))
+        except Exception:
+            for generator, before in drawing:  # the pass is tried again, with the same noise
+                generator.set_state(before)
+            raise
         for i, run in enumerate(runs):
             run.state, run.predicted = [tensor[i] for tensor in after[: run.schedule.size]], predicted[i]
             run.step += 1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
@@ -189,6 +190,30 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
     for key, one in ended.items():
         assert abs(np.asarray(one.image, int) - np.asarray(expected[key].image, int)).max() <= 1
     assert device.widths.count(8) == 1, "the batch that did not fit was tried again"
+
+
+class _FullAfterTheForwardPass(TorchFunctionMode):
+    """Runs out of memory once, where a batch of more than two runs is moved along the noise schedule."""
+
+    failed = False
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.failed and func is torch.mul and "out" in (kwargs or {}) and len(args[1]) > 2:
+            self.failed = True
+            raise torch.OutOfMemoryError("out of memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_out_of_memory_after_the_forward_pass_changes_no_noise(sd: Path) -> None:
+    requests = [replace(SHORT, run_id=f"{i}", seed=i, sampler="euler-a") for i in range(4)]
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        expected = finish(engine, requests)
+        with _FullAfterTheForwardPass() as device:
+            ended = finish(engine, requests)
+    assert device.failed
+    for key, one in ended.items():
+        assert same(one, expected[key])
 
 
 def test_an_error_of_a_batch_that_is_no_lack_of_memory_leaves_batches_as_wide(sd: Path) -> None:
