@@ -12,6 +12,7 @@ import torch
 
 from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.unet import SAMPLERS
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import final_latents, finish
@@ -64,7 +65,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile])
         guidance=chance.choice([1.0, 4.0, 7.5]),
         width=width,
         height=height,
-        sampler=chance.choice([None, "euler", "ddim", "dpm++2m", "lcm"]),
+        sampler=chance.choice([None, "dpm++2m-karras", *SAMPLERS]),
     )
 
 
