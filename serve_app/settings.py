@@ -74,10 +74,16 @@ _PREFIX = re.compile(r"(?:file:///|memory://|[a-z][a-z0-9]*://[^/:\s]+(?::\d+)?/
 SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
+_STORAGE = re.compile(
+    r"(?:file|local):///.*"
+    r"|(?:s3a?|gc?s)://[^/\s]\S*"
+    r"|(?!(?:file|local|s3a?|gc?s):)[a-z][a-z0-9+.-]*://\S*"  # fsspec knows more protocols, each with its own rules
+)
+
+
 def _check_storage(url: str) -> str:
     """Refuse what fsspec takes for a folder of the working directory, `s3//bucket` or `file://images`, and no bucket."""
-    elsewhere = r"(?!(?:file|local):|(?:s3a?|gc?s|az|abfss?):///)[a-z][a-z0-9+.-]*://"
-    if url and not re.fullmatch(rf"(?:(?:file|local):///|{elsewhere})\S*", url):
+    if url and not _STORAGE.fullmatch(url):
         raise ValueError("must be an address like s3://bucket/prefix or file:///srv/images")
     return url
 

@@ -76,6 +76,11 @@ def test_a_secret_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "spice" not in str(refused.value)
 
 
+@pytest.mark.parametrize("url", ["file:///srv/my images", "s3://bucket", "az:///container/images", "memory://x"])
+def test_storage_may_be_whatever_fsspec_reads(url: str) -> None:
+    assert Settings(storage_url=url).storage == url
+
+
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's, the proxy's, and what Kubernetes sets for services called `atelier` and `atelier-redis-jobs`."""
     others = {
