@@ -332,11 +332,11 @@ _UNSUPPORTED: dict[Interface, set[str]] = {"a": {"negative_prompt"}, "b": {"step
 
 
 def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
+    for option in options.keys() - {"prompt", "lora_id", *GenerationOptions.__annotations__}:
+        raise TypeError(f"generate() got an unexpected keyword argument {option!r}")
     given = without_none(options)
-    known = {"prompt", "lora_id", *GenerationOptions.__annotations__} - _UNSUPPORTED[interface]
-    for option in given:
-        if option not in known:
-            raise UnsupportedOption(f"{option}: interface {interface!r} has no such field")
+    for option in given.keys() & _UNSUPPORTED[interface]:
+        raise UnsupportedOption(f"{option}: interface {interface!r} has no such field")
     names = _NAMES_IN_B if interface == "b" else {}
     return {names.get(option, option): value for option, value in given.items()}
 

@@ -131,6 +131,11 @@ def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
     assert transport.requests == []
 
 
+def test_an_option_of_no_interface_is_a_type_error(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client, pytest.raises(TypeError, match="guidence_scale"):
+        client.generate(PROMPT, lora_id=LORA, guidence_scale=None)  # pyright: ignore[reportCallIssue]
+
+
 @pytest.mark.parametrize("interface", ["a", "b"])
 def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Literal["a", "b"]) -> None:
     live.outcome = "fail"
