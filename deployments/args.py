@@ -16,8 +16,8 @@ class Args(BaseModel):
 
 LONGEST_S = 10 * 365 * 86_400
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
-SecondsOrNone = Annotated[float, Field(ge=0, le=LONGEST_S)]
-"""As `Seconds`, where zero has a meaning."""
+SecondsOrZero = Annotated[float, Field(ge=0, le=LONGEST_S)]
+"""Zero waits for nothing, or switches off what the field is about."""
 Resources = dict[str, Annotated[float, Field(gt=0)]]
 
 
@@ -36,9 +36,9 @@ class ScaleArgs(Args):
     max_replicas: int = Field(default=1, ge=1)
     target_s: Seconds = 60
     spare: float = Field(default=SPARE, ge=0, le=1)
-    upscale_delay_s: SecondsOrNone = 2
-    downscale_delay_s: SecondsOrNone = 120
-    downscale_to_zero_delay_s: SecondsOrNone = 600
+    upscale_delay_s: SecondsOrZero = 2
+    downscale_delay_s: SecondsOrZero = 120
+    downscale_to_zero_delay_s: SecondsOrZero = 600
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "ScaleArgs":
@@ -114,8 +114,8 @@ class LoadScaleArgs(Args):
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
     target_ongoing_requests: float = Field(default=50, gt=0)
-    upscale_delay_s: SecondsOrNone = 10
-    downscale_delay_s: SecondsOrNone = 600
+    upscale_delay_s: SecondsOrZero = 10
+    downscale_delay_s: SecondsOrZero = 600
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "LoadScaleArgs":
@@ -134,10 +134,10 @@ class IngressArgs(ReplicaArgs):
 
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
-    prefetch_s: SecondsOrNone = 2
+    prefetch_s: SecondsOrZero = 2
     """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
     of its own needs them, one in so many seconds; 0 reads none."""
-    warm_up_s: SecondsOrNone | None = None
+    warm_up_s: SecondsOrZero | None = None
     """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while
     less than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket
     model); 0 begins none."""

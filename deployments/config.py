@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.args import SPARE, AppArgs, ReplicaArgs, Seconds, SecondsOrNone, check_bounds
+from deployments.args import SPARE, AppArgs, ReplicaArgs, Seconds, SecondsOrZero, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import JobKind
 
@@ -51,9 +51,9 @@ class Autoscaling(_Strict):
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     target_ongoing_requests: float | None = Field(default=None, gt=0)
-    upscale_delay_s: SecondsOrNone | None = None
-    downscale_delay_s: SecondsOrNone | None = None
-    downscale_to_zero_delay_s: SecondsOrNone | None = None
+    upscale_delay_s: SecondsOrZero | None = None
+    downscale_delay_s: SecondsOrZero | None = None
+    downscale_to_zero_delay_s: SecondsOrZero | None = None
     policy: ScalingPolicy | None = None
 
     @model_validator(mode="after")

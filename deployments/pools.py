@@ -16,7 +16,7 @@ UNITS_IN_ONE = 10_000
 """Ray counts resources in ten thousandths."""
 
 
-class Pool(BaseModel, extra="forbid", frozen=True):
+class Pool(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """Nodes of one kind, as many as there may be at most. `cpus` is unlimited when None."""
 
     name: str

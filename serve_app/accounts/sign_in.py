@@ -35,11 +35,11 @@ W = TypeVar("W")
 LENGTH = range(12, 129)
 """A password has at least 12 and at most 128 characters."""
 PASSES, MEMORY_KIB, LANES = 2, 19 * 1024, 1
-"""argon2id takes 19 MiB, OWASP's minimum, and 47 ms on two cores. At most two run at once."""
+"""argon2id takes 19 MiB, OWASP's minimum, and 47 ms on two cores. Customers' passwords and operators' each run two at a time at most."""
 
 
 class Passwords:
-    """Stores passwords as argon2id hashes, and checks them. It hashes at most two at a time."""
+    """Stores passwords as argon2id hashes, and checks them; one object hashes at most two at a time."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._set = Script(redis, "accounts/set_password")

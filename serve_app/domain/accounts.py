@@ -61,7 +61,7 @@ BUILTIN_PLANS: tuple[Plan, ...] = (
     Plan(Variant.B, "basic", 30, MINUTE, loras=50, lora_bytes=10 * GIB),
     Plan(Variant.B, "premium", 100, MINUTE, loras=500, lora_bytes=100 * GIB),
 )
-"""The six plans of the two documents. Operators add their own through `configs/plans.yaml`."""
+"""The six plans of the two documents. Operators add their own through the file that `ATELIER_PLANS` names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

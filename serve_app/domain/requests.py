@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 SEED_SPACE = 2**64
-"""Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
+"""Image seeds are unsigned 64-bit integers, and every bit counts (`seeded_generator` in `engine/runner.py`)."""
 
 
 class Variant(StrEnum):

@@ -228,8 +228,8 @@ class AdapterSlots:
                 new.copy_(held)
         self.layout, self.count, self._store, self._bound = layout, count, store, None
         self._contents = (self._contents + [EMPTY] * count)[:count]
-        self._norms = {name: norms[:count] for name, norms in self._norms.items()}
-        self._input_slopes = {name: slopes[:count] for name, slopes in self._input_slopes.items()}
+        self._norms = {name: norms[:count].clone() for name, norms in self._norms.items()}
+        self._input_slopes = {name: slopes[:count].clone() for name, slopes in self._input_slopes.items()}
 
     # -- binding rows ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Packs a job's request and its result for its record: deflated, in short fields.
 
 Redis keeps a hash as one compact list only while no value is longer than 64 bytes. So the scripts cut
-what is packed here into shorter fields (`write_packed` in `queue.lua`): `0`, `1`, … hold the request from its accept
+what is packed here into shorter fields (`packed_fields` in `queue.lua`): `0`, `1`, … hold the request from its accept
 to the end, `r0`, `r1`, … the result. They are bytes, which our clients read as text with surrogate escapes.
 """
 

@@ -23,7 +23,7 @@ from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
-from serve_app.store.measures import MemoryReserve
+from serve_app.store.measures import MemoryReserve, is_cancelled
 from serve_app.store.process import Process
 from serve_app.store.storage import DiskReserve, Space
 
@@ -105,13 +105,8 @@ async def _repeat(name: str, work: Callable[[], Awaitable[object]], every: timed
 
 
 async def _pause(length: timedelta) -> None:
-    """Sleep between two rounds, unless the task was canceled in the last.
-
-    A cancel may be lost in the Redis client: `asyncio.wait_for` swallows one that coincides with its end (CPython issue
-    86296).
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    """Sleep between two rounds, unless the task was canceled in the last."""
+    if is_cancelled():
         raise asyncio.CancelledError
     await asyncio.sleep(length.total_seconds())
 

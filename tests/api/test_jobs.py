@@ -153,7 +153,7 @@ async def test_jobs_are_listed_newest_first_page_by_page(service: TestService, m
 
 @pytest.mark.slow
 async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, member: Member) -> None:
-    """Of sixty at once, some share their time of acceptance, which no page's size may separate."""
+    """Sixty jobs are submitted at once, so that some share their millisecond; no page boundary may lose one of these."""
 
     async def submit() -> str:
         while True:  # so many at once may be too much for a busy machine: ask again

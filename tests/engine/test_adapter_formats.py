@@ -321,7 +321,7 @@ def test_a_peft_folder_gives_what_peft_makes(
 def test_pefts_other_adapters_are_refused_by_name(
     bases: Callable[[str], Base], tmp_path: Path, config: Any, folder: str, file: str
 ) -> None:
-    """With its configuration and, as people bring files, without."""
+    """Each is refused beside its configuration and, since people bring the file alone, without it."""
     base = bases("sd")
     get_peft_model(copy.deepcopy(base.components["unet"]), config).save_pretrained(str(tmp_path))
     with pytest.raises(UnusableAdapter, match=folder):

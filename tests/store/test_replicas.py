@@ -1,4 +1,4 @@
-"""With `accept_replicas` an acknowledged job is on replicas, and survives the primary's loss."""
+"""A job acknowledged under `accept_replicas` is on replicas, and survives the loss of the primary."""
 
 import asyncio
 import os

@@ -48,7 +48,7 @@ KOHYA_PREFIXES = {
 USUAL_STEPS = 30
 """A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_PROMPTS = 256
-"""At most this many encoded prompts are cached."""
+"""So many encoded prompts are kept for further runs; what was used longest ago goes first."""
 
 
 class UNetFamily:

@@ -115,7 +115,6 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/settings/sessions": _ALL,
     "/settings/users": _OWNER,
     "/settings/{slug}": _DRAWING,
-    "/sign-out": _ALL,
 }
 """The longest beginning of a route's path decides which roles may open it; others are for owners alone."""
 

@@ -107,11 +107,8 @@ class Realm(Generic[W]):
         return response
 
     async def change_password(self, request: Request, who: W, password: str) -> str:
-        """Set a password and return the new credential version. Raises 404 when `who` was removed meanwhile."""
-        try:
-            credential_version = await self.set_password(request, who, password)
-        except NotFound:
-            raise HTTPException(404, LINK_GONE) from None
+        """Set a password and return the new credential version. Raises `NotFound` when `who` was removed meanwhile."""
+        credential_version = await self.set_password(request, who, password)
         await record(request, who, Act.PASSWORD_SET)
         return credential_version
 
@@ -252,7 +249,10 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
             raise HTTPException(404, LINK_GONE)
         credential_version = link.holder.credential_version
         if password is not None:
-            credential_version = await realm.change_password(request, who, password)
+            try:
+                credential_version = await realm.change_password(request, who, password)
+            except NotFound:
+                raise HTTPException(404, LINK_GONE) from None
         return await realm.open_session(request, who, "playground", credential_version=credential_version)
 
     def link_page(
