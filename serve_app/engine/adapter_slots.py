@@ -143,19 +143,23 @@ class PackedRow(NamedTuple):
 class AdapterSlots:
     """Slots over one module's layers, which cover only layers and ranks that adapters have needed, and grow."""
 
-    def __init__(self, layers: Mapping[str, LoRALayer], count: int, *, uniform: bool = False) -> None:
-        """`uniform` binds every layer at full rank for any batch, so that a compiled forward never changes."""
-        self.layers = layers
+    def __init__(self, lanes: Sequence[Mapping[str, LoRALayer]], count: int, *, uniform: bool = False) -> None:
+        """`lanes` are module objects over the same weights; each keeps what was bound to it, and shares the slots.
+
+        `uniform` binds every layer at full rank for any batch, so that a compiled forward never changes.
+        """
+        self.lanes = lanes
+        self.layers = lanes[0]
         self.count = count
         self._uniform = uniform
-        weight = next(iter(layers.values())).weight
+        weight = next(iter(self.layers.values())).weight
         self.device, self.dtype = weight.device, weight.dtype
         self.layout = Layout(0, 0, {}, {}, 0)
         self._store = torch.zeros(count, 0, device=self.device, dtype=self.dtype)
         self._contents = [EMPTY] * count
         self._norms: dict[str, Tensor] = {}
         self._input_slopes: dict[str, Tensor] = {}
-        self._bound: object = None
+        self._forget_bound()
 
     @property
     def size_bytes(self) -> int:
@@ -201,13 +205,13 @@ class AdapterSlots:
                     held[name] = torch.zeros(self.count, *numbers.shape, device=self.device)
                 held[name][slot] = numbers
         self._contents[slot] = row.contents
-        self._bound = None
+        self._forget_bound()
 
     def reset(self, slot: int) -> None:
         """Zero a slot, so that no row can read its old adapter."""
         self._store[slot].zero_()
         self._contents[slot] = EMPTY
-        self._bound = None
+        self._forget_bound()
 
     def grow_layout(self, ranks: Mapping[str, int]) -> Layout:
         """Return a layout that covers layers of these ranks and all that the present one covers."""
@@ -226,17 +230,18 @@ class AdapterSlots:
             )
             for new, held in views:
                 new.copy_(held)
-        self.layout, self.count, self._store, self._bound = layout, count, store, None
+        self.layout, self.count, self._store = layout, count, store
+        self._forget_bound()
         self._contents = (self._contents + [EMPTY] * count)[:count]
         self._norms = {name: norms[:count].clone() for name, norms in self._norms.items()}
         self._input_slopes = {name: slopes[:count].clone() for name, slopes in self._input_slopes.items()}
 
     # -- binding rows ----------------------------------------------------------------------------------------------
 
-    def bind(self, slots: Sequence[int], scales: Sequence[float]) -> None:
-        """Apply the adapter of `slots[i]` times `scales[i]` to row i of the next forward pass."""
+    def bind(self, slots: Sequence[int], scales: Sequence[float], *, lane: int = 0) -> None:
+        """Apply the adapter of `slots[i]` times `scales[i]` to row i of the lane's next forward pass."""
         rows = (tuple(slots), tuple(scales))
-        if rows == self._bound:
+        if rows == self._bound[lane]:
             return
         changed = set[str]().union(*(self._contents[slot].ranks for slot in set(slots)))
         targets = set(self.layout.downs) if self._uniform else changed
@@ -245,7 +250,7 @@ class AdapterSlots:
         held = [self._contents[slot] for slot in set(slots)]
         gained = set(self._norms if self._uniform else ()).union(*(each.dora | each.sloped for each in held))
         input_gained = set(self._input_slopes if self._uniform else ()).union(*(each.input_sloped for each in held))
-        for name, layer in self.layers.items():
+        for name, layer in self.lanes[lane].items():
             if name in targets:
                 down, up = self._views(self.layout, name, gathered, rank)
                 self._undo_scale(name, up, slots, scales)
@@ -257,10 +262,14 @@ class AdapterSlots:
                 )
             elif layer.rank:
                 layer.unbind()
-        self._bound = rows
+        self._bound[lane] = rows
+
+    def _forget_bound(self) -> None:
+        """Make the next `bind` of every lane read the slots again."""
+        self._bound: list[object] = [None] * len(self.lanes)
 
     def bind_random(self, rows: int, max_rows: int, layout: Layout) -> None:
-        """Apply random adapters of the lowest rank to every layer of `layout` until the next `bind`.
+        """Apply random adapters of the lowest rank to every layer of `layout` until the next `bind`, in lane 0.
 
         Row i gets the same adapter whatever `rows` is, up to `max_rows`.
         """
@@ -276,7 +285,7 @@ class AdapterSlots:
                 layer.bind(*self._views(layout, name, stacked, layout.rank))
             else:
                 layer.unbind()
-        self._bound = None
+        self._bound[0] = None
 
     @property
     def widest_layout(self) -> Layout:

@@ -48,7 +48,7 @@ class BaseModel:
         self.weight_bytes = module_bytes(family.modules)
         self.component_slots = {
             name: AdapterSlots(
-                component.layers,
+                [component.layers],
                 1 + options.adapter_slots,
                 uniform=bool(options.compile) and name == family.denoiser,
             )

@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 def net_with_slots(slots: int = 4) -> tuple[Net, AdapterSlots]:
     net = Net().eval()
-    return net, AdapterSlots(wrap_layers(net), slots)
+    return net, AdapterSlots([wrap_layers(net)], slots)
 
 
 def random_weights(rank: int, seed: int, *, dora: bool = False) -> LayerWeights:
@@ -114,6 +114,28 @@ def test_a_slot_filled_again_applies_only_the_new_adapter() -> None:
     assert torch.allclose(net(x), fresh_net(x), atol=1e-6)
 
 
+@torch.inference_mode()
+def test_each_lane_keeps_what_was_bound_to_it() -> None:
+    nets = [Net().eval(), Net().eval()]
+    adapter_slots = AdapterSlots([wrap_layers(net) for net in nets], 4)
+    adapters = {1: random_weights(3, 1), 2: random_weights(20, 2)}
+    for slot, weights in adapters.items():
+        place(adapter_slots, slot, weights)
+    x = torch.randn(2, 4, 6, 6)
+    adapter_slots.bind([1, 0], [0.7, 0.0])
+    adapter_slots.bind([2, 1], [0.5, 0.7], lane=1)
+    adapter_slots.bind([1, 0], [0.7, 0.0])
+    for net, slots in zip(nets, ([1, 0], [2, 1]), strict=True):
+        for row, slot in enumerate(slots):
+            expected = (
+                by_peft(adapters[slot], {1: 0.7, 2: 0.5}[slot])(x[row : row + 1]) if slot else Net().eval()(x[1:])
+            )
+            assert torch.allclose(net(x)[row], expected[0], rtol=1e-5, atol=1e-4), (slots, row)
+    place(adapter_slots, 2, adapters[1])
+    adapter_slots.bind([2, 1], [0.7, 0.7], lane=1)
+    assert torch.allclose(nets[1](x)[0], nets[0](x)[0], atol=1e-6), "a slot filled anew reaches every lane"
+
+
 def test_a_row_packed_for_another_layout_is_refused() -> None:
     _, adapter_slots = net_with_slots()
     small = random_weights(3, 1)
@@ -154,7 +176,7 @@ def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(
     assert isinstance(layer, LoRAConv)
     assert layer.folds
     layer.folds = folds
-    adapter_slots = AdapterSlots(layers, 2)
+    adapter_slots = AdapterSlots([layers], 2)
     down, up = torch.randn(5, 4, *base.kernel_size), torch.randn(8, 5)
     place(adapter_slots, 1, {"0": ModuleWeights(down, up, 0.5)})
     x = torch.randn(2, 4, 9, 10).to(memory_format=torch.channels_last)
@@ -176,7 +198,7 @@ def test_a_row_beside_one_with_a_gain_keeps_every_bit(layer: nn.Linear | nn.Conv
     torch.nn.init.normal_(base.weight)
     base.register_parameter("bias", nn.Parameter(torch.randn(5)) if bias else None)
     net = nn.Sequential(base)
-    adapter_slots = AdapterSlots(wrap_layers(net), 3)
+    adapter_slots = AdapterSlots([wrap_layers(net)], 3)
     shape = base.weight.shape
     plain = ModuleWeights(torch.randn(4, *shape[1:]), torch.randn(5, 4), 0.5)
     place(adapter_slots, 1, {"0": plain})
