@@ -183,7 +183,7 @@ async def diffusers(files: Sequence[Path], options: argparse.Namespace) -> Async
 
 def _load_diffusers(model: str, files: Sequence[Path], threads: int, device: str) -> None:
     global _pipeline
-    from diffusers import DiffusionPipeline
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
     torch.set_num_threads(threads)
     _pipeline = DiffusionPipeline.from_pretrained(model).to(device)
