@@ -1,77 +1,50 @@
 """Packs many adapters beside a module, any of them for any row of the next forward pass.
 
-Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a
-buffer, multiplies each by its scale and gives every layer its views: after that a layer costs two small batched
-products more.
+An adapter lies in an `AdapterStore` as it was packed: for each layer `down` and `up` at the layer's own rank, and the
+numbers of its gains. Each of these parts begins on a line of its own, and a table on the device says where.
+
+`bind` gathers what a batch's rows need into a row buffer: which line comes where is computed on the device from the
+rows' slots, so that a change of company is one small upload and a few launches, however many layers there are. The
+layers' views of the buffer are made once for each layout, which is the layers and the rank that some batch needs.
+
+The device's tables, for kernels that read slots themselves, all int32 at fixed addresses and 0 in slot `NO_SLOT`:
+`starts` and `sizes` [slots, parts] are a part's first line in the store and how many it has; part `kind · layers + i`
+is that of layer i. `ranks` and `unscaled` [slots, layers] are a layer's rank, and whether its BA acts whole. `down`
+is [rank, …] as `LoRALayer.arrange_down` orders it and `up` is [rank, out], both in the store's own type.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from serve_app.engine.adapter_store import LINE_BYTES, RESERVED, WORD, WORDS, AdapterStore, line_count
+from serve_app.engine.gathered_rows import (
+    DOWN,
+    INPUT_SLOPE,
+    KINDS,
+    NORM_0,
+    NORM_1,
+    NORM_2,
+    RANK_BUCKETS,
+    SLOPE,
+    SQUARE,
+    UP,
+    Lane,
+    Layout,
+    Plan,
+    RowViews,
+)
 from serve_app.engine.lora_layers import LoRALayer
-from serve_app.engine_options import MAX_RANK
-
-RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
-"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
-LEAST_SUMMED = 16
-"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on
-CPU; at 8 they do not), so that ranks may mix in exact mode."""
-
-
-class Layout(NamedTuple):
-    """Offsets of every layer's part in an adapter's flat row, all downs first, every layer at the same rank.
-
-    Never changed, only replaced by one of the next version.
-    """
-
-    version: int
-    rank: int
-    downs: dict[str, int]
-    ups: dict[str, int]
-    size: int
-
-    @classmethod
-    def over(cls, layers: Mapping[str, LoRALayer], names: Iterable[str], rank: int, *, version: int) -> "Layout":
-        """Return the layout of those `layers` that `names` has, in the layers' own order."""
-        wanted = set(names)
-        chosen = [name for name in layers if name in wanted]
-        ends = [0]
-        downs = [layers[name].fan_in * rank for name in chosen]
-        for length in downs + [layers[name].fan_out * summed_rank(rank) for name in chosen]:
-            ends.append(ends[-1] + length)
-        starts = dict(zip(chosen, ends, strict=False)), dict(zip(chosen, ends[len(chosen) :], strict=False))
-        return cls(version, rank, *starts, ends[-1])
-
-    def covers(self, ranks: Mapping[str, int]) -> bool:
-        return all(name in self.downs and rank <= self.rank for name, rank in ranks.items())
-
-    @property
-    def ups_start(self) -> int:
-        return min(self.ups.values(), default=self.size)
-
-    def views(self, name: str, layer: LoRALayer, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's down and up in flat rows, cut to `rank`: rank is first, so a lower one is a prefix."""
-        down, up, summed = self.downs[name], self.ups[name], summed_rank(rank)
-        return (
-            layer.view_down(rows[:, down : down + layer.fan_in * rank], rank),
-            layer.view_up(rows[:, up : up + layer.fan_out * summed], summed),
-        )
-
-
-def summed_rank(rank: int) -> int:
-    return max(rank, LEAST_SUMMED)
-
-
-def bucket_rank(rank: int) -> int:
-    return next(bucket for bucket in RANK_BUCKETS if bucket >= rank)
-
 
 NO_SLOT = 0
-"""The slot of zeros, for rows without an adapter and for padding."""
+"""The slot without an adapter, for rows that have none and for padding."""
+KEPT_PLANS = 64
+"""The plans of so many layouts are kept."""
 
 
 class ModuleWeights(NamedTuple):
@@ -101,249 +74,226 @@ LayerWeights = Mapping[str, ModuleWeights]
 """An adapter's weights for one module, by layer."""
 
 
-def ranks_of(weights: LayerWeights) -> dict[str, int]:
-    return {name: part.rank for name, part in weights.items()}
-
-
-class Contents(NamedTuple):
-    """What a slot holds."""
-
-    ranks: dict[str, int]
-    """The rank of each layer."""
-    dora: frozenset[str] = frozenset()
-    """Layers whose gain is by PEFT's DoRA."""
-    sloped: frozenset[str] = frozenset()
-    """Layers whose gain is linear in the scale."""
-    input_sloped: frozenset[str] = frozenset()
-    """Layers whose input has a gain."""
-    unscaled: frozenset[str] = frozenset()
-    """Layers whose BA acts whole at every scale but 0."""
-
-
-EMPTY = Contents({})
+NOTHING = Layout()
 
 
 class PackedRow(NamedTuple):
-    """An adapter packed for one layout; `AdapterSlots.set` copies it into a slot."""
+    """An adapter's numbers for one module, in host memory."""
 
-    version: int
-    flat: Tensor
-    norms: dict[str, Tensor]
-    """Layers with a gain have [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
-    or the slope and three rows of zeros."""
-    input_slopes: dict[str, Tensor]
-    """Layers whose input has a gain have its slope, [in]."""
-    contents: Contents
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.flat, *self.norms.values(), *self.input_slopes.values()))
+    lines: Tensor
+    table: Tensor
+    """Its row of the device's tables, as if `lines` began at 0."""
+    layout: Layout
 
 
 class AdapterSlots:
-    """Slots over one module's layers, which cover only layers and ranks that adapters have needed, and grow."""
+    """Slots over one module's layers. For the step thread alone, but for `pack`."""
 
-    def __init__(self, lanes: Sequence[Mapping[str, LoRALayer]], count: int, *, uniform: bool = False) -> None:
+    def __init__(
+        self, lanes: Sequence[Mapping[str, LoRALayer]], count: int, store: AdapterStore, *, uniform: bool = False
+    ) -> None:
         """`lanes` are module objects over the same weights; each keeps what was bound to it, and shares the slots.
 
-        `uniform` binds every layer at full rank for any batch, so that a compiled forward never changes.
+        `uniform` binds every layer that any adapter has changed, at the highest rank of all, for any batch, so that a
+        compiled forward never changes.
         """
-        self.lanes = lanes
         self.layers = lanes[0]
         self.count = count
+        self.store = store
+        self.layout = NOTHING
+        """What adapters have needed so far, all together."""
         self._uniform = uniform
-        weight = next(iter(self.layers.values())).weight
-        self.device, self.dtype = weight.device, weight.dtype
-        self.layout = Layout(0, 0, {}, {}, 0)
-        self._store = torch.zeros(count, 0, device=self.device, dtype=self.dtype)
-        self._contents = [EMPTY] * count
-        self._norms: dict[str, Tensor] = {}
-        self._input_slopes: dict[str, Tensor] = {}
-        self._forget_bound()
+        self._lanes = [Lane(layers, store.device) for layers in lanes]
+        self._keys: list[Hashable] = [None] * len(lanes)
+        self._layers = list(self.layers.values())
+        self.names = {name: i for i, name in enumerate(self.layers)}
+        """Layer → its place in tables and layouts."""
+        self._slots = [NOTHING] * count
+        self._plans: dict[Layout, Plan] = {}
+        layers, parts = len(self._layers), len(KINDS) * len(self._layers)
+        self._table = torch.empty(count, 2 * parts + 2 * layers, dtype=torch.int32, device=store.device)
+        self._table[NO_SLOT] = 0
+        self.starts, self.sizes, self.ranks, self.unscaled = self._table.split([parts, parts, layers, layers], dim=1)
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of all slots, used or not. For any thread."""
-        gains = [*self._norms.values(), *self._input_slopes.values()]
-        return self._store.nbytes + sum(tensor.nbytes for tensor in gains)
+        """Return bytes of the tables and of the rows that batches gather. For any thread."""
+        return self._table.nbytes + sum(lane.buffer.nbytes for lane in self._lanes)
 
     # -- filling slots ---------------------------------------------------------------------------------------------
 
-    def pack(self, weights: LayerWeights) -> PackedRow | None:
-        """Pack `weights` for the present layout, in host memory; None when it does not cover them. For any thread."""
-        layout = self.layout
-        if not layout.covers(ranks_of(weights)):
-            return None
-        row = torch.zeros(1, layout.size, dtype=self.dtype)
-        for name, part in weights.items():
-            down, up = self._views(layout, name, row, part.rank)
-            down[0] = self.layers[name].arrange_down(part.down)
-            up[0, : part.rank] = (part.up * part.scaling).T
-        dora = {
-            name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
-        }
-        sloped = {
-            name: F.pad(part.slope.float()[None], (0, 0, 0, 3))
-            for name, part in weights.items()
-            if part.slope is not None
-        }
-        input_slopes = {
-            name: part.input_slope.float() for name, part in weights.items() if part.input_slope is not None
-        }
-        unscaled = frozenset(name for name, part in weights.items() if part.unscaled)
-        contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), frozenset(input_slopes), unscaled)
-        flat = row[0].pin_memory() if self.device.type == "cuda" else row[0]
-        return PackedRow(layout.version, flat, dora | sloped, input_slopes, contents)
+    def pack(self, weights: LayerWeights) -> PackedRow:
+        """Pack `weights` in host memory, page-locked where the device copies from there. For any thread."""
+        parts = {part: numbers for name, layer in weights.items() for part, numbers in self._parts(name, layer)}
+        sizes = [line_count(numbers.nbytes) for numbers in parts.values()]
+        starts = list(accumulate(sizes, initial=0))
+        on_gpu = self.store.device.type == "cuda"
+        lines = torch.zeros(starts[-1], WORDS, dtype=WORD, pin_memory=on_gpu)
+        table = np.zeros(self._table.shape[1], np.int32)
+        table_starts, table_sizes, ranks, unscaled = np.split(
+            table, np.cumsum([each.shape[1] for each in (self.starts, self.sizes, self.ranks)])
+        )
+        for (part, numbers), start, size in zip(parts.items(), starts, sizes, strict=False):
+            lines[start : start + size].view(numbers.dtype).flatten()[: numbers.numel()] = numbers.flatten()
+            table_starts[part], table_sizes[part] = start, size
+        for name, layer in weights.items():
+            ranks[self.names[name]], unscaled[self.names[name]] = layer.rank, layer.unscaled
+        layout = Layout(
+            bucket_rank(max(ranks)),
+            self._bits(weights),
+            self._bits(n for n, layer in weights.items() if layer.magnitude is not None or layer.slope is not None),
+            self._bits(name for name, layer in weights.items() if layer.input_slope is not None),
+            self._bits(name for name, layer in weights.items() if layer.unscaled),
+        )
+        return PackedRow(lines, torch.from_numpy(table), layout)
 
-    def set(self, slot: int, row: PackedRow) -> None:
-        """Copy a row packed for the present layout into a slot."""
-        assert row.version == self.layout.version, f"row of layout {row.version}, slots of layout {self.layout.version}"
-        self._store[slot].copy_(row.flat, non_blocking=True)
-        for held, packed in ((self._norms, row.norms), (self._input_slopes, row.input_slopes)):
-            for name, numbers in packed.items():
-                if name not in held:
-                    held[name] = torch.zeros(self.count, *numbers.shape, device=self.device)
-                held[name][slot] = numbers
-        self._contents[slot] = row.contents
-        self._forget_bound()
+    def set(self, slot: int, row: PackedRow, start: int) -> None:
+        """Copy a packed row into the lines of the store that begin at `start`, and let `slot` stand for it."""
+        self.store.lines[start : start + len(row.lines)].copy_(row.lines, non_blocking=True)
+        table = row.table.clone()
+        starts, sizes = table[: self.starts.shape[1]], table[self.starts.shape[1] :][: self.sizes.shape[1]]
+        starts += start * (sizes > 0)
+        self._table[slot].copy_(table.pin_memory() if self._table.is_cuda else table, non_blocking=True)
+        self._replace(slot, row.layout)
 
     def reset(self, slot: int) -> None:
-        """Zero a slot, so that no row can read its old adapter."""
-        self._store[slot].zero_()
-        self._contents[slot] = EMPTY
-        self._forget_bound()
+        """Empty a slot, so that no row can read its old adapter."""
+        self._table[slot] = 0
+        self._replace(slot, NOTHING)
 
-    def grow_layout(self, ranks: Mapping[str, int]) -> Layout:
-        """Return a layout that covers layers of these ranks and all that the present one covers."""
-        rank = bucket_rank(max([self.layout.rank, *ranks.values()]))
-        return self._laid_out({*self.layout.downs, *ranks}, rank)
+    def reserve(self, ranks: Mapping[str, int]) -> None:
+        """Expect adapters of these ranks, by layer, where every batch is bound alike."""
+        self.layout = self.layout.joined(Layout(bucket_rank(max(ranks.values())), self._bits(ranks)))
 
-    def change_layout(self, layout: Layout, count: int) -> None:
-        """Change to a grown layout and `count` slots, which keep their contents."""
-        old, kept = self.layout, self._store[: min(count, self.count)]
-        store = torch.zeros(count, layout.size, device=self.device, dtype=self.dtype)
-        for name in old.downs:
-            views = zip(
-                self._views(layout, name, store[: len(kept)], old.rank),
-                self._views(old, name, kept, old.rank),
-                strict=True,
-            )
-            for new, held in views:
-                new.copy_(held)
-        self.layout, self.count, self._store = layout, count, store
-        self._forget_bound()
-        self._contents = (self._contents + [EMPTY] * count)[:count]
-        self._norms = {name: norms[:count].clone() for name, norms in self._norms.items()}
-        self._input_slopes = {name: slopes[:count].clone() for name, slopes in self._input_slopes.items()}
+    def _replace(self, slot: int, layout: Layout) -> None:
+        self._slots[slot] = layout
+        self.layout = self.layout.joined(layout)
+        for lane in self._lanes:
+            if lane.bound is not None and slot in lane.bound[0]:
+                lane.bound = None
+
+    def _parts(self, name: str, layer: ModuleWeights) -> Iterable[tuple[int, Tensor]]:
+        """Return the parts of one layer of an adapter, as the store has them."""
+        found = {
+            DOWN: self.layers[name].arrange_down(layer.down).to(self.store.dtype),
+            UP: (layer.up * layer.scaling).T.to(self.store.dtype),
+        }
+        if layer.magnitude is not None:
+            base = self.layers[name].weight.detach().flatten(1).float().cpu()
+            change = layer.up.float() @ layer.down.flatten(1).float() * layer.scaling
+            found[NORM_0], found[NORM_1] = base.square().sum(1), 2 * (base * change).sum(1)
+            found[NORM_2], found[SQUARE] = change.square().sum(1), layer.magnitude.float() ** 2
+        if layer.slope is not None:
+            found[SLOPE] = layer.slope.float()
+        if layer.input_slope is not None:
+            found[INPUT_SLOPE] = layer.input_slope.float()
+        return ((kind * len(self._layers) + self.names[name], numbers) for kind, numbers in found.items())
+
+    def _bits(self, names: Iterable[str]) -> int:
+        return sum(1 << self.names[name] for name in names)
 
     # -- binding rows ----------------------------------------------------------------------------------------------
 
     def bind(self, slots: Sequence[int], scales: Sequence[float], *, lane: int = 0) -> None:
         """Apply the adapter of `slots[i]` times `scales[i]` to row i of the lane's next forward pass."""
-        rows = (tuple(slots), tuple(scales))
-        if rows == self._bound[lane]:
+        bound, rows = self._lanes[lane], (tuple(slots), tuple(scales))
+        if rows == bound.bound:
             return
-        changed = set[str]().union(*(self._contents[slot].ranks for slot in set(slots)))
-        targets = set(self.layout.downs) if self._uniform else changed
-        rank = self.layout.rank if self._uniform else self.rank_of(slots)
-        gathered = self._gather(slots, scales)
-        held = [self._contents[slot] for slot in set(slots)]
-        gained = set(self._norms if self._uniform else ()).union(*(each.dora | each.sloped for each in held))
-        input_gained = set(self._input_slopes if self._uniform else ()).union(*(each.input_sloped for each in held))
-        for name, layer in self.lanes[lane].items():
-            if name in targets:
-                down, up = self._views(self.layout, name, gathered, rank)
-                self._undo_scale(name, up, slots, scales)
-                layer.bind(
-                    down,
-                    up,
-                    self._gains(name, slots, scales) if name in gained else None,
-                    self._input_gains(name, slots, scales) if name in input_gained else None,
-                )
-            elif layer.rank:
-                layer.unbind()
-        self._bound[lane] = rows
+        layout = self.layout if self._uniform else self._layout_of(slots)
+        on_device = bound.upload(slots, scales)
+        if layout.changed:
+            views = bound.views(layout, self._plan(layout), len(slots))
+            self._gather(layout, views, *on_device)
+            bound.change(views.changes)
+        else:
+            bound.change({})
+        bound.bound = rows
+        self._keys[lane] = (layout, len(slots), bound.buffer.data_ptr(), bound.rows.data_ptr())
 
-    def _forget_bound(self) -> None:
-        """Make the next `bind` of every lane read the slots again."""
-        self._bound: list[object] = [None] * len(self.lanes)
+    def key(self, lane: int = 0) -> Hashable:
+        """Return what tells whether a forward pass of the lane runs the same operators on the same addresses again.
 
-    def bind_random(self, rows: int, max_rows: int, layout: Layout) -> None:
-        """Apply random adapters of the lowest rank to every layer of `layout` until the next `bind`, in lane 0.
+        None where random adapters are bound.
+        """
+        return self._keys[lane]
+
+    def bind_random(self, rows: int, max_rows: int, layout: Layout, *, lane: int = 0) -> None:
+        """Apply random adapters of the lowest rank to every layer of `layout` until the lane's next `bind`.
 
         Row i gets the same adapter whatever `rows` is, up to `max_rows`.
         """
         generator = torch.Generator().manual_seed(1)
-        flat = torch.zeros(1, layout.size)
-        for name in layout.downs:
-            for view in self._views(layout, name, flat, RANK_BUCKETS[0]):
-                view.copy_(torch.randn(view.shape, generator=generator) * 0.05)
-        scales = torch.linspace(0.5, 1.5, max_rows)[:rows, None]
-        stacked = (flat * scales).to(self.device, self.dtype)
-        for name, layer in self.layers.items():
-            if name in layout.downs:
-                layer.bind(*self._views(layout, name, stacked, layout.rank))
-            else:
-                layer.unbind()
-        self._bound[0] = None
+        scales = torch.linspace(0.5, 1.5, max_rows)[:rows, None, None].to(self.store.device, self.store.dtype)
+        layout = Layout(layout.rank, layout.changed)
+        plan = self._plan(layout)
+        views = plan.views(torch.zeros(rows * plan.length, WORDS, dtype=WORD, device=self.store.device), rows)
+        for change in views.changes.values():
+            for view in change[:2]:
+                part = view[:, : view.shape[1] * RANK_BUCKETS[0] // layout.rank]
+                part.copy_(torch.randn(part.shape[1:], generator=generator) * 0.05)
+        views.ups.mul_(scales)
+        self._lanes[lane].change(views.changes)
+        self._lanes[lane].bound = self._keys[lane] = None
 
     @property
     def widest_layout(self) -> Layout:
         """Return every layer an adapter may change, at the lowest rank; the present layout if uniform."""
-        return self.layout if self._uniform else self._laid_out(self.layers, RANK_BUCKETS[0])
+        return self.layout if self._uniform else Layout(RANK_BUCKETS[0], self._bits(self.layers))
 
     @property
     def lowest_layout(self) -> Layout:
-        """Return the layout of the present layers at the lowest rank."""
-        return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
+        """Return the layout of the layers that adapters have changed, at the lowest rank."""
+        return self.layout._replace(rank=RANK_BUCKETS[0])
 
     def rank_of(self, slots: Iterable[int]) -> int:
         """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
-        highest = max((rank for slot in set(slots) for rank in self._contents[slot].ranks.values()), default=0)
-        return bucket_rank(highest) if highest else 0
+        return self._layout_of(slots).rank
 
-    def _gather(self, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
-        rows = self._store.index_select(0, torch.tensor(slots, device=self.device))
-        rows[:, self.layout.ups_start :] *= torch.tensor(scales, device=self.device, dtype=self.dtype)[:, None]
-        return rows
+    def _layout_of(self, slots: Iterable[int]) -> Layout:
+        return reduce(Layout.joined, {self._slots[slot] for slot in slots})
 
-    def _views(self, layout: Layout, name: str, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        return layout.views(name, self.layers[name], rows, rank)
-
-    def _laid_out(self, names: Iterable[str], rank: int) -> Layout:
-        return Layout.over(self.layers, names, rank, version=self.layout.version + 1)
-
-    # -- DoRA ------------------------------------------------------------------------------------------------------
-
-    def _norm_coefficients(self, name: str, part: ModuleWeights) -> Tensor:
-        assert part.magnitude is not None
-        base = self.layers[name].weight.detach().flatten(1).float().cpu()
-        change = part.up.float() @ part.down.flatten(1).float() * part.scaling
-        return torch.stack(
-            [base.square().sum(1), 2 * (base * change).sum(1), change.square().sum(1), part.magnitude.float() ** 2]
+    def _gather(self, layout: Layout, views: RowViews, slots: Tensor, scales: Tensor) -> None:
+        """Copy the rows' lines from the store, scale them, and compute their gains."""
+        plan = self._plan(layout)
+        starts, sizes, _, unscaled = self._table.index_select(0, slots).split(
+            [each.shape[1] for each in (self.starts, self.sizes, self.ranks, self.unscaled)], dim=1
         )
+        is_there = plan.within < sizes.index_select(1, plan.part)
+        index = torch.where(is_there, starts.index_select(1, plan.part) + plan.within, plan.absent)
+        torch.index_select(self.store.lines, 0, index.flatten(), out=views.lines)
+        factors = scales[:, None]
+        if layout.unscaled:
+            factors = torch.where(unscaled.index_select(1, plan.up_layer) > 0, (factors != 0).float(), factors)
+        views.ups.mul_(factors[:, :, None].to(self.store.dtype))
+        if layout.gained:
+            norm_0, norm_1, norm_2, square, slope = views.norms.unbind(1)
+            scale = scales[:, None]
+            gain = (square / (norm_0 + scale * norm_1 + scale * scale * norm_2)).sqrt() + scale * slope
+            gains, offsets = views.gains
+            gains.copy_(gain)
+            # An offset turns (y - bias)·gain + bias into y·gain + offset. At a gain of 1 it is -0, the one number that
+            # changes no bit: a row without a gain must not notice that it stands beside one with.
+            torch.mul(plan.bias, 1 - gains, out=offsets).masked_fill_(gains == 1, -0.0)
+        if layout.input_gained:
+            views.input_gains.copy_(1 + scales[:, None] * views.input_slopes)
 
-    def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
-        """Return the factor of each row's output [rows, out], 1 for rows without a gain."""
-        gains = torch.ones(len(slots), self.layers[name].fan_out, device=self.device)
-        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
-            if name in self._contents[slot].dora:
-                n0, n1, n2, square = self._norms[name][slot]
-                gains[row] = (square / (n0 + scale * n1 + scale * scale * n2)).sqrt()
-            elif name in self._contents[slot].sloped:
-                gains[row] = 1 + scale * self._norms[name][slot][0]
-        return gains.to(self.dtype)
+    def _plan(self, layout: Layout) -> Plan:
+        if layout not in self._plans:
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans.clear()
+            self._plans[layout] = Plan(layout, self._layers, self.store.device, self.store.dtype)
+        return self._plans[layout]
 
-    def _input_gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
-        """Return the factor of each row's input, or of its channels [rows, in], 1 for rows without one."""
-        gains = torch.ones(len(slots), self.layers[name].weight.shape[1], device=self.device)
-        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
-            if name in self._contents[slot].input_sloped:
-                gains[row] = 1 + scale * self._input_slopes[name][slot]
-        return gains.to(self.dtype)
 
-    def _undo_scale(self, name: str, up: Tensor, slots: Sequence[int], scales: Sequence[float]) -> None:
-        """Take the scale out of the rows whose BA acts whole in this layer."""
-        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
-            if scale not in (0, 1) and name in self._contents[slot].unscaled:
-                up[row] /= scale
+def bucket_rank(rank: int) -> int:
+    return next(bucket for bucket in (0, *RANK_BUCKETS) if bucket >= rank)
+
+
+def bind_alone(layers: Mapping[str, LoRALayer], weights: LayerWeights, scale: float) -> None:
+    """Apply one adapter to a module, or none, for forward passes of a single row."""
+    weight = next(iter(layers.values())).weight
+    alone = AdapterSlots([layers], 2, AdapterStore(weight.device, weight.dtype, 0))
+    row = alone.pack(weights)
+    alone.store = AdapterStore(weight.device, weight.dtype, row.lines.nbytes + RESERVED * LINE_BYTES)
+    alone.set(1, row, RESERVED)
+    alone.bind([1], [scale])

@@ -9,8 +9,9 @@ from torch import nn
 
 from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots
+from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory
+from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
@@ -46,19 +47,24 @@ class BaseModel:
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules)
+        self.store = AdapterStore(
+            family.device,
+            torch_dtype(options),
+            options.adapter_memory or spare_memory(family.device, base_models=base_models),
+        )
         self.component_slots = {
             name: AdapterSlots(
                 [component.layers],
                 1 + options.adapter_slots,
+                self.store,
                 uniform=bool(options.compile) and name == family.denoiser,
             )
             for name, component in family.components.items()
         }
         self.pool = AdapterPool(
             self.component_slots,
+            self.store,
             LayerTable(family.components, family.denoiser, name=name),
-            min_slots=1 + min(options.runs, options.adapter_slots),
-            slot_memory=options.adapter_memory or spare_memory(family.device, base_models=base_models),
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
@@ -66,7 +72,7 @@ class BaseModel:
         )
         if options.compile:
             common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
-            self.pool.reserve(family.denoiser, common)
+            self.component_slots[family.denoiser].reserve(common)
         self.runner = Runner(
             family,
             self.component_slots[family.denoiser],

@@ -1,49 +1,46 @@
 """Adds to each row of a linear or convolution its own low-rank change: y = base(x) + (x·down)·up.
 
-`down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no
-adapter of the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) and IA³ (Liu et al. 2022)
+A layer's `change` is bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no
+adapter of the batch changes has none and costs its base alone. DoRA (Liu et al. 2024) and IA³ (Liu et al. 2022)
 multiply the output or the input by a gain per row.
 """
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class LoRALayer(nn.Module):
-    """A layer with a low-rank change per row. `down` and `up` are views made by this layer's own `view_*`."""
+class Change(NamedTuple):
+    """The change of every row in one layer. `down` and `up` are views made by the layer's own `view_*`."""
 
     down: Tensor
     up: Tensor
-    gain: Tensor
-    offset: Tensor | None
-    input_gain: Tensor | None
+    """[rows, rank, out]"""
+    gain: Tensor | None = None
+    """[rows, 1, out], by which (y - bias) is multiplied."""
+    offset: Tensor | None = None
+    """[rows, 1, out], bias·(1 - gain): (y - bias)·gain + bias = y·gain + offset."""
+    input_gain: Tensor | None = None
+    """[rows, in], by which the input or its channels are multiplied."""
+
+
+class LoRALayer(nn.Module):
+    """A layer with a low-rank change per row."""
+
+    change: Change | None = None
 
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.base = base
-        self.unbind()
 
-    def unbind(self) -> None:
-        """Remove the change of every row."""
-        self.rank = 0
-        self.has_gain = False
-        self.input_gain = None
-
-    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None = None, input_gain: Tensor | None = None) -> None:
-        """Set the change of each row; the gains are [rows, out] and [rows, in].
-
-        `up` may be padded with zeros to a higher rank than `down`.
-        """
-        self.down, self.up, self.rank = down, up, up.shape[1]
-        self.has_gain = gain is not None
-        self.input_gain = input_gain
-        if gain is not None:
-            self.gain = gain[:, None]
-            self.offset = None if self.bias is None else _offset(self.bias, gain)[:, None]
+    @property
+    def rank(self) -> int:
+        """Return the rank at which the rows' changes are computed, 0 where there are none."""
+        return 0 if self.change is None else self.change.up.shape[1]
 
     @property
     def weight(self) -> Tensor:
@@ -61,6 +58,11 @@ class LoRALayer(nn.Module):
     def fan_out(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def channels(self) -> int:
+        """Return how many inputs, or channels of the input, have a gain of their own."""
+        return self.weight.shape[1]
+
     def view_up(self, flat: Tensor, rank: int) -> Tensor:
         """View flat rows as [rows, rank, out]."""
         return flat.view(-1, rank, self.fan_out)
@@ -70,16 +72,17 @@ class LoRALayer(nn.Module):
         raise NotImplementedError
 
     def arrange_down(self, down: Tensor) -> Tensor:
-        """Order a file's down matrix [rank, in…] as one row of `view_down`."""
+        """Order a file's down matrix [rank, in…] as the numbers of one flat row."""
         raise NotImplementedError
 
-    def _add(self, y: Tensor, shrunk: Tensor) -> Tensor:
-        """Add shrunk·up to y and apply the gain: y [rows, positions, out], shrunk [rows, positions, rank]."""
-        y.baddbmm_(F.pad(shrunk, (0, self.rank - shrunk.shape[2])), self.up)
-        if not self.has_gain:
-            return y
-        y *= self.gain
-        return y if self.offset is None else y.add_(self.offset)
+
+def _add(y: Tensor, shrunk: Tensor, change: Change) -> Tensor:
+    """Add shrunk·up to y and apply the gain: y [rows, positions, out], shrunk [rows, positions, rank]."""
+    y.baddbmm_(shrunk, change.up)
+    if change.gain is None:
+        return y
+    y *= change.gain
+    return y if change.offset is None else y.add_(change.offset)
 
 
 class LoRALinear(LoRALayer):
@@ -89,14 +92,14 @@ class LoRALinear(LoRALayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [rows, …, in]."""
-        if self.input_gain is not None:
-            x = x * self.input_gain.view(len(x), *(1,) * (x.dim() - 2), -1)
+        change, rows = self.change, x.shape[0]
+        if change is not None and change.input_gain is not None:
+            x = x * change.input_gain.view(rows, *(1,) * (x.dim() - 2), -1)
         y = self._multiply(x, self.base.weight.flatten(1), self.base.bias)
-        if not self.rank:
+        if change is None:
             return y
-        rows = x.shape[0]
-        shrunk = torch.bmm(x.reshape(rows, -1, x.shape[-1]), self.down.transpose(1, 2))
-        return self._add(y.view(rows, -1, y.shape[-1]), shrunk).view(y.shape)
+        shrunk = torch.bmm(x.reshape(rows, -1, x.shape[-1]), change.down.transpose(1, 2))
+        return _add(y.view(rows, -1, y.shape[-1]), shrunk, change).view(y.shape)
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
         return flat.view(-1, rank, self.fan_in)
@@ -124,22 +127,23 @@ class LoRAConv(LoRALayer):
         """Whether `down` is stored for and applied by a fold, or by a convolution of groups."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.input_gain is not None:
-            x = x * self.input_gain[:, :, None, None]
+        change = self.change
+        if change is not None and change.input_gain is not None:
+            x = x * change.input_gain[:, :, None, None]
         y = self.base(x)
-        if not self.rank:
+        if change is None:
             return y
         last = y.permute(0, 2, 3, 1)
-        shrunk = (self._shrink_by_fold if self.folds else self._shrink_by_groups)(x)
-        out = self._add(last.reshape(x.shape[0], -1, self.fan_out), shrunk.flatten(2).transpose(1, 2))
+        shrunk = (self._shrink_by_fold if self.folds else self._shrink_by_groups)(x, change.down)
+        out = _add(last.reshape(x.shape[0], -1, self.fan_out), shrunk.flatten(2).transpose(1, 2), change)
         return out.view(last.shape).permute(0, 3, 1, 2)
 
-    def _shrink_by_fold(self, x: Tensor) -> Tensor:
+    def _shrink_by_fold(self, x: Tensor, down: Tensor) -> Tensor:
         """Compute x·down as [rows, rank, height, width]: a batched product over the kernel, summed by `fold`.
 
         On a CPU it takes half to two thirds of the time of a convolution per run (measured)."""
         rows, channels, *sides = x.shape
-        spread = torch.bmm(self.down, x.permute(0, 2, 3, 1).reshape(rows, -1, channels).transpose(1, 2))
+        spread = torch.bmm(down, x.permute(0, 2, 3, 1).reshape(rows, -1, channels).transpose(1, 2))
         _, padding, dilation = _sliding(self.base)
         reach = [d * (k - 1) for d, k in zip(dilation, self.base.kernel_size, strict=True)]
         unstrided = tuple(side + 2 * p - r for side, p, r in zip(sides, padding, reach, strict=True))
@@ -147,11 +151,11 @@ class LoRAConv(LoRALayer):
         whole = F.fold(spread, unstrided, self.base.kernel_size, dilation, cut)
         return whole[..., :: self.base.stride[0], :: self.base.stride[1]]
 
-    def _shrink_by_groups(self, x: Tensor) -> Tensor:
+    def _shrink_by_groups(self, x: Tensor, down: Tensor) -> Tensor:
         """Compute the same by one convolution with a group per row, which on a GPU is one kernel."""
         rows, channels, *sides = x.shape
         stacked = x.reshape(1, rows * channels, *sides)
-        shrunk = F.conv2d(stacked, self.down.flatten(0, 1), None, *_sliding(self.base), rows)
+        shrunk = F.conv2d(stacked, down.flatten(0, 1), None, *_sliding(self.base), rows)
         return shrunk.view(rows, -1, *shrunk.shape[2:])
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
@@ -163,9 +167,7 @@ class LoRAConv(LoRALayer):
 
     def arrange_down(self, down: Tensor) -> Tensor:
         kernels = down.view(-1, *self.weight.shape[1:])
-        if not self.folds:
-            return kernels
-        return kernels.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # fold writes where a convolution reads
+        return (kernels.flip(2, 3) if self.folds else kernels).permute(0, 2, 3, 1)  # fold writes where conv2d reads
 
 
 def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
@@ -180,15 +182,6 @@ def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
         parent, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(parent), leaf, layer)
     return layers
-
-
-def _offset(bias: Tensor, gain: Tensor) -> Tensor:
-    """Return bias·(1 - gain), [rows, out], by which (y - bias)·gain + bias = y·gain + offset.
-
-    At a gain of 1 it is -0, the one number that changes no bit of what it is added to: a row without a gain must not
-    notice that it stands beside one with.
-    """
-    return torch.where(gain == 1, -torch.zeros_like(gain), bias * (1 - gain))
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,200 @@
+"""Gathers the adapters of a batch's rows into a buffer that its layers have views of.
+
+A layout is the layers and the rank that some batch needs. Its plan says which part of an adapter each line of a
+gathered row holds, and is made once; from the rows' slots the device then computes which lines of the store they are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.adapter_store import LINE_BYTES, ONES, WORD, WORDS, ZEROS, line_count
+from serve_app.engine.lora_layers import Change, LoRALayer
+from serve_app.engine_options import MAX_RANK
+
+RANK_BUCKETS = (16, 32, 64, 128, MAX_RANK)
+"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros. From 16
+on the padding leaves a row's bits alone; at 8 a CPU sums otherwise, and takes nearly as long (measured)."""
+DOWN, UP, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KINDS = range(8)
+"""The kinds of an adapter's parts in a layer. The output's gain is
+√(square / (norm_0 + scale·norm_1 + scale²·norm_2)) + scale·slope, where DoRA's norms are the coefficients of
+‖W + scale·BA‖² and square is m²; the gain of the input is 1 + scale·input_slope."""
+GAINS = range(NORM_0, INPUT_SLOPE)
+ABSENT = (ZEROS, ZEROS, ONES, ZEROS, ZEROS, ONES, ZEROS, ZEROS)
+"""The line that stands in for each kind of part where an adapter lacks it: it changes nothing."""
+FLOAT = torch.float32
+"""Gains are computed in this type."""
+FLOATS = LINE_BYTES // FLOAT.itemsize
+KEPT_VIEWS = 64
+"""The views of so many layouts and row counts are kept."""
+
+
+class Layout(NamedTuple):
+    """What gathered rows hold; layers are bits of a number, the first of `AdapterSlots.layers` the lowest."""
+
+    rank: int = 0
+    """One of `RANK_BUCKETS`; 0 where no layer changes."""
+    changed: int = 0
+    gained: int = 0
+    """Layers whose output has a gain."""
+    input_gained: int = 0
+    unscaled: int = 0
+    """Layers whose BA acts whole at every scale but 0."""
+
+    def joined(self, other: "Layout") -> "Layout":
+        return Layout(max(self.rank, other.rank), *(a | b for a, b in zip(self[1:], other[1:], strict=True)))
+
+
+class RowViews(NamedTuple):
+    """A buffer's views for one layout and number of rows."""
+
+    lines: Tensor
+    """What is copied from the store."""
+    ups: Tensor
+    """[rows, lines, numbers]"""
+    norms: Tensor
+    """[rows, kinds, numbers] in float32: what the gains of outputs are computed from."""
+    gains: Tensor
+    """[2, rows, numbers]: the gains of outputs, and their offsets."""
+    input_slopes: Tensor
+    input_gains: Tensor
+    changes: Mapping[int, Change]
+    """Layer → its change."""
+
+
+class Plan:
+    """Where the parts of a layout lie in each gathered row, kind by kind."""
+
+    def __init__(self, layout: Layout, layers: Sequence[LoRALayer], device: torch.device, dtype: torch.dtype) -> None:
+        self._layout, self._layers, self._dtype = layout, layers, dtype
+        self._numbers = LINE_BYTES // dtype.itemsize
+        sizes = {part: line_count(size) for part, size in self._part_bytes()}
+        self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        part, starts = (
+            np.repeat(np.array([*each], np.int32), [*sizes.values()]) for each in (sizes, self._starts.values())
+        )
+        self._bounds = [int(each) for each in np.searchsorted(part, np.arange(len(KINDS) + 1) * len(layers))]
+        """The first line of each kind, and the end of the last."""
+        self.part, self.within, self.absent = (
+            torch.from_numpy(each).to(device)
+            for each in (
+                part,
+                np.arange(len(part), dtype=np.int32) - starts,
+                np.array(ABSENT, np.int32)[part // len(layers)],
+            )
+        )
+        self.up_layer = self.part[self._bounds[UP] : self._bounds[UP + 1]] - UP * len(layers)
+        self.bias = torch.zeros(self._length(SLOPE) * FLOATS, dtype=dtype)
+        for i in ones(layout.gained):
+            bias = layers[i].bias
+            if bias is not None:
+                self._cut(self.bias, FLOATS, SLOPE, i, len(bias)).copy_(bias)
+        self.bias = self.bias.to(device)
+        self.length = self._bounds[-1] + 2 * self._length(SLOPE) + self._length(INPUT_SLOPE)
+        """The lines of a gathered row and of the gains that are computed from it."""
+
+    def views(self, buffer: Tensor, rows: int) -> RowViews:
+        """Return views of a buffer of `rows · length` lines."""
+        bounds, rank = self._bounds, self._layout.rank
+        lines, computed = buffer.split([rows * bounds[-1], rows * (self.length - bounds[-1])])
+        numbers, floats = (lines.view(rows, -1).view(dtype) for dtype in (self._dtype, FLOAT))
+        outs, ins = self._length(SLOPE) * FLOATS, self._length(INPUT_SLOPE) * FLOATS
+        gains, input_gains, _ = (
+            computed.view(-1).view(self._dtype).tensor_split([2 * rows * outs, rows * (2 * outs + ins)])
+        )
+        gains, input_gains = gains.view(2, rows, outs), input_gains.view(rows, ins)
+        changes: dict[int, Change] = {}
+        for i in ones(self._layout.changed):
+            layer = self._layers[i]
+            down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * rank, first=0)
+            up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * rank, first=0)
+            changes[i] = Change(layer.view_down(down, rank), layer.view_up(up, rank))
+            if self._layout.gained >> i & 1:
+                gain, offset = self._cut(gains, FLOATS, SLOPE, i, layer.fan_out)[:, :, None]
+                changes[i] = changes[i]._replace(gain=gain, offset=None if layer.bias is None else offset)
+            if self._layout.input_gained >> i & 1:
+                gain = self._cut(input_gains, FLOATS, INPUT_SLOPE, i, layer.channels)
+                changes[i] = changes[i]._replace(input_gain=gain)
+        return RowViews(
+            lines,
+            numbers[:, bounds[UP] * self._numbers : bounds[UP + 1] * self._numbers].view(rows, -1, self._numbers),
+            floats[:, bounds[NORM_0] * FLOATS : bounds[INPUT_SLOPE] * FLOATS].view(rows, len(GAINS), outs),
+            gains,
+            floats[:, bounds[INPUT_SLOPE] * FLOATS :],
+            input_gains,
+            changes,
+        )
+
+    def _part_bytes(self) -> Iterable[tuple[int, int]]:
+        """Return the bytes of each part of a gathered row, by part, in order."""
+        layout = self._layout
+        for kind in KINDS:
+            chosen = layout.changed if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
+            size = layout.rank * self._dtype.itemsize if kind in (DOWN, UP) else FLOAT.itemsize
+            for i in ones(chosen):
+                layer = self._layers[i]
+                numbers = layer.fan_in if kind == DOWN else layer.channels if kind == INPUT_SLOPE else layer.fan_out
+                yield kind * len(self._layers) + i, numbers * size
+
+    def _length(self, kind: int) -> int:
+        return self._bounds[kind + 1] - self._bounds[kind]
+
+    def _cut(self, flat: Tensor, unit: int, kind: int, i: int, count: int, *, first: int | None = None) -> Tensor:
+        """Return the numbers of layer i's part, of `unit` a line, where `flat` begins at line `first` or this kind's."""
+        line = self._starts[kind * len(self._layers) + i] - (self._bounds[kind] if first is None else first)
+        return flat[..., line * unit : line * unit + count]
+
+
+class Lane:
+    """One lane's module objects, what is bound to them, and the buffer that it lies in."""
+
+    def __init__(self, layers: Mapping[str, LoRALayer], device: torch.device) -> None:
+        self.rows = torch.zeros(2, 0, dtype=torch.int32, device=device)
+        """[2, rows or more]: each row's slot, and the bits of its scale in float32; the same tensor while rows fit."""
+        self.buffer = torch.empty(0, WORDS, dtype=WORD, device=device)
+        self.bound: tuple[tuple[int, ...], tuple[float, ...]] | None = None
+        """The slots and scales that are bound; None where something else is, or slots have changed since."""
+        self._layers = [vars(layer) for layer in layers.values()]
+        self._views: dict[tuple[Layout, int], RowViews] = {}
+        self._changes: Mapping[int, Change] = {}
+        for layer in self._layers:
+            layer["change"] = None
+
+    def upload(self, slots: Sequence[int], scales: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return slots and scales of the rows on the device, after one copy."""
+        count = len(slots)
+        if count > self.rows.shape[1]:
+            self.rows = self.rows.new_zeros(2, count)
+        both = torch.zeros(self.rows.shape, dtype=torch.int32, pin_memory=self.rows.is_cuda)
+        both[:, :count] = torch.from_numpy(np.array([slots, np.array(scales, np.float32).view(np.int32)], np.int32))
+        self.rows.copy_(both, non_blocking=True)
+        return self.rows[0, :count], self.rows[1, :count].view(torch.float32)
+
+    def views(self, layout: Layout, plan: Plan, rows: int) -> RowViews:
+        """Return views of the buffer, which grows where it must and else never moves."""
+        if rows * plan.length > len(self.buffer) or len(self._views) >= KEPT_VIEWS:
+            self._views.clear()
+        if rows * plan.length > len(self.buffer):
+            self.buffer = self.buffer.new_empty(rows * plan.length, WORDS)
+        if (layout, rows) not in self._views:
+            self._views[layout, rows] = plan.views(self.buffer[: rows * plan.length], rows)
+        return self._views[layout, rows]
+
+    def change(self, changes: Mapping[int, Change]) -> None:
+        """Set the change of each layer; layers without one cost their base alone."""
+        if changes is self._changes:
+            return
+        for i in self._changes.keys() - changes.keys():
+            self._layers[i]["change"] = None
+        for i, change in changes.items():
+            self._layers[i]["change"] = change
+        self._changes = changes
+
+
+def ones(bits: int) -> Iterable[int]:
+    """Return the places of a number's ones, the lowest first."""
+    return (i for i in range(bits.bit_length()) if bits >> i & 1)
