@@ -268,34 +268,33 @@ class AdapterSlots:
         """Make the next `bind` of every lane read the slots again."""
         self._bound: list[object] = [None] * len(self.lanes)
 
-    def bind_random(self, rows: int, max_rows: int, layout: Layout) -> None:
-        """Apply random adapters of the lowest rank to every layer of `layout` until the next `bind`, in lane 0.
+    def bind_random(self, rows: Sequence[int], max_rows: int, layout: Layout, *, lane: int = 0) -> None:
+        """Apply random adapters of the lowest rank to every layer of `layout` until the lane's next `bind`.
 
-        Row i gets the same adapter whatever `rows` is, up to `max_rows`.
+        Row i of the pass gets the adapter of number `rows[i]`, below `max_rows`, the same in any company.
         """
         generator = torch.Generator().manual_seed(1)
         flat = torch.zeros(1, layout.size)
         for name in layout.downs:
             for view in self._views(layout, name, flat, RANK_BUCKETS[0]):
                 view.copy_(torch.randn(view.shape, generator=generator) * 0.05)
-        scales = torch.linspace(0.5, 1.5, max_rows)[:rows, None]
+        scales = torch.linspace(0.5, 1.5, max_rows)[list(rows), None]
         stacked = (flat * scales).to(self.device, self.dtype)
-        for name, layer in self.layers.items():
+        for name, layer in self.lanes[lane].items():
             if name in layout.downs:
                 layer.bind(*self._views(layout, name, stacked, layout.rank))
             else:
                 layer.unbind()
-        self._bound[0] = None
+        self._bound[lane] = None
 
     @property
     def widest_layout(self) -> Layout:
         """Return every layer an adapter may change, at the lowest rank; the present layout if uniform."""
         return self.layout if self._uniform else self._laid_out(self.layers, RANK_BUCKETS[0])
 
-    @property
-    def lowest_layout(self) -> Layout:
-        """Return the layout of the present layers at the lowest rank."""
-        return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
+    def layout_at(self, rank: int) -> Layout:
+        """Return the layout of the layers that adapters have changed, at one of `RANK_BUCKETS`."""
+        return self._laid_out(self.layout.downs, rank)
 
     def rank_of(self, slots: Iterable[int]) -> int:
         """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
