@@ -12,6 +12,9 @@ from serve_app.store.process import Process
 from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 
+FINDINGS = "findings"
+"""The folder of the data directory where replicas keep what they measured about exactness."""
+
 
 class Generator(WorkReplica):
     async def __init__(self, args: GeneratorArgs) -> None:
@@ -27,6 +30,7 @@ class Generator(WorkReplica):
                 threads=args.threads,
                 memory_share=args.memory_share,
                 warm_up_time=None if args.warm_up_s is None else timedelta(seconds=args.warm_up_s),
+                findings=process.settings.data_dir.resolve() / FINDINGS,
             )
             await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
             return GenerationExecutor(engine, CatalogReader(process.redis), parts.weights)

@@ -217,16 +217,16 @@ class AdapterSlots:
         """
         return self._keys[lane]
 
-    def bind_random(self, rows: int, max_rows: int, layout: Layout, *, lane: int = 0) -> None:
+    def bind_random(self, rows: Sequence[int], max_rows: int, layout: Layout, *, lane: int = 0) -> None:
         """Apply random adapters of the lowest rank to every layer of `layout` until the lane's next `bind`.
 
-        Row i gets the same adapter whatever `rows` is, up to `max_rows`.
+        Row i of the pass gets the adapter of number `rows[i]`, below `max_rows`, the same in any company.
         """
         generator = torch.Generator().manual_seed(1)
-        scales = torch.linspace(0.5, 1.5, max_rows)[:rows, None, None].to(self.store.device, self.store.dtype)
+        scales = torch.linspace(0.5, 1.5, max_rows)[list(rows), None, None].to(self.store.device, self.store.dtype)
         layout = Layout(layout.rank, layout.changed)
         plan = self._plan(layout)
-        views = plan.views(torch.zeros(rows * plan.length, WORDS, dtype=WORD, device=self.store.device), rows)
+        views = plan.views(torch.zeros(len(rows) * plan.length, WORDS, dtype=WORD, device=self.store.device), len(rows))
         for change in views.changes.values():
             for view in change[:2]:
                 part = view[:, : view.shape[1] * RANK_BUCKETS[0] // layout.rank]
@@ -240,10 +240,9 @@ class AdapterSlots:
         """Return every layer an adapter may change, at the lowest rank; the present layout if uniform."""
         return self.layout if self._uniform else Layout(RANK_BUCKETS[0], self._bits(self.layers))
 
-    @property
-    def lowest_layout(self) -> Layout:
-        """Return the layout of the layers that adapters have changed, at the lowest rank."""
-        return self.layout._replace(rank=RANK_BUCKETS[0])
+    def layout_at(self, rank: int) -> Layout:
+        """Return the layout of the layers that adapters have changed, at one of `RANK_BUCKETS`."""
+        return self.layout._replace(rank=rank)
 
     def rank_of(self, slots: Iterable[int]) -> int:
         """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""

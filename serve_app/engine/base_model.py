@@ -1,6 +1,7 @@
 """Holds a loaded base model: its family, adapter slots, the pool that fills them, and its runner."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
+from serve_app.engine.findings import Findings, circumstances
 from serve_app.engine.run import BatchKey, Measured, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise, seeded_generator
 from serve_app.engine.sampler import Schedule
@@ -42,8 +44,12 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        findings: Path | None = None,
     ) -> None:
-        """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read."""
+        """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read.
+
+        What is measured about exactness is kept in the folder `findings`.
+        """
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules)
@@ -54,7 +60,7 @@ class BaseModel:
         )
         self.component_slots = {
             name: AdapterSlots(
-                [component.layers],
+                [lane.layers for lane in family.lanes] if name == family.denoiser else [component.layers],
                 1 + options.adapter_slots,
                 self.store,
                 uniform=bool(options.compile) and name == family.denoiser,
@@ -76,6 +82,7 @@ class BaseModel:
         self.runner = Runner(
             family,
             self.component_slots[family.denoiser],
+            Findings(findings, circumstances(self.denoiser, family.device, options, len(family.lanes))),
             max_rows=options.max_rows,
             exact=options.exact,
             static=bool(options.compile),
@@ -91,6 +98,7 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        findings: Path | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
         try:
@@ -98,7 +106,7 @@ class BaseModel:
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
-        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured)
+        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured, findings=findings)
 
     @property
     def denoiser(self) -> nn.Module:
@@ -187,3 +195,8 @@ class BaseModel:
                 "the image came out as numbers that are not finite; the adapter or its weight is too strong"
             )
         return self.family.decode(run.latents, run.request)
+
+    def close(self) -> None:
+        """Stop the background threads."""
+        self.runner.close()
+        self.pool.close()

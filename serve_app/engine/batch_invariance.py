@@ -1,108 +1,196 @@
-"""Finds the cheapest forward shapes at which a row's bits do not depend on the batch's other rows.
+"""Finds the cheapest forward passes in which a row's bits do not depend on the batch's other rows.
 
-Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in
-its last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through
-the denoiser at the widest shape and at narrower ones, and must come out bit for bit the same. The result is a row
-multiple: batches padded to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A
-widest shape that does not fit in the device's memory is halved: then bits may differ from those of a larger device.
+Rows never mix, but a kernel may add numbers in another order when it is given more rows, or more threads, and the
+result then differs in its last bit. Which shapes agree depends on the machine, so it is measured there: random rows go
+through every pass that a batch may be divided into, at shuffled places, and must come out bit for bit as they do in the
+widest batch. The result is a row multiple, to whose multiples batches are padded, and how many passes may run side by
+side. Where nothing narrower agrees it is the widest shape itself, in one pass. A widest shape that does not fit in the
+device's memory is halved: then bits may differ from those of a larger device.
 """
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.adapter_slots import AdapterSlots, Layout
+from serve_app.engine.adapter_slots import RANK_BUCKETS, AdapterSlots, Layout
 from serve_app.engine.device import is_out_of_memory
 from serve_app.engine.families.family import Family
+from serve_app.engine.findings import Findings
+from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning
 
-ROW_COUNTS = {1: (1, 3), 2: (2, 6), 4: (4, 12), 8: (8, 24)}
-"""Row multiple → row counts that must agree with the widest."""
+ROW_MULTIPLES = (1, 2, 4, 8)
 MIN_ROWS = 2
 """A forward pass has at least the rows of one run with guidance."""
 
 
+class Division(NamedTuple):
+    """How the rows of a batch are divided into forward passes."""
+
+    row_multiple: int
+    lanes: int
+    """How many passes at most run side by side."""
+    widths: Sequence[int] = ()
+    """The row counts that have compiled graphs; empty where forward passes are not compiled."""
+
+    def passes(self, rows: int) -> list[int]:
+        """Return the rows of each pass, with padding, as even as the row multiple allows."""
+        if self.widths:
+            return [next(width for width in self.widths if width >= rows)]
+        units = -(-rows // self.row_multiple)
+        lanes = min(self.lanes, units)
+        return [self.row_multiple * (units // lanes + (i < units % lanes)) for i in range(lanes)]
+
+    def all_passes(self, widest: int) -> Iterator[list[int]]:
+        """Yield the passes of batches of up to `widest` rows, until each size has come with each share of threads."""
+        known: set[tuple[int, int]] = set()
+        for most in range(self.row_multiple, widest + self.row_multiple, self.row_multiple):
+            passes = self.passes(min(most, widest))
+            shapes = {(rows, len(passes)) for rows in passes}
+            if not shapes <= known:
+                yield passes
+            known |= shapes
+
+
 class BatchInvariance:
-    """Row multiples of one base model, measured on this machine.
+    """Divisions for one base model, measured on this machine and kept in its findings.
 
     Every batch key is measured, at its first use or by `Engine.warm_up`: what holds for one shape need not hold for the
-    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per
-    process.
+    next. It takes the time of five to ten steps of the widest batch.
     """
 
-    def __init__(self, family: Family, adapter_slots: AdapterSlots, *, max_rows: int, static: bool) -> None:
+    def __init__(
+        self,
+        family: Family,
+        adapter_slots: AdapterSlots,
+        lanes: Lanes,
+        findings: Findings,
+        *,
+        max_rows: int,
+        static: bool,
+    ) -> None:
         self._family = family
         self._adapter_slots = adapter_slots
+        self._lanes = lanes
+        self._findings = findings
         self._max_rows = max_rows
         self._static = static
-        self._row_multiples: dict[BatchKey, int] = {}
+        self._divisions: dict[BatchKey, Division] = {}
         self._row_limits: dict[BatchKey, int] = {}
         """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
 
-    def row_multiple(self, batch_key: BatchKey, like: Conditioning) -> int:
-        """Return the number to whose multiples rows are padded. `like` shows which other inputs the denoiser takes."""
-        if batch_key not in self._row_multiples:
-            self._row_multiples[batch_key] = self._measure(batch_key, like)
-        return self._row_multiples[batch_key]
+    def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
+        """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
+        if batch_key not in self._divisions:
+            self._divisions[batch_key] = self._measure(batch_key, like)
+        return self._divisions[batch_key]
 
     def limit_rows(self, batch_key: BatchKey, rows: int) -> bool:
         """Halve the widest shape, which did not fit in memory, and measure again.
 
         False when `rows` rows are no narrower.
         """
-        widest = min(self._widest(batch_key), self._row_multiples.get(batch_key, self._max_rows))
+        known = self._divisions.get(batch_key)
+        widest = self._widest(batch_key) if known is None else min(self._widest(batch_key), known.row_multiple)
         if widest <= max(rows, MIN_ROWS):
             return False
         self._row_limits[batch_key] = max(widest // 2, MIN_ROWS)
-        self._row_multiples.pop(batch_key, None)
+        self._divisions.pop(batch_key, None)
         return True
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
-        """Return whether a low-rank adapter gives the same bits at a higher rank's width."""
+        """Return whether a low-rank adapter gives the same bits at the width of every higher rank in use."""
         if self._static:
             return True  # every adapter is always computed at the widest rank
-        known = (batch_key, self._adapter_slots.layout.rank)
-        if known not in self._ranks_agree:
+        highest = self._adapter_slots.layout.rank
+        if (batch_key, highest) not in self._ranks_agree:
             rows = min(4, self._widest(batch_key))
-            probe = Probe(self._family, self._adapter_slots, batch_key, like, rows)
-            layouts = self._adapter_slots.lowest_layout, self._adapter_slots.layout
-            low, high = (probe.output(rows, layout) for layout in layouts)
-            self._ranks_agree[known] = torch.equal(low, high)
-        return self._ranks_agree[known]
+            division = self.division(batch_key, like)
+            name = f"{self._name(batch_key)}, ranks to {highest}"
+            agree = self._findings.found(name, bool)
+            if agree is None:
+                probe = self._probe(batch_key, like, rows + division.row_multiple)
+                passes = probe.in_order(division.passes(rows))
+                ranks = [rank for rank in RANK_BUCKETS if rank <= highest]
+                low, *higher = (probe.output(passes, self._adapter_slots.layout_at(rank)) for rank in ranks)
+                agree = all(torch.equal(low, each) for each in higher)
+                self._findings.keep(name, agree)
+            self._ranks_agree[batch_key, highest] = agree
+        return self._ranks_agree[batch_key, highest]
 
-    def _measure(self, batch_key: BatchKey, like: Conditioning) -> int:
+    def _measure(self, batch_key: BatchKey, like: Conditioning) -> Division:
         while True:
             try:
-                return self._find_row_multiple(batch_key, like)
+                return self._find(batch_key, like)
             except Exception as error:
                 if not is_out_of_memory(error) or not self.limit_rows(batch_key, MIN_ROWS):
                     raise
 
-    def _find_row_multiple(self, batch_key: BatchKey, like: Conditioning) -> int:
+    def _find(self, batch_key: BatchKey, like: Conditioning) -> Division:
+        name = self._name(batch_key)
+        candidates = list(self._candidates(self._widest(batch_key)))
+        found = self._findings.found(name, int)
+        if found is None or not 0 <= found < len(candidates):
+            found = self._first_exact(batch_key, like, candidates)
+            self._findings.keep(name, found)
+        return candidates[found]
+
+    def _candidates(self, widest: int) -> Iterator[Division]:
+        """Yield divisions in the order of preference: less padding first, then more lanes."""
+        lane_counts = sorted({self._lanes.count, 1}, reverse=True)
+        for row_multiple, lanes in product((each for each in ROW_MULTIPLES if each < widest), lane_counts):
+            yield self._divided(row_multiple, lanes)
+        yield self._divided(widest, 1)
+
+    def _divided(self, row_multiple: int, lanes: int) -> Division:
+        return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
+
+    def _first_exact(self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]) -> int:
+        """Return the place of the first division that keeps bits; the last one has a single shape."""
         widest = self._widest(batch_key)
+        probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
         layout = self._adapter_slots.widest_layout
-        probe = Probe(self._family, self._adapter_slots, batch_key, like, widest)
-        expected = probe.output(widest, layout)
-        for row_multiple, counts in ROW_COUNTS.items():
-            if self._static:
-                counts = static_widths(widest, least=row_multiple)
-            counts = [rows for rows in counts if rows < widest]
-            if counts and all(torch.equal(probe.output(rows, layout), expected[:rows]) for rows in counts):
-                return row_multiple
-        return widest
+        whole: dict[tuple[int, ...], Tensor] = {}
+        for place, division in enumerate(candidates[:-1]):
+            passes = tuple(division.passes(widest))
+            if passes not in whole:
+                whole[passes] = probe.output(probe.in_order(passes), layout)
+            if all(probe.keeps(whole[passes], each, layout) for each in division.all_passes(widest)):
+                return place
+        return len(candidates) - 1
+
+    def _probe(self, batch_key: BatchKey, like: Conditioning, rows: int) -> "Probe":
+        return Probe(self._family, self._adapter_slots, self._lanes, batch_key, like, rows)
 
     def _widest(self, batch_key: BatchKey) -> int:
         return self._row_limits.get(batch_key, self._max_rows)
+
+    def _name(self, batch_key: BatchKey) -> str:
+        """Return the name of a batch key's findings, which base models of one structure share."""
+        sides = "x".join(str(side) for side in batch_key.latent_shape)
+        return f"{sides}, {batch_key.context_length} tokens, {self._widest(batch_key)} rows"
 
 
 class Probe:
     """Random rows of one batch key, each with a random adapter."""
 
     def __init__(
-        self, family: Family, adapter_slots: AdapterSlots, batch_key: BatchKey, like: Conditioning, max_rows: int
+        self,
+        family: Family,
+        adapter_slots: AdapterSlots,
+        lanes: Lanes,
+        batch_key: BatchKey,
+        like: Conditioning,
+        max_rows: int,
     ) -> None:
         self._family = family
         self._adapter_slots = adapter_slots
+        self._lanes = lanes
         self._max_rows = max_rows
         generator = torch.Generator().manual_seed(0)
 
@@ -121,12 +209,26 @@ class Probe:
             resembling(like.context), {name: resembling(tensor) for name, tensor in like.added.items()}
         )
 
-    def output(self, rows: int, layout: Layout) -> Tensor:
-        """Return the denoiser's output for the first `rows` rows, their adapters bound by `layout`."""
-        self._adapter_slots.bind_random(rows, self._max_rows, layout)
+    def in_order(self, passes: Sequence[int]) -> Sequence[Tensor]:
+        """Return which rows each pass takes: the first, in their order."""
+        return torch.arange(sum(passes)).split(list(passes))
+
+    def keeps(self, whole: Tensor, passes: Sequence[int], layout: Layout) -> bool:
+        """Return whether some of the rows of `whole`, shuffled over such passes, come out as they are there."""
+        rows = torch.randperm(len(whole), generator=torch.Generator().manual_seed(sum(passes)))[: sum(passes)]
+        return torch.equal(self.output(rows.split(list(passes)), layout), whole[rows.to(whole.device)])
+
+    def output(self, passes: Sequence[Tensor], layout: Layout) -> Tensor:
+        """Return the denoiser's output for the rows of each pass side by side, their adapters bound by `layout`."""
+        for lane, rows in enumerate(passes):
+            self._adapter_slots.bind_random(rows.tolist(), self._max_rows, layout, lane=lane)
+        return self._lanes.run([partial(self._forward, lane, rows) for lane, rows in enumerate(passes)])
+
+    def _forward(self, lane: int, rows: Tensor) -> Tensor:
+        rows = rows.to(self._latents.device)
         context, added = self._conditioning
-        first = Conditioning(context[:rows], {name: tensor[:rows] for name, tensor in added.items()})
-        return self._family.denoise(self._latents[:rows], self._timesteps[:rows], first)
+        chosen = Conditioning(context[rows], {name: tensor[rows] for name, tensor in added.items()})
+        return self._family.denoise(self._latents[rows], self._timesteps[rows], chosen, lane=lane)
 
 
 def static_widths(widest: int, *, least: int = 1) -> list[int]:

@@ -178,8 +178,17 @@ class Engine:
     # -- before and after ------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, base_models: Source | Mapping[str, Source], options: EngineOptions | None = None) -> "Engine":
-        """Load base models by name, or one that is named after its folder or file. Raises OSError, ValueError."""
+    def load(
+        cls,
+        base_models: Source | Mapping[str, Source],
+        options: EngineOptions | None = None,
+        *,
+        findings: Path | None = None,
+    ) -> "Engine":
+        """Load base models by name, or one that is named after its folder or file. Raises OSError, ValueError.
+
+        What is measured about exactness is kept in the folder `findings`, so that the next engine need not measure it.
+        """
         options = options or EngineOptions()
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -189,7 +198,13 @@ class Engine:
         engine = cls(options)
         engine.base_models = {
             name: BaseModel.load(
-                name, source, options, engine.live.wake, base_models=len(sources), measured=engine.measured
+                name,
+                source,
+                options,
+                engine.live.wake,
+                base_models=len(sources),
+                measured=engine.measured,
+                findings=findings,
             )
             for name, source in sources.items()
         }
@@ -207,7 +222,7 @@ class Engine:
         """Stop the background threads; live runs are dropped."""
         self._decoder.shutdown(cancel_futures=True)
         for model in self.base_models.values():
-            model.pool.close()
+            model.close()
 
     def __enter__(self) -> "Engine":
         return self

@@ -1,7 +1,8 @@
 """Runs one pass of the denoiser and sampler update of a batch; rows differ in time, guidance, adapter, scale."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -9,44 +10,65 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots
-from serve_app.engine.batch_invariance import BatchInvariance, Probe, static_widths
+from serve_app.engine.batch_invariance import BatchInvariance, Division, Probe, static_widths
 from serve_app.engine.families.family import Family
+from serve_app.engine.findings import Findings
+from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning, Run
 from serve_app.engine.sampler import advance
 
 
-class ForwardBatch(NamedTuple):
-    """Inputs that stay the same while the same runs step together.
+class ForwardPass(NamedTuple):
+    """Some of a batch's rows. Padding rows repeat the batch's first, without an adapter."""
 
-    Padding rows repeat the first, without an adapter.
-    """
-
-    runs: list[Run]
     run_of_row: Tensor
     """[rows] the run whose latents and time each row takes."""
+    conditioning: Conditioning
+    slots: list[int]
+    scales: list[float]
+
+
+class ForwardBatch(NamedTuple):
+    """Inputs that stay the same while the same runs step together."""
+
+    runs: list[Run]
+    passes: list[ForwardPass]
+    """Each is computed in a lane of its own."""
     negative_row: Tensor
     """[runs] the row of the negative prompt; without guidance, the run's only row."""
     positive_row: Tensor
     """[runs] the row of the positive prompt."""
     guidance: Tensor
     """[runs, 1, …]"""
-    conditioning: Conditioning
-    slots: list[int]
-    scales: list[float]
 
 
 class Runner:
-    """Moves runs of one base model on together: one pass of the denoiser for all, then each run's own sampler."""
+    """Moves runs of one base model on together: one pass of the denoiser for all, then each run's own sampler.
+
+    The pass is computed in as many lanes as are worth it.
+    """
 
     def __init__(
-        self, family: Family, adapter_slots: AdapterSlots, *, max_rows: int, exact: bool, static: bool
+        self,
+        family: Family,
+        adapter_slots: AdapterSlots,
+        findings: Findings,
+        *,
+        max_rows: int,
+        exact: bool,
+        static: bool,
     ) -> None:
         self.family = family
         self.adapter_slots = adapter_slots
         self.max_rows = max_rows
         self.static = static
         """Pad rows to the next of `static_widths`: few forward shapes, for compiled ones."""
-        self.invariance = BatchInvariance(family, adapter_slots, max_rows=max_rows, static=static) if exact else None
+        self.lanes = Lanes(len(family.lanes))
+        self.invariance = (
+            BatchInvariance(family, adapter_slots, self.lanes, findings, max_rows=max_rows, static=static)
+            if exact
+            else None
+        )
         self._last_batch: ForwardBatch | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
@@ -56,12 +78,14 @@ class Runner:
 
     def warm_up(self, run: Run) -> None:
         """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""
-        if self.invariance is not None:
-            self.invariance.row_multiple(run.batch_key, run.conditioning)  # the call computes every static width
-        elif self.static:
-            probe = Probe(self.family, self.adapter_slots, run.batch_key, run.conditioning, self.max_rows)
-            for rows in static_widths(self.max_rows):
-                probe.output(rows, self.adapter_slots.widest_layout)
+        widths = self._division(run).widths
+        if widths:
+            probe = Probe(self.family, self.adapter_slots, self.lanes, run.batch_key, run.conditioning, self.max_rows)
+            for rows in widths:
+                probe.output(probe.in_order([rows]), self.adapter_slots.widest_layout)
+
+    def close(self) -> None:
+        self.lanes.close()
 
     def invalidate(self) -> None:
         """Drop the inputs kept from the last batch."""
@@ -82,8 +106,11 @@ class Runner:
         scale, p, q = torch.stack([run.schedule.inputs[run.step] for run in runs]).unbind(1)
         timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
         inputs = state[0] * _per_run(scale, state[0].dim() - 1)
-        self.adapter_slots.bind(batch.slots, batch.scales)
-        output = self.family.denoise(inputs[batch.run_of_row], timesteps[batch.run_of_row], batch.conditioning)
+        for lane, each in enumerate(batch.passes):
+            self.adapter_slots.bind(each.slots, each.scales, lane=lane)
+        output = self.lanes.run(
+            [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)]
+        )
         negative, positive = output[batch.negative_row], output[batch.positive_row]
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
         predicted = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
@@ -97,6 +124,10 @@ class Runner:
         for i, run in enumerate(runs):
             run.state, run.predicted = [tensor[i] for tensor in after[: run.schedule.size]], predicted[i]
             run.step += 1
+
+    def _forward(self, lane: int, rows: ForwardPass, inputs: Tensor, timesteps: Tensor) -> Tensor:
+        chosen = rows.run_of_row
+        return self.family.denoise(inputs[chosen], timesteps[chosen], rows.conditioning, lane=lane)
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
         """Return the runs in one batch, or one per rank where this machine's bits depend on the rank beside them."""
@@ -119,28 +150,31 @@ class Runner:
         owners = [i for i, run in enumerate(runs) for _ in range(run.rows)]
         starts = [owners.index(i) for i in range(len(runs))]
         ends = [start + run.rows for start, run in zip(starts, runs, strict=True)]
-        rows = len(owners)
-        padding = self._padded(rows, runs[0]) - rows
+        assert len(owners) <= self.max_rows, f"a batch of {len(owners)} rows, at most {self.max_rows}"
+        counts = self._division(runs[0]).passes(len(owners))
+        padding = sum(counts) - len(owners)
         device = self.family.device
         guidance = torch.tensor([run.request.guidance for run in runs], device=device)
+        run_of_row = torch.tensor(owners + [0] * padding, device=device)
+        conditioning = _join([run.conditioning for run in runs], padding)
+        slots = [runs[i].slot for i in owners] + [NO_SLOT] * padding
+        scales = [runs[i].request.scale for i in owners] + [0.0] * padding
+        passes = [
+            ForwardPass(run_of_row[rows], _rows(conditioning, rows), slots[rows], scales[rows])
+            for rows in map(slice, accumulate(counts[:-1], initial=0), accumulate(counts))
+        ]
         return ForwardBatch(
             runs=runs,
-            run_of_row=torch.tensor(owners + [0] * padding, device=device),
+            passes=passes,
             negative_row=torch.tensor(starts, device=device),
             positive_row=torch.tensor([end - 1 for end in ends], device=device),
             guidance=_per_run(guidance, runs[0].latents.dim()),
-            conditioning=_join([run.conditioning for run in runs], padding),
-            slots=[runs[i].slot for i in owners] + [NO_SLOT] * padding,
-            scales=[runs[i].request.scale for i in owners] + [0.0] * padding,
         )
 
-    def _padded(self, rows: int, like: Run) -> int:
-        assert rows <= self.max_rows, f"a batch of {rows} rows, at most {self.max_rows}"
+    def _division(self, like: Run) -> Division:
         if self.invariance is not None:
-            row_multiple = self.invariance.row_multiple(like.batch_key, like.conditioning)
-            rows = -(-rows // row_multiple) * row_multiple
-        rows = min(rows, self.max_rows)
-        return next(width for width in static_widths(self.max_rows) if width >= rows) if self.static else rows
+            return self.invariance.division(like.batch_key, like.conditioning)
+        return Division(1, self.lanes.count, static_widths(self.max_rows) if self.static else ())
 
 
 def draw_noise(run: Run) -> Tensor:
@@ -163,6 +197,14 @@ def _join(conditionings: Sequence[Conditioning], padding: int) -> Conditioning:
         name: _pad(torch.cat([one.added[name] for one in conditionings]), padding) for name in conditionings[0].added
     }
     return Conditioning(_pad(torch.cat([one.context for one in conditionings]), padding), added)
+
+
+def _rows(conditioning: Conditioning, rows: slice) -> Conditioning:
+    """Return some rows, or all; some are copied, so that they lie in memory as they would alone."""
+    if rows == slice(0, conditioning.rows):
+        return conditioning
+    added = {name: tensor[rows].clone() for name, tensor in conditioning.added.items()}
+    return Conditioning(conditioning.context[rows].clone(), added)
 
 
 def _per_run(numbers: Tensor, dimensions: int) -> Tensor:

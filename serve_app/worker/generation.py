@@ -170,8 +170,12 @@ def load_engine(
     threads: int | None = None,
     memory_share: float | None = None,
     warm_up_time: timedelta | None = None,
+    findings: Path | None = None,
 ) -> Engine:
-    """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`."""
+    """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`.
+
+    What is measured about exactness is kept in the folder `findings`.
+    """
     prepare_device(threads=threads, memory_share=memory_share)
     sources = {
         model.id: Checkpoint(
@@ -183,7 +187,7 @@ def load_engine(
         )
         for model in base_models
     }
-    engine = Engine.load(sources, options)
+    engine = Engine.load(sources, options, findings=findings)
     warm_up(engine, warm_up_time)
     return engine
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from serve_app.engine import AdapterFile, Engine, EngineOptions
 from tests.engine import tiny_models
@@ -12,6 +13,23 @@ from tests.engine import tiny_models
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
 WIDE_FLOAT32 = EngineOptions(device="cpu", dtype="float32", max_rows=32)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Compute in one lane, whatever cores the machine has, but for the tests that take `two_lanes`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_lanes() -> Iterator[None]:
+    """Let models that are loaded from now on have two lanes."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

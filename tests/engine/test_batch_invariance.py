@@ -75,6 +75,7 @@ def digest(image: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("two_lanes")
 @pytest.mark.parametrize("runs", [30, pytest.param(400, marks=pytest.mark.soak)])
 def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int) -> None:
     chance = random.Random(9)
@@ -108,10 +109,52 @@ def depend_on_batch(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer
     return answer * (1 + inputs[0].shape[0] / 32)
 
 
-def alone_and_beside_others(engine: Engine, request: RunRequest) -> tuple[str, str]:
-    others = [replace(request, run_id=f"{i}", seed=i) for i in range(3)]
+def depend_on_eight(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
+    """Depend on the row count at eight rows alone, which neither four nor sixteen tell."""
+    return (answer[0] * 1.1, *answer[1:]) if len(inputs[0]) == 8 else answer
+
+
+def depend_on_threads(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: Any) -> Any:
+    return (answer[0] * (1 + torch.get_num_threads() / 32), *answer[1:])
+
+
+def alone_and_beside_others(engine: Engine, request: RunRequest, count: int = 3) -> tuple[str, str]:
+    others = [replace(request, run_id=f"{i}", seed=i) for i in range(count)]
     alone = digest(finish(engine, [request])[request.run_id].image)
     return alone, digest(finish(engine, [*others, request])[request.run_id].image)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_lanes")
+@pytest.mark.parametrize(("hook", "others"), [(depend_on_eight, 3), (depend_on_eight, 7), (depend_on_threads, 3)])
+def test_every_row_count_and_number_of_threads_in_use_is_measured(sd: Path, hook: Any, others: int) -> None:
+    """Eight rows come in one pass of four runs with one lane, of eight with two."""
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        for lane in engine.base_models["sd"].family.lanes:
+            lane.module.register_forward_hook(hook)
+        request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
+        alone, together = alone_and_beside_others(engine, request, others)
+    assert alone == together
+
+
+@pytest.mark.slow
+def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile]) -> None:
+    """Compare a rank of 4 beside one of 24, while the slots have ranks up to 40."""
+    (model,) = engine.base_models.values()
+    layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
+
+    def depend_on_rank(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
+        return answer * 1.1 if layer.rank == 32 else answer
+
+    layer.register_forward_hook(depend_on_rank)
+    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
+    low, middle, high = (
+        replace(request, run_id=name, adapter=files[list(ADAPTERS).index(name)])
+        for name in ("low rank", "text encoder", "high rank, everything")
+    )
+    finish(engine, [high])
+    alone = finish(engine, [low])[low.run_id].image
+    assert digest(alone) == digest(finish(engine, [low, middle])[low.run_id].image)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.findings import Findings
 from serve_app.engine.runner import Runner
 from tests.engine.conftest import EXACT_FLOAT32
 
@@ -18,7 +19,9 @@ def test_nothing_but_one_image_is_computed_where_forwards_are_neither_exact_nor_
 
 def test_every_static_width_is_computed_once_without_exact_mode(sd: Path) -> None:
     model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False, max_rows=8), lambda: None)
-    model.runner = Runner(model.family, model.runner.adapter_slots, max_rows=8, exact=False, static=True)
+    model.runner = Runner(
+        model.family, model.runner.adapter_slots, Findings(None, {}), max_rows=8, exact=False, static=True
+    )
     widths: list[int] = []
     model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
     model.warm_up(64, 64)

@@ -18,6 +18,7 @@ from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
 from serve_app.engine.families.family import Component, LatentRGB
+from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule
@@ -87,6 +88,7 @@ class TinyDiTFamily:
             "transformer": Component(self.transformer, layers, {}, ("lora_transformer",)),
             "text_encoder": Component(encoder.model, text_layers, clip_aliases(text_layers), ("lora_te1",)),
         }
+        self.lanes = lanes_over(self.components["transformer"], options)
         self.latent_rgb: LatentRGB | None = None
         self.common_targets: Sequence[str] = [name for name in layers if ".attn." in name]
 
@@ -124,11 +126,11 @@ class TinyDiTFamily:
         side = 8 * PATCH
         return 4, PATCH * math.ceil(request.height / side), PATCH * math.ceil(request.width / side)
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
+    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         height, width = latents.shape[2:]
         context, added = conditioning.context, conditioning.added
         masked = context * (torch.arange(context.shape[1], device=self.device) < added["tokens"][:, None])[..., None]
-        velocity = self.transformer(
+        velocity = self.lanes[lane].module(
             hidden_states=pack(latents.to(self.dtype)),
             timestep=timesteps / 1000,
             guidance=added.get("guidance"),

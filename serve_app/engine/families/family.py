@@ -1,5 +1,6 @@
 """Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -71,6 +72,13 @@ class Component(NamedTuple):
     kohya_prefixes: Sequence[str]
     """Prefixes of this component's keys in kohya's files, such as `lora_unet`."""
 
+    def another(self) -> "Component":
+        """Return the component with module objects of its own, to bind other adapters to, over the same weights."""
+        weights = (*self.module.parameters(), *self.module.buffers())
+        module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in weights})
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoRALayer)}
+        return self._replace(module=module, layers={name: layers[name] for name in self.layers})
+
 
 class Family(Protocol):
     """One loaded base model of some architecture.
@@ -99,6 +107,11 @@ class Family(Protocol):
         ...
 
     @property
+    def lanes(self) -> Sequence[Component]:
+        """Return the denoiser's component, and the same over the same weights for each pass that may run beside it."""
+        ...
+
+    @property
     def common_targets(self) -> Sequence[str]:
         """Layers of the denoiser that most adapters change; compiled graphs expect adapters on these."""
         ...
@@ -123,8 +136,11 @@ class Family(Protocol):
         """Return the shape [channels, …] of the run's latents; sizes that the model cannot make are rounded up."""
         ...
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
-        """Compute the denoiser's output in float32, shaped as the latents [rows, channels, …], at timesteps [rows]."""
+    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
+        """Compute the denoiser's output in float32, shaped as the latents [rows, channels, …], at timesteps [rows].
+
+        Threads may call it together, each with a lane of its own.
+        """
         ...
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:

@@ -19,6 +19,7 @@ from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pip
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
+from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
@@ -76,7 +77,10 @@ class UNetFamily:
         self.components = {"unet": unet_component(self.unet)}
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
-        self._denoise = compile_denoiser(self.unet, options.compile) if options.compile else self.unet
+        self.lanes = lanes_over(self.components["unet"], options)
+        self._forwards: list[Any] = [lane.module for lane in self.lanes]
+        if options.compile:
+            self._forwards = [compile_denoiser(self.unet, options.compile)]
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
@@ -163,10 +167,10 @@ class UNetFamily:
             self._schedules[key] = made.to(self.device)
         return self._schedules[key]
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
+    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         added = dict(conditioning.added)
         timestep_cond = added.pop("timestep_cond", None)
-        answer = self._denoise(
+        answer = self._forwards[lane](
             latents.to(self.dtype, memory_format=torch.channels_last),
             timesteps,
             conditioning.context,

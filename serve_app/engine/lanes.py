@@ -1,0 +1,71 @@
+"""Runs forward passes side by side, each on a thread of its own with its share of this process's CPU threads.
+
+Two passes of one thread each, with half of a batch's rows, take less time than one pass whose operators share two
+threads: few operators are large enough to be worth dividing. Each pass needs module objects of its own, because
+adapters are bound to them; the weights are the same tensors (`Component.another`).
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.device import torch_device
+from serve_app.engine.families.family import Component
+from serve_app.engine_options import EngineOptions
+
+
+def lanes_over(denoiser: Component, options: EngineOptions) -> list[Component]:
+    """Return the denoiser once for each pass that may run beside others: on a CPU, for each thread that torch takes.
+
+    A GPU runs one pass at a time, and so does a compiled denoiser, whose graphs belong to one module.
+    """
+    is_single = torch_device(options).type != "cpu" or bool(options.compile)
+    count = 1 if is_single else min(torch.get_num_threads(), options.max_rows)
+    return [denoiser, *(denoiser.another() for _ in range(count - 1))]
+
+
+class Lanes:
+    """The threads of one base model's passes. For the step thread alone."""
+
+    def __init__(self, count: int) -> None:
+        """Of `count` passes at most that run together, each takes an equal share of torch's present threads."""
+        self.count = count
+        self._threads = torch.get_num_threads()
+        self._share = 0
+        self._executors = [ThreadPoolExecutor(1, thread_name_prefix=f"lane-{i}") for i in range(count)]
+
+    def run(self, passes: Sequence[Callable[[], Tensor]]) -> Tensor:
+        """Return the rows of all passes, computed side by side; one alone runs on this thread, with all its threads.
+
+        Every pass has ended when this raises the error of one.
+        """
+        if len(passes) == 1:
+            return passes[0]()
+        self._share_threads(self._threads // len(passes))
+        futures = [
+            executor.submit(torch.inference_mode()(each))
+            for executor, each in zip(self._executors, passes, strict=False)
+        ]
+        wait(futures)
+        return torch.cat([future.result() for future in futures])
+
+    def _share_threads(self, share: int) -> None:
+        """Let the operators of each lane take so many threads.
+
+        torch keeps the number for each calling thread, and gives a thread that is new the number that any set last.
+        """
+        if share != self._share:
+            wait([executor.submit(_take_threads, share) for executor in self._executors])
+            torch.set_num_threads(self._threads)
+            self._share = share
+
+    def close(self) -> None:
+        for executor in self._executors:
+            executor.shutdown()
+
+
+def _take_threads(count: int) -> None:
+    torch.get_num_threads()  # at a thread's first question torch sets the process's number, which must not come later
+    torch.set_num_threads(count)
