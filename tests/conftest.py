@@ -17,7 +17,8 @@ from serve_app.loras.weights import LAYER_TABLES
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
 from tests.deployments.service import Service
-from tests.support import POCKET, end_tasks, volatile_redis, write_catalog
+from tests.live import Live, live_service
+from tests.support import POCKET, end_tasks, plain_redis, volatile_redis, write_catalog
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would spin while other processes need the cores
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -65,9 +66,16 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def redis_db(redis_url: str) -> Iterator[redis.Redis]:
     """The session's server, emptied, through a plain blocking client."""
-    with redis.Redis.from_url(redis_url, decode_responses=True, encoding_errors="surrogateescape") as client:
+    with plain_redis(redis_url) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def live(settings: Settings, redis_db: redis.Redis) -> Iterator[Live]:
+    """The application on a port, with a worker that ends each job as the test says."""
+    with live_service(settings) as service:
+        yield service
 
 
 @pytest.fixture

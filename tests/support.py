@@ -21,7 +21,7 @@ from io import BytesIO
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -39,6 +39,7 @@ from tests.lua_coverage import REDIS_LOG_FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent
 POCKET = ROOT / "models" / "pocket"
+T = TypeVar("T")
 POCKET_ADAPTERS = ("outline", "mosaic", "neon", "stripes", "blueprint", "sepia", "confetti", "shadow")
 PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 """An adapter of the test catalog that only the account named `owner` may use."""
@@ -114,12 +115,33 @@ def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def existing(value: T | None) -> T:
+    """Return what must be there."""
+    assert value is not None
+    return value
+
+
 def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "not in time") -> None:
     """Poll until the condition holds, for tests of other processes that have no event loop of their own."""
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, why()
         time.sleep(0.1)
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Sends whole answers, and logs nothing."""
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
 
 
 @contextmanager
@@ -135,11 +157,20 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
             thread.join()
 
 
+def plain_redis(url: str, **options: Any) -> Any:
+    """A blocking client that reads what is no UTF-8, too; untyped, as redis-py types its answers for both kinds."""
+    return redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape", **options)
+
+
 @contextmanager
-def plain_redis(url: str) -> Generator[redis.Redis]:
-    """A blocking client that reads what is no UTF-8, too."""
-    with redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape") as client:
-        yield client
+def memory_limit(client: Any, most: int = 1) -> Generator[None]:
+    """Meanwhile the server holds so many bytes at most; with one byte it takes nothing more."""
+    before = client.config_get("maxmemory")["maxmemory"]
+    client.config_set("maxmemory", most)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", before)
 
 
 def says_ready(base_url: str) -> bool:

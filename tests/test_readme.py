@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
 from PIL import Image
 
-from serve_app.settings import Settings
-from tests.live import live_service
+from tests.live import Live
 from tests.support import ROOT
 
 
@@ -41,15 +39,12 @@ def test_the_engine_example_prints_no_warnings_and_saves_an_image(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_client_example_prints_progress_and_saves_an_image(
-    settings: Settings, redis_db: redis.Redis, tmp_path: Path
-) -> None:
-    with live_service(settings) as live:
-        _, key = live.member()
-        access = {"base_url": live.base_url, "keys": {"both": key}}
-        (tmp_path / "var").mkdir(exist_ok=True)
-        (tmp_path / "var" / "local.json").write_text(json.dumps(access))
-        printed = run_program(python_block("Client("), tmp_path)
+def test_the_client_example_prints_progress_and_saves_an_image(live: Live, tmp_path: Path) -> None:
+    _, key = live.member()
+    access = {"base_url": live.base_url, "keys": {"both": key}}
+    (tmp_path / "var").mkdir(exist_ok=True)
+    (tmp_path / "var" / "local.json").write_text(json.dumps(access))
+    printed = run_program(python_block("Client("), tmp_path)
     assert printed.split()[-1] == "100"
     assert Image.open(tmp_path / "mountains.png").size == (512, 512)
 

@@ -6,17 +6,14 @@ The mutation run repeats it with a defect planted.
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
-
-import redis
+from typing import Any
 
 from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.auth import Authenticator
 from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter, NotFound
-from serve_app.domain.jobs import NewJob
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import Variant
 from serve_app.jobs.polling import Poller
 from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
@@ -24,6 +21,8 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Argument, Rewrite, Script
 from tests.audit import key_problems
+from tests.made_jobs import new_job
+from tests.support import existing, plain_redis
 
 BOTH = frozenset(Variant)
 HOUR_MS = 3_600_000
@@ -43,10 +42,7 @@ class Stores:
 async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = None) -> None:
     """Raises `AssertionError` at the first thing that is not as promised."""
     settings = Settings(data_dir=folder, redis_url=url)
-    client, sync = (
-        connect(url),
-        cast(Any, redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape")),
-    )
+    client, sync = connect(url), plain_redis(url)
     sync.flushdb()
     stores = Stores(
         accounts=AccountStore(client, settings),
@@ -148,14 +144,12 @@ async def _check_polls(stores: Stores) -> None:
     owner, other = [await stores.accounts.create(f"polling {name}") for name in ("owner", "other")]
     _, secret = await stores.api_keys.create(owner.id, interfaces=BOTH)
     foreign, foreign_secret = await stores.api_keys.create(other.id, interfaces=BOTH)
-    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
-    made = await stores.queue.accept(
-        NewJob(job_id="gen_x", variant=Variant.A, account_id=owner.id, request=request, group="g")
-    )
+    asked = new_job(owner.id, job_id="gen_x")
+    made = await stores.queue.accept(asked)
 
     async def seen(key: str, of: Variant | None, job_id: str = made.job.id) -> bool:
         auth, job = await stores.poller.poll(key, Variant.A, job_id, of=of)
-        told = (made.job.id, None if of else request, owner.id)
+        told = (made.job.id, None if of else asked.request, owner.id)
         assert job is None or (job.id, job.request, job.account_id) == told
         assert auth.caller is None or auth.window.remaining == 50, "a poll was counted"
         return job is not None
@@ -219,8 +213,7 @@ async def _check_scopes(stores: Stores) -> None:
     )
     _, next_secret = await stores.api_keys.roll(made.id, grace=timedelta(minutes=1))
     for each in (secret, next_secret):
-        caller = (await stores.auth.authenticate(each, Variant.A, counted=True)).caller
-        assert caller is not None
+        caller = existing((await stores.auth.authenticate(each, Variant.A, counted=True)).caller)
         assert caller.scopes == reading, "a key may do more than it was made for"
         assert [caller.may_use(lora) for lora in ("model_x", "model_y", "model_")] == [True, True, False], (
             "a key may use more than it was made for"

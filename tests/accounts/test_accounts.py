@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 from pydantic import SecretStr
 
 from serve_app.accounts.sessions import Holder, digest_of
@@ -50,7 +49,7 @@ async def test_a_creation_whose_reply_was_lost_may_be_repeated(resources: Resour
 
 
 async def test_a_key_authenticates_and_its_secret_is_stored_nowhere(
-    resources: Resources, acme: Account, redis_db: redis.Redis
+    resources: Resources, acme: Account, redis_db: Any
 ) -> None:
     key, secret = await resources.api_keys.create(acme.id, name="laptop", interfaces=BOTH)
     auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
@@ -87,7 +86,7 @@ async def test_an_account_without_a_password_cannot_sign_in(resources: Resources
         assert await resources.accounts.check_password("acme", guess) is None
 
 
-async def test_an_account_has_no_more_working_keys_than_it_may(settings: Settings, redis_db: redis.Redis) -> None:
+async def test_an_account_has_no_more_working_keys_than_it_may(settings: Settings, redis_db: Any) -> None:
     """The limit holds for calls at the same time, too; a key that was revoked or has expired does not count."""
     async with open_resources(settings.model_copy(update={"max_keys_per_account": 5})) as resources:
         account, other = [await resources.accounts.create(name) for name in ("many", "other")]
@@ -106,9 +105,7 @@ async def test_an_account_has_no_more_working_keys_than_it_may(settings: Setting
         assert [await make() is not None for _ in range(3)] == [True, True, False]
 
 
-async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(
-    settings: Settings, redis_db: redis.Redis
-) -> None:
+async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(settings: Settings, redis_db: Any) -> None:
     async with open_resources(settings.model_copy(update={"max_keys_per_account": 2})) as resources:
         account = await resources.accounts.create("rolling")
         keys = [(await resources.api_keys.create(account.id, interfaces=BOTH))[0] for _ in range(2)]
@@ -121,15 +118,15 @@ async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(
 
 
 async def test_only_the_newest_of_the_keys_that_ended_are_listed(
-    resources: Resources, acme: Account, redis_db: redis.Redis
+    resources: Resources, acme: Account, redis_db: Any
 ) -> None:
-    untyped, kept = cast(Any, redis_db.pipeline()), 1000
+    untyped, kept = redis_db.pipeline(), 1000
     for number in range(kept + 3):
         untyped.hset(redis_key("key", f"old_{number}"), mapping={"digest": "d", "revoked": "1"})
         untyped.zadd(redis_key("keys", acme.id), {f"old_{number}": number})
     untyped.execute()
     key, _ = await resources.api_keys.create(acme.id, interfaces=BOTH)
-    left = cast(Any, redis_db).zrange(redis_key("keys", acme.id), 0, -1)
+    left = redis_db.zrange(redis_key("keys", acme.id), 0, -1)
     assert left == [*(f"old_{number}" for number in range(3, kept + 3)), key.id]
     assert not redis_db.exists(redis_key("key", "old_0"))
 
@@ -144,9 +141,7 @@ async def test_a_key_needs_an_account_and_an_interface(resources: Resources, acm
     assert not await resources.api_keys.revoke("key_none")
 
 
-async def test_a_console_session_opens_lives_and_ends(
-    resources: Resources, acme: Account, redis_db: redis.Redis
-) -> None:
+async def test_a_console_session_opens_lives_and_ends(resources: Resources, acme: Account, redis_db: Any) -> None:
     token = await resources.sessions.create(acme.id)
     assert await resources.sessions.get(token) == Holder(acme.id, "", "0.0")
     assert await resources.sessions.get("guess") is None
@@ -173,20 +168,19 @@ async def test_what_was_begun_with_the_old_password_opens_no_session(resources: 
 
 
 async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
-    resources: Resources, acme: Account, redis_db: redis.Redis
+    resources: Resources, acme: Account, redis_db: Any
 ) -> None:
     token = await resources.sessions.create(acme.id)
-    untyped = cast(Any, redis_db)
-    (name,) = untyped.scan_iter("*:session:*")
-    assert 1790 <= untyped.ttl(name) <= 1800
-    untyped.expire(name, 10)
+    (name,) = redis_db.scan_iter("*:session:*")
+    assert 1790 <= redis_db.ttl(name) <= 1800
+    redis_db.expire(name, 10)
     await resources.sessions.get(token)
-    assert untyped.ttl(name) >= 1790  # it was used, so the half hour starts again
-    seconds, _ = untyped.time()
-    untyped.hset(name, "ends", (seconds + 60) * 1000)
+    assert redis_db.ttl(name) >= 1790  # it was used, so the half hour starts again
+    seconds, _ = redis_db.time()
+    redis_db.hset(name, "ends", (seconds + 60) * 1000)
     await resources.sessions.get(token)
-    assert untyped.ttl(name) <= 60  # the half hour does not go beyond its end
-    untyped.hset(name, "ends", (seconds - 1) * 1000)
+    assert redis_db.ttl(name) <= 60  # the half hour does not go beyond its end
+    redis_db.hset(name, "ends", (seconds - 1) * 1000)
     assert await resources.sessions.get(token) is None
 
 
@@ -199,14 +193,13 @@ READ: Mapping[str, Callable[[Any, str], Any]] = {
 }
 
 
-def _everything(client: redis.Redis) -> str:
+def _everything(client: Any) -> str:
     """Return every name and value in Redis as one text."""
-    untyped = cast(Any, client)
-    return "\n".join(f"{name} {READ[untyped.type(name)](untyped, name)}" for name in untyped.scan_iter("*"))
+    return "\n".join(f"{name} {READ[client.type(name)](client, name)}" for name in client.scan_iter("*"))
 
 
 async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longer_listed(
-    settings: Settings, redis_db: redis.Redis
+    settings: Settings, redis_db: Any
 ) -> None:
     async def who(at: Settings, secret: str, job_id: str = "gen_none") -> str:
         async with open_resources(at) as opened:
@@ -231,7 +224,7 @@ async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longe
     assert [await who(first, secret) for secret in (old_secret, new_secret)] == [old.id, ""]
     assert [await who(third, secret) for secret in (old_secret, new_secret)] == ["", new.id]
     assert keys_by_pepper(settings.redis_url) == {1: 1, 2: 1}
-    assert cast(Any, redis_db).hget(redis_key("key", old.id), "used")
+    assert redis_db.hget(redis_key("key", old.id), "used")
     async with open_resources(both) as opened:
         _, rolled = await opened.api_keys.roll(old.id, grace=timedelta())
     assert await who(second, rolled)

@@ -3,10 +3,9 @@
 import random
 import time
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.accounts import audit as audit_log
 from serve_app.domain.audit import ANYONE, OWNER, Act, Actor, operator
@@ -28,7 +27,7 @@ async def test_a_row_says_who_did_what_to_which_when_and_from_where(resources: R
     assert {each.actor for each in await resources.audit.rows()} == {"owner", "operator:root"}
 
 
-async def test_nothing_in_redis_tells_the_account_from_its_log(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_nothing_in_redis_tells_the_account_from_its_log(resources: Resources, redis_db: Any) -> None:
     account_id = (await resources.accounts.create("acme")).id
     await resources.audit.record(account_id, Act.SIGNED_IN, Actor(OWNER))
     await resources.audit.record(account_id, Act.SIGN_IN_FAILED, Actor(ANYONE))
@@ -53,7 +52,7 @@ async def test_rows_go_by_length_the_oldest_first(resources: Resources, monkeypa
     assert [row.subject for row in await resources.audit.rows(ACCOUNT)] == [f"key_{number}" for number in range(3, 8)]
 
 
-async def test_a_failed_sign_in_of_no_account_is_not_recorded(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_a_failed_sign_in_of_no_account_is_not_recorded(resources: Resources, redis_db: Any) -> None:
     await resources.audit.record("acct_none", Act.SIGN_IN_FAILED, Actor(ANYONE))
     assert [name for name in redis_db.scan_iter() if ":audit" in str(name)] == []
 
@@ -69,32 +68,29 @@ async def test_who_cannot_sign_in_pushes_nothing_out(resources: Resources, monke
     assert acts == [Act.KEY_CREATED, *[Act.SIGN_IN_FAILED] * 3]
 
 
-async def test_rows_go_by_age(settings: Settings, resources: Resources, redis_db: redis.Redis) -> None:
-    untyped = cast(Any, redis_db)
+async def test_rows_go_by_age(settings: Settings, resources: Resources, redis_db: Any) -> None:
     log = redis_key("audit", resources.audit.pseudonym(ACCOUNT))
     row = {"entry": "old", "actor": OWNER, "action": "signed_in", "subject": "", "address": ""}
-    untyped.xadd(log, row, id="1000-0")  # in 1970
+    redis_db.xadd(log, row, id="1000-0")  # in 1970
     assert await resources.audit.rows(ACCOUNT) == []
     await resources.audit.record(ACCOUNT, Act.SIGNED_OUT, Actor(OWNER))
-    assert untyped.xlen(log) == 1
+    assert redis_db.xlen(log) == 1
     life_ms = settings.audit_life.total_seconds() * 1000
-    assert 0.9 * life_ms < untyped.pttl(log) <= life_ms
+    assert 0.9 * life_ms < redis_db.pttl(log) <= life_ms
     async with open_resources(settings.model_copy(update={"audit_life": timedelta(milliseconds=1)})) as forgetful:
         await forgetful.audit.record("acct_b", Act.SIGNED_IN, Actor(OWNER))
-        assert log.removeprefix(redis_key("audit", "")) not in untyped.zrange(redis_key("audit_logs"), 0, -1)
+        assert log.removeprefix(redis_key("audit", "")) not in redis_db.zrange(redis_key("audit_logs"), 0, -1)
 
 
-async def test_a_row_of_a_newer_version_is_listed_under_its_own_word(
-    resources: Resources, redis_db: redis.Redis
-) -> None:
+async def test_a_row_of_a_newer_version_is_listed_under_its_own_word(resources: Resources, redis_db: Any) -> None:
     await resources.audit.record(ACCOUNT, Act.SIGNED_IN, Actor(OWNER))
     log = redis_key("audit", resources.audit.pseudonym(ACCOUNT))
     row = {"entry": "x", "actor": OWNER, "action": "key_limited", "subject": "", "address": "", "reason": "new"}
-    cast(Any, redis_db).xadd(log, row)
+    redis_db.xadd(log, row)
     assert [row.act for row in await resources.audit.rows(ACCOUNT)] == [Act.SIGNED_IN, "key_limited"]
 
 
-async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, redis_db: Any) -> None:
     accounts = [f"acct_{number}" for number in range(5)]
     for account_id in accounts:
         await resources.audit.record(account_id, Act.SIGNED_IN, Actor(OWNER))
@@ -102,6 +98,6 @@ async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, r
     for number in range(40):
         log = redis_key("audit", resources.audit.pseudonym(chance.choice(accounts)))
         row = {"entry": f"{number}", "actor": OWNER, "action": "key_created", "subject": f"{number}", "address": ""}
-        cast(Any, redis_db).xadd(log, row, id=f"{later_ms + number}-0")
+        redis_db.xadd(log, row, id=f"{later_ms + number}-0")
     found = await resources.audit_reader.page(limit=40)
     assert [row.subject for row in found.rows] == [f"{number}" for number in reversed(range(40))]

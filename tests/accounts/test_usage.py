@@ -4,9 +4,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from serve_app.accounts.usage import UsageReader
-from serve_app.domain.jobs import CommitReply, JobKind, Lease, NewJob, StoredImage, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.domain.jobs import CommitReply, JobKind, Lease
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
+from serve_app.jobs.queue import new_nonce
 from tests.jobs.logical_queue import START_MS, LogicalQueue, roomy_settings
+from tests.made_jobs import new_job, stored_image
 
 GENERATION = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1, 2), steps=20)
 UPSCALE = UpscaleRequest(image_id="img_x", source_uri="memory://x", source_width=512, source_height=512)
@@ -15,21 +17,11 @@ DAY_MS = 86_400_000
 
 async def _complete(queue: LogicalQueue, request: Request, *, key_id: str, seconds: float) -> Lease:
     kind = JobKind.UPSCALE if request is UPSCALE else JobKind.GENERATION
-    job_id = new_job_id(kind)
     queue.sync.hset("{job:0}:lora:model_x", mapping={"owner": "", "open": "1", "sha256": "weights"})
     adapter_id = "model_x" if kind is JobKind.GENERATION else ""
-    await queue.accept(
-        NewJob(
-            job_id=job_id, variant=Variant.A, account_id="ann", request=request, adapter_id=adapter_id, key_id=key_id
-        )
-    )
-    [claim] = await queue.claim("w", kind=kind, nonce=job_id, limit=4)
-    images = [
-        StoredImage(
-            image_id=new_image_id(), image_uri=f"memory://{index}", width=8, height=8, sha256="0" * 64, size_bytes=9
-        )
-        for index in range(request.num_images)
-    ]
+    await queue.accept(new_job("ann", request=request, adapter_id=adapter_id, key_id=key_id))
+    [claim] = await queue.claim("w", kind=kind, nonce=new_nonce(), limit=4)
+    images = [stored_image(f"memory://{index}") for index in range(request.num_images)]
     assert await queue.finish(claim.lease, images, seconds=seconds) is CommitReply.OK
     assert await queue.finish(claim.lease, images, seconds=seconds) is CommitReply.DUPLICATE
     return claim.lease

@@ -21,6 +21,7 @@ from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources, open_resources
+from tests.made_jobs import job_of
 from tests.support import adapter_id, store_image, volatile_redis, write_catalog
 
 BASE = "http://service.test"
@@ -142,9 +143,7 @@ class TestService:
         lease, claim = await self.lease(job_id), self._leases[job_id]
         images = [await store_image(self.resources.images, claim, index) for index in range(claim.request.num_images)]
         await self.resources.queue.finish(lease, images, seconds=0.5)
-        done = await self.resources.jobs.find(job_id)
-        assert done is not None
-        return done
+        return await job_of(self.resources, job_id)
 
     async def completed_image(self, member: Member, **fields: Any) -> str:
         """The id of a finished image of variant A."""
@@ -222,6 +221,13 @@ def assert_headers(answer: httpx.Response, policy: str | None = None) -> None:
     assert answer.headers["cache-control"] == expected
     if policy is not None:
         assert answer.headers["ratelimit-policy"].startswith(f'"{policy}"')
+
+
+def refused(answer: httpx.Response, status: int, code: str, text: str = "") -> None:
+    """Check that the answer is this error, and that its message has `text`."""
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (status, code), answer.text
+    assert text in error["message"]
 
 
 def error_of(answer: httpx.Response) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 Fresh accounts keep tests apart; the service is never emptied.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from serve_app.loras.weights import LAYER_TABLES
-from tests.api.app import Member, TestService, open_service
+from tests.api.app import Member, TestService, open_service, service_settings
+from tests.live import Live, live_service
+from tests.support import volatile_redis
 
 MAX_LORA_SIZE = 48 << 20
 
@@ -30,6 +32,17 @@ async def service(tmp_path_factory: pytest.TempPathFactory, layer_tables: Path) 
         idempotency_life=timedelta(hours=1),
     ) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A service of its own on a port, whose worker completes every job."""
+    with volatile_redis() as redis_url:
+        settings = service_settings(
+            tmp_path_factory.mktemp("live"), [], redis_url=redis_url, max_queued_per_account=100_000
+        )
+        with live_service(settings) as live:
+            yield live
 
 
 @pytest.fixture(scope="session")

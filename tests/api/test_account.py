@@ -12,7 +12,7 @@ from serve_app.domain.accounts import Role
 from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
 from serve_app.domain.requests import Variant
-from tests.api.app import Member, TestService, error_of, open_service
+from tests.api.app import Member, TestService, error_of, open_service, refused
 from tests.faults.storage import ERROR, register_faulty, set_fault
 
 PASSWORD = "correct horse battery"
@@ -54,7 +54,7 @@ async def test_only_an_owner_with_the_password_and_the_name_deletes(service: Tes
     await service.resources.accounts.set_password(other.account.id, "another good password")
     member_user = await service.resources.users.create(account.id, f"ann@{account.id}", Role.MEMBER)
     await service.resources.accounts.set_password(account.id, PASSWORD + "!", user_id=member_user.id)
-    refused: list[tuple[int, dict[str, str]]] = [
+    wrong: list[tuple[int, dict[str, str]]] = [
         (400, {"account": "something else", "password": PASSWORD}),
         (400, {"password": PASSWORD}),
         (400, {"account": account.name}),
@@ -63,12 +63,9 @@ async def test_only_an_owner_with_the_password_and_the_name_deletes(service: Tes
         (403, {"account": account.name, "user": member_user.name, "password": PASSWORD + "!"}),
         (403, {"account": account.name, "user": other.account.name, "password": "another good password"}),
     ]
-    for status, body in refused:
+    for status, body in wrong:
         answer = await delete(service, leaving.a, **body)
-        assert (answer.status_code, error_of(answer)["code"]) == (
-            status,
-            {400: "invalid_parameter", 403: "forbidden"}[status],
-        ), body
+        refused(answer, status, {400: "invalid_parameter", 403: "forbidden"}[status])
     assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 200
     [key] = await service.resources.api_keys.list(account.id)
     rows = [(row.act, row.actor) for row in await service.resources.audit.rows(account.id)]
@@ -89,7 +86,7 @@ async def test_passwords_are_not_guessed_with_a_key(service: TestService, leavin
     for _ in range(5):
         assert (await delete(service, leaving.a, account=leaving.account.name, password="guess")).status_code == 403
     answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
-    assert (answer.status_code, error_of(answer)["code"]) == (429, "rate_limit_exceeded")
+    refused(answer, 429, "rate_limit_exceeded")
     assert 0 < int(answer.headers["retry-after"]) <= 15
 
 

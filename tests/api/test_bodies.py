@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
-from tests.api.app import BODIES, BODY_A, Member, TestService, error_of
+from tests.api.app import BODIES, BODY_A, Member, TestService, error_of, refused
 
 A, B = Variant.A, Variant.B
 OPERATIONS = [(A, "/v1/generate"), (A, "/v1/upscale"), (B, "/v1/generate")]
@@ -77,8 +77,7 @@ async def test_what_is_not_json_to_the_letter_is_refused(
     service: TestService, regular: Member, variant: Variant, path: str, body: bytes
 ) -> None:
     answer = await service.client.post(path, content=body, headers=regular.headers(variant))
-    assert answer.status_code == 400, answer.text
-    assert error_of(answer)["code"] == "invalid_json"
+    refused(answer, 400, "invalid_json")
 
 
 NOT_NUMBERS = {
@@ -101,10 +100,8 @@ async def test_what_is_no_number_is_refused_with_the_field_and_its_range(
     variant, name = field
     content = json.dumps({**BODIES[variant], name: "@"}).replace('"@"', token)
     answer = await service.client.post("/v1/generate", content=content, headers=regular.headers(variant))
-    assert answer.status_code == 400
-    assert error_of(answer)["code"] == "invalid_parameter"
+    refused(answer, 400, "invalid_parameter", range_text.removeprefix("must be an integer "))
     assert error_of(answer)["message"].startswith(f"{name}: ")
-    assert range_text.removeprefix("must be an integer ") in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"true", b"1", b'"text"', b'[{"prompt": "a"}]'])
@@ -177,8 +174,7 @@ async def test_another_media_type_is_refused(
 ) -> None:
     headers = regular.headers(variant) | {"Content-Type": media_type}
     answer = await service.client.post(path, content=json.dumps(BODIES[variant]), headers=headers)
-    assert answer.status_code == 415
-    assert error_of(answer)["code"] == "unsupported_media_type"
+    refused(answer, 415, "unsupported_media_type")
 
 
 def padded(variant: Variant, size: int) -> bytes:
@@ -208,8 +204,7 @@ async def test_a_body_one_byte_over_64_kib_is_refused(
     body = padded(variant, MAX_BODY_BYTES + 1)
     content = in_chunks(body) if chunked else body
     answer = await service.client.post(path, content=content, headers=regular.headers(variant))
-    assert answer.status_code == 413
-    assert error_of(answer)["code"] == "payload_too_large"
+    refused(answer, 413, "payload_too_large")
 
 
 async def test_no_more_than_64_kib_of_an_endless_body_are_read(service: TestService, regular: Member) -> None:

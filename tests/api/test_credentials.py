@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import ALL, BODY_A, BODY_B, UNKNOWN_JOB, Member, TestService, error_of
+from tests.api.app import ALL, BODY_A, BODY_B, UNKNOWN_JOB, Member, TestService, error_of, refused
 
 A, B = Variant.A, Variant.B
 UNKNOWN = UNKNOWN_JOB
@@ -27,8 +27,7 @@ async def call(service: TestService, way: tuple[str, str], headers: object, body
 
 
 def unauthorized(answer: httpx.Response) -> None:
-    assert answer.status_code == 401, answer.text
-    assert error_of(answer)["code"] == "unauthorized"
+    refused(answer, 401, "unauthorized")
     assert answer.headers["www-authenticate"]
 
 
@@ -85,8 +84,7 @@ async def test_both_credentials_are_ambiguous(
         "X-API-Key": api_key.format(key=regular.key),
     }
     answer = await call(service, way, headers, BODY_A)
-    assert answer.status_code == 400, answer.text
-    assert error_of(answer)["code"] == "ambiguous_credentials"
+    refused(answer, 400, "ambiguous_credentials")
 
 
 BROKEN_BEARERS = [

@@ -16,9 +16,9 @@ from serve_app.jobs.deletion import Deletions
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Script
-from tests.api.app import BODY_A, Member, TestService, error_of
+from tests.api.app import BODY_A, Member, TestService, refused
 from tests.audit import Reading, audit
-from tests.support import plain_redis
+from tests.support import existing, plain_redis
 
 PROMPT = "a lighthouse that nobody else asked for"
 
@@ -81,7 +81,7 @@ async def test_a_deleted_job_was_never_there(
     assert mentions(server, job.images[0].image_id) == []
     assert mentions(server, job_id) == []
     again = await delete(service, member.headers(asked_with), job_id)
-    assert (again.status_code, error_of(again)["code"]) == (404, "not_found")
+    refused(again, 404, "not_found")
 
 
 async def test_failed_and_canceled_jobs_go_from_the_operator_s_lists_too(
@@ -103,8 +103,7 @@ async def test_an_unfinished_job_is_canceled_first(service: TestService, member:
     if is_running:
         await service.run(job_id, 40)
     answer = await delete(service, member.a, job_id)
-    assert (answer.status_code, error_of(answer)["code"]) == (409, "job_unfinished")
-    assert "cancel" in error_of(answer)["message"]
+    refused(answer, 409, "job_unfinished", "cancel")
     assert (await service.client.get(f"/v1/jobs/{job_id}", headers=member.a)).status_code == 200
     if not is_running:
         await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
@@ -180,11 +179,9 @@ async def test_a_script_that_is_sent_twice_answers_the_same(service: TestService
     for name in ("_delete_image", "_delete_job"):
         setattr(deletions, name, _sent_twice(getattr(deletions, name)))
     job = await service.complete(await service.submit(member, num_images=2))
-    image = await deletions.delete_image(job.id, job.images[0].image_id, account_id=None)
-    assert image is not None
+    image = existing(await deletions.delete_image(job.id, job.images[0].image_id, account_id=None))
     assert image.name == job.images[0].image_id
-    whole = await deletions.delete_job(job.id, account_id=None)
-    assert whole is not None
+    whole = existing(await deletions.delete_job(job.id, account_id=None))
     assert whole.name == job.id
     assert await deletions.delete_job(job.id, account_id=None) is None
 

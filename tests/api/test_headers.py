@@ -25,8 +25,9 @@ from tests.api.app import (
     assert_headers,
     client_of,
     error_of,
+    refused,
 )
-from tests.support import adapter_of
+from tests.support import adapter_of, existing
 
 A, B = Variant.A, Variant.B
 UNKNOWN = UNKNOWN_JOB
@@ -159,8 +160,7 @@ async def test_another_method_gets_405_and_the_ones_that_work(
         return
     for headers in ({}, member.a, member.b):
         answer = await service.client.request(method, path, headers=headers)
-        assert answer.status_code == 405
-        assert error_of(answer)["code"] == "method_not_allowed"
+        refused(answer, 405, "method_not_allowed")
         assert answer.headers["allow"] == ", ".join(sorted(ALLOWED[path]))
         assert_headers(answer)
 
@@ -224,7 +224,7 @@ async def test_an_exception_is_a_500_in_the_envelope_with_every_header(
     assert member.key not in logged
     for path in ("/openapi/a.json", "/docs/b", "/v1/models"):
         answer = await broken.get(path, headers=member.b)
-        assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+        refused(answer, 500, "internal_error")
         assert_headers(answer)
 
 
@@ -252,8 +252,7 @@ async def test_without_redis_the_answer_is_503_with_retry_after(
     without_redis: httpx.AsyncClient, member: Member, variant: Variant
 ) -> None:
     answer = await without_redis.post("/v1/generate", json=BODIES[variant], headers=member.headers(variant))
-    assert answer.status_code == 503
-    assert error_of(answer)["code"] == "unavailable"
+    refused(answer, 503, "unavailable")
     assert int(answer.headers["retry-after"]) >= 1
     assert_headers(answer)
 
@@ -296,7 +295,6 @@ async def test_words_that_the_base_model_has_never_read_are_named(service: TestS
     assert await said("a red Drache, Schloß; drache") == "drache, schlo%C3%9F"
     assert await said("inkwash moon") == "inkwash"
     assert await said("inkwash moon", **{LORA_FIELD[variant]: lora.id}) is None, "its trigger word"
-    many = await said(" ".join("öü" * length for length in range(1, 41)))
-    assert many is not None
+    many = existing(await said(" ".join("öü" * length for length in range(1, 41))))
     assert (len(many) <= LONGEST, many.startswith("%C3%B6%C3%BC, %C3%B6%C3%BC%C3%B6%C3%BC")) == (True, True)
     assert header_value(str(number) for number in range(100)) == ", ".join(map(str, range(MOST_WORDS)))

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.domain.requests import GenerationRequest, Variant
-from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, PROMPT_FIELD, Member, TestService, error_of
+from serve_app.domain.requests import Variant
+from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, PROMPT_FIELD, Member, TestService, refused
+from tests.made_jobs import generation_of
 
 A, B = Variant.A, Variant.B
 
@@ -53,8 +54,7 @@ async def test_another_body_under_the_same_key_is_a_conflict(
 ) -> None:
     await post(service, member, variant, "k1")
     answer = await post(service, member, variant, "k1", BODIES[variant] | {"seed": 1})
-    assert answer.status_code == 409
-    assert error_of(answer)["code"] == "idempotency_conflict"
+    refused(answer, 409, "idempotency_conflict")
     assert len(await service.resources.job_history.list(member.account.id)) == 1
 
 
@@ -94,10 +94,8 @@ async def test_what_asks_for_the_same_is_the_same_request(
 
 async def test_no_seed_is_another_request_than_the_seed_that_was_drawn(service: TestService, member: Member) -> None:
     first = await post(service, member, A, "k1")
-    job = await service.resources.jobs.find(first.json()["request_id"])
-    assert job is not None
-    assert isinstance(job.request, GenerationRequest)
-    assert (await post(service, member, A, "k1", BODY_A | {"seed": job.request.seeds[0]})).status_code == 409
+    drawn = (await generation_of(service.resources, first.json()["request_id"])).seeds[0]
+    assert (await post(service, member, A, "k1", BODY_A | {"seed": drawn})).status_code == 409
 
 
 async def test_an_upscale_can_be_retried_and_is_not_a_generation(service: TestService, member: Member) -> None:
@@ -145,10 +143,7 @@ async def test_any_visible_ascii_is_a_key(service: TestService, member: Member, 
 async def test_anything_else_is_not_a_key(service: TestService, member: Member, variant: Variant, key: bytes) -> None:
     headers = [(b"idempotency-key", key), *((n.encode(), v.encode()) for n, v in member.headers(variant).items())]
     answer = await service.client.post("/v1/generate", json=BODIES[variant], headers=headers)
-    assert answer.status_code == 400
-    error = error_of(answer)
-    assert error["code"] == "invalid_parameter"
-    assert error["message"].startswith("Idempotency-Key: ")
+    refused(answer, 400, "invalid_parameter", "Idempotency-Key: ")
 
 
 async def test_two_keys_are_refused(service: TestService, member: Member) -> None:

@@ -15,6 +15,7 @@ from tests.api.app import (
     Member,
     TestService,
     error_of,
+    refused,
 )
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
@@ -89,8 +90,7 @@ async def test_a_malformed_id_is_not_found(
     service: TestService, regular: Member, variant: Variant, path: str, job_id: str
 ) -> None:
     answer = await service.client.get(path + job_id, headers=regular.headers(variant))
-    assert answer.status_code == 404
-    assert error_of(answer)["code"] == "not_found"
+    refused(answer, 404, "not_found")
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[:24])
@@ -169,12 +169,14 @@ async def test_the_account_named_in_the_catalog_may_use_its_adapter(service: Tes
     await service.submit(owner, B, model_id=PRIVATE_ADAPTER)
 
 
-async def test_an_image_that_is_not_the_caller_s_is_not_found(
+async def test_an_image_that_is_not_the_caller_s_or_is_gone_is_not_found(
     service: TestService, member: Member, other: Member
 ) -> None:
     mine = await service.completed_image(member)
     b_job = await service.complete(await service.submit(other, B))
     waiting = await service.submit(other)
+    gone = await service.complete(await service.submit(other))
+    await service.resources.images.delete(gone.images[0].image_uri)
 
     async def upscale(image_id: str) -> httpx.Response:
         return await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=other.a)
@@ -186,14 +188,8 @@ async def test_an_image_that_is_not_the_caller_s_is_not_found(
         await upscale("x" * 128),
         await upscale(b_job.images[0].image_id),
         await upscale(waiting),
+        await upscale(gone.images[0].image_id),
     )
-
-
-async def test_an_image_whose_file_is_gone_is_not_found(service: TestService, member: Member) -> None:
-    job = await service.complete(await service.submit(member))
-    await service.resources.images.delete(job.images[0].image_uri)
-    answer = await service.client.post("/v1/upscale", json={"image_id": job.images[0].image_id}, headers=member.a)
-    assert answer.status_code == 404
 
 
 async def test_two_keys_of_one_account_see_the_same_jobs(service: TestService, member: Member) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
 
 from serve_app.api.jobs.schemas import Job
 from serve_app.domain.errors import FailureCode
@@ -16,6 +15,7 @@ from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
 from tests.api.app import BODY_A, LORA, Member, TestService, error_of
+from tests.support import plain_redis
 
 A, B = Variant.A, Variant.B
 ALWAYS = {"id", "kind", "interface", "status", "progress", "attempt", "created_at", "request"}
@@ -172,7 +172,7 @@ async def test_a_page_with_a_job_that_is_gone_is_followed_by_the_rest(service: T
     """A job is gone when its retention is over; a record that this version cannot read is left out too."""
     made = [await service.submit(member) for _ in range(5)]
     expired, damaged = made[4], made[3]
-    with redis.Redis.from_url(service.resources.redis_url) as client:
+    with plain_redis(service.resources.redis_url) as client:
         client.delete(redis_key("job", expired))
         client.hset(redis_key("job", damaged), "state", "paused")
     assert await pages(service, member, limit=2) == made[2::-1]

@@ -11,7 +11,7 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
-from tests.api.app import ALL, BODIES, BODY_A, LORA, LORA_FIELD, UNKNOWN_JOB, Member, TestService, error_of
+from tests.api.app import ALL, BODIES, BODY_A, LORA, LORA_FIELD, UNKNOWN_JOB, Member, TestService, error_of, refused
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
 A, B = Variant.A, Variant.B
@@ -183,8 +183,5 @@ async def test_a_key_that_could_do_nothing_is_not_made(service: TestService, mem
 
 
 def _refused(answer: httpx.Response, scope: str) -> None:
-    assert answer.status_code == 403, answer.text
-    error = error_of(answer)
-    assert error["code"] == "forbidden"
-    assert f"'{scope}'" in error["message"]
+    refused(answer, 403, "forbidden", f"'{scope}'")
     assert answer.headers["x-ratelimit-limit"]

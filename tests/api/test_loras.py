@@ -15,9 +15,9 @@ from serve_app.api import open_requests
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
-from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.app import LORA, Member, TestService, error_of, refused
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, wait_until
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, existing, wait_until
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
@@ -48,12 +48,6 @@ async def registered(service: TestService, owner: Member, **fields: Any) -> str:
 def uploads(service: TestService) -> list[Path]:
     folder = service.resources.settings.data_dir / "uploads"
     return list(folder.iterdir()) if folder.exists() else []
-
-
-def refused(answer: httpx.Response, status: int, code: str, text: str = "") -> None:
-    error = error_of(answer)
-    assert (answer.status_code, error["code"]) == (status, code), answer.text
-    assert text in error["message"]
 
 
 @pytest.mark.slow
@@ -354,8 +348,7 @@ async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service
     assert changed.status_code == 200
     found = changed.json()
     assert (found["name"], found["description"], found["trigger_words"]) == ("New", "Before.", ["ink"])
-    adapter = await service.resources.catalog.adapter(lora_id)
-    assert adapter is not None
+    adapter = existing(await service.resources.catalog.adapter(lora_id))
     assert (adapter.name, adapter.trigger_words, adapter.size_bytes) == ("New", ("ink",), 1000)
     for body, text in (
         ({"name": None}, "name: "),

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-import redis
 from pydantic import ByteSize, SecretStr, ValidationError
 
 from serve_app.domain.jobs import JobKind
 from serve_app.jobs import images
 from serve_app.settings import Settings
-from tests.api.app import BASE, LORA, Member, TestService, client_of, error_of, open_service
-from tests.support import mounted_disk, wait_until
+from tests.api.app import BASE, LORA, Member, TestService, client_of, error_of, open_service, refused
+from tests.support import memory_limit, mounted_disk, plain_redis, wait_until
 
 
 async def test_the_service_says_it_is_ready(tmp_path: Path) -> None:
@@ -56,10 +55,11 @@ async def test_it_says_what_keeps_new_jobs_out_and_polls_go_on(tmp_path: Path, m
             await wait_until(lambda: says("storage cannot be written"))
             _remount(disk, "rw")
             await wait_until(lambda: says(""))
-            with redis.Redis.from_url(service.resources.redis_url) as client:
-                client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+            with (
+                plain_redis(service.resources.redis_url) as client,
+                memory_limit(client, int(client.info("memory")["used_memory"] * 1.05)),
+            ):
                 await wait_until(lambda: says("Redis at its memory limit"))
-                client.config_set("maxmemory", 0)
             await wait_until(lambda: says(""))
 
 
@@ -125,7 +125,7 @@ async def test_what_tells_of_other_tenants_is_the_operators(service: TestService
     if asked.sees:
         assert "atelier_jobs_ready" in metrics.text
     else:
-        assert (metrics.status_code, error_of(metrics)["code"]) == (401, "unauthorized")
+        refused(metrics, 401, "unauthorized")
         assert metrics.headers["www-authenticate"] == "Bearer"
 
 

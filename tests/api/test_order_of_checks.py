@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import BODIES, BODY_A, BODY_B, LORA_FIELD, Member, TestService, error_of
+from tests.api.app import BODIES, BODY_A, BODY_B, LORA_FIELD, Member, TestService, refused
 from tests.support import PRIVATE_ADAPTER
 
 A, B = Variant.A, Variant.B
@@ -25,7 +25,7 @@ async def expect(
     path: str = "/v1/generate",
 ) -> None:
     answer = await service.client.post(path, content=content, headers=headers)
-    assert (answer.status_code, error_of(answer)["code"]) == (status, code), answer.text
+    refused(answer, status, code)
 
 
 @pytest.fixture(scope="session")

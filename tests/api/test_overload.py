@@ -8,14 +8,13 @@ import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
 
 import httpx
 import pytest
-import redis
 
 from serve_app.domain.requests import Variant
-from tests.api.app import BODY_A, Member, TestService, client_of, error_of, open_service
+from tests.api.app import BODY_A, Member, TestService, client_of, open_service, refused
+from tests.support import plain_redis
 
 CONNECTIONS = 2
 WAIT = timedelta(milliseconds=100)
@@ -41,14 +40,13 @@ async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
     async def poll() -> httpx.Response:
         return await service.poll(member, variant, job_id)
 
-    with redis.Redis.from_url(service.resources.redis_url) as admin:
-        cast(Any, admin).client_pause(PAUSE_MS)  # both connections are in use meanwhile
+    with plain_redis(service.resources.redis_url) as admin:
+        admin.client_pause(PAUSE_MS)  # both connections are in use meanwhile
         held = [asyncio.create_task(poll()) for _ in range(CONNECTIONS)]
         await asyncio.sleep(0)
-        refused, ready = await asyncio.gather(poll(), service.resources.readiness())
-    assert refused.status_code == 503
-    assert error_of(refused)["code"] == "overloaded"
-    assert int(refused.headers["retry-after"]) >= 1
+        answer, ready = await asyncio.gather(poll(), service.resources.readiness())
+    refused(answer, 503, "overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
     assert ready.states["redis"] == "busy"
     assert ready.is_ready, "a replica that is only busy stays in the balance"
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * CONNECTIONS
@@ -99,9 +97,11 @@ async def test_requests_beyond_those_that_may_wait_are_overloaded(tmp_path: Path
         member = await small.member()
         path = f"/v1/generate/{await small.submit(member)}"
         async with client_of(small.resources.app(requests_waiting=2)) as client:
-            with redis.Redis.from_url(small.resources.redis_url) as admin:
-                cast(Any, admin).client_pause(PAUSE_MS)
+            with plain_redis(small.resources.redis_url) as admin:
+                admin.client_pause(PAUSE_MS)
             answers = await asyncio.gather(*(client.get(path, headers=member.a) for _ in range(6)))
-    refused = [answer for answer in answers if answer.status_code != 200]
-    assert [(answer.status_code, error_of(answer)["code"]) for answer in refused] == [(503, "overloaded")] * 3
-    assert all(answer.headers["retry-after"] and answer.headers["x-ratelimit-limit"] for answer in refused)
+    assert [answer.status_code for answer in answers].count(200) == 3
+    for answer in answers:
+        if answer.status_code != 200:
+            refused(answer, 503, "overloaded")
+            assert answer.headers["retry-after"]

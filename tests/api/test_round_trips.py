@@ -2,15 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from statistics import median
-from typing import Any, cast
 
 import httpx
 import pytest
-import redis
 
 from serve_app.domain.requests import Variant
 from tests.api.app import BODY_A, Member, TestService
-from tests.support import PRIVATE_ADAPTER
+from tests.support import PRIVATE_ADAPTER, plain_redis
 
 TIMES = 10
 RoundTrips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float]]
@@ -22,7 +20,7 @@ def round_trips(service: TestService) -> Iterator[RoundTrips]:
 
     What the service sends at intervals is left out, and so is the first request, which may load a script.
     """
-    server = cast(Any, redis.Redis.from_url(service.resources.redis_url))
+    server = plain_redis(service.resources.redis_url)
 
     def read() -> int:
         return server.info("stats")["total_reads_processed"]

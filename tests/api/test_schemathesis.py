@@ -3,17 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import service_settings
-from tests.live import live_service
-from tests.support import volatile_redis
+from tests.api.app import Member
+from tests.live import Live
 
 QUICK = ("--phases", "examples,coverage", "--max-examples", "5")
 SWEEP = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "200")
@@ -27,25 +25,18 @@ SPECIAL = {"jobs": TWO_CREDENTIALS, "loras": (*TWO_CREDENTIALS, "--exclude-opera
 pytestmark = pytest.mark.timeout(300)
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The application at an address, a worker that completes every job, and a key for both interfaces."""
-
+class Served(NamedTuple):
     base_url: str
-    key: str
+    member: Member
 
     def header(self, variant: Variant) -> str:
-        return f"Authorization: Bearer {self.key}" if variant is Variant.A else f"X-API-Key: {self.key}"
+        [row] = self.member.headers(variant).items()
+        return ": ".join(row)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    with volatile_redis() as redis_url:
-        settings = service_settings(folder, [], redis_url=redis_url, max_queued_per_account=100_000)
-        with live_service(settings) as live:
-            _, key = live.member(plan_a="unlimited", plan_b="unlimited")
-            yield Served(live.base_url, key)
+def served(live: Live) -> Served:
+    return Served(live.base_url, Member(*live.member(plan_a="unlimited", plan_b="unlimited")))
 
 
 def schemathesis(served: Served, document: str, variant: Variant, folder: Path, *options: str) -> str:

@@ -1,7 +1,6 @@
 """A real service under test, started by `serve run configs/local.yaml` instead of `atelier up`."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import psutil
 import yaml
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
+from tests import processes
 from tests.composition import open_resources
 from tests.deployments.service import ENVIRONMENT, START_LIMIT_S
 from tests.support import ROOT, free_port, says_ready, until
@@ -73,15 +72,8 @@ class ServeRun:
             answers = says_ready(f"http://127.0.0.1:{self.port}")
         except httpx.TransportError:
             return False
-        return answers and not any(call in title for title in self._titles() for call in (".__init__", ".initialize"))
-
-    def _titles(self) -> list[str]:
-        """What its processes are doing, by Ray's titles: a replica that runs its constructor is starting."""
-        titles: list[str] = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                titles += process.cmdline()
-        return titles
+        titles = processes.descendants(self.process.pid).values()
+        return answers and not any(call in title for title in titles for call in processes.CONSTRUCTORS)
 
     async def _new_key(self) -> str:
         async with open_resources(Settings(data_dir=self.data_dir)) as resources:

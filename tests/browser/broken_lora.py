@@ -8,10 +8,10 @@ from typing import Any
 from safetensors.numpy import load_file, save
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.jobs import JobKind, JobState, NewJob, new_adapter_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import JobState, new_adapter_id
 from tests.composition import Resources
-from tests.support import POCKET, adapter_of, wait_until
+from tests.made_jobs import accept, job_of
+from tests.support import POCKET, adapter_of, existing, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,7 @@ async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost in
 
 async def fail_job(resources: Resources, lora: BrokenLora) -> str:
     """Ask for an image with the LoRA, and wait until the job has failed."""
-    account = await resources.accounts.get("acme")
-    assert account is not None
+    account = existing(await resources.accounts.get("acme"))
     job_id = await _accept(resources, account, lora.id, seeds=(1,), steps=1, width=256, height=256)
     await wait_until(lambda: has_state(resources, job_id, JobState.FAILED))
     return job_id
@@ -60,19 +59,10 @@ async def _id_of(resources: Resources, lora_name: str) -> str:
     return next(lora.id for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
 
 
-async def _accept(
-    resources: Resources, account: Account, lora_id: str, *, prompt: str = "a red flower", **fields: Any
-) -> str:
-    request = GenerationRequest(prompt=prompt, lora_id=lora_id, **fields)
-    job_id, owner = new_job_id(JobKind.GENERATION), account.id
-    await resources.queue.accept(
-        NewJob(
-            job_id=job_id, variant=Variant.A, account_id=owner, request=request, adapter_id=lora_id, plan=account.plan_a
-        )
-    )
-    return job_id
+async def _accept(resources: Resources, account: Account, lora_id: str, **fields: Any) -> str:
+    usual = {"prompt": "a red flower", "lora_id": lora_id, "adapter_id": lora_id, "plan": account.plan_a}
+    return await accept(resources, account.id, **{**usual, **fields})
 
 
 async def has_state(resources: Resources, job_id: str, state: JobState) -> bool:
-    job = await resources.jobs.find(job_id)
-    return job is not None and job.state is state
+    return (await job_of(resources, job_id)).state is state

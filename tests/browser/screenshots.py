@@ -22,7 +22,7 @@ from tests.browser import pages
 from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
 from tests.browser.site import Site, open_site, sign_in
-from tests.support import ROOT, volatile_redis
+from tests.support import ROOT, existing, volatile_redis
 
 FLOWER = "a yellow flower with a red middle on a blue background"
 HILLS = "a yellow sun over green hills under a blue sky"
@@ -127,8 +127,7 @@ async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
         site.run(site.resources.accounts.create(name, plan_a=plan))
     lora = site.run(break_lora(site.resources, into / "no such folder"))
     failed = [site.run(fail_job(site.resources, lora)) for _ in range(3)]
-    acme = site.run(site.resources.accounts.get("acme"))
-    assert acme is not None
+    acme = existing(site.run(site.resources.accounts.get("acme")))
     for _ in range(5):
         site.run(ask_for_images(site.resources, acme, "outline"))
     await sign_in(page, site.operator_url())

@@ -22,7 +22,7 @@ from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings
 from tests.browser.site import Site, sign_in
 from tests.browser.test_flows import job_of, wait_until_done
-from tests.support import plain_redis
+from tests.support import existing, plain_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
@@ -97,8 +97,7 @@ async def test_the_console_where_something_is_refused(page: Page, site: Site, tm
     """The account has a LoRA and a failed job, and its forms come back with what is wrong."""
     lora = site.run(break_lora(site.resources, tmp_path, name="Worn ink"))
     job_id = site.run(fail_job(site.resources, lora))
-    account = site.run(site.resources.accounts.get("acme"))
-    assert account is not None
+    account = existing(site.run(site.resources.accounts.get("acme")))
     await sign_in(page, site.sign_in_url(account))
     found: list[str] = []
     for path in (f"playground/{job_id}", f"history/{job_id}", "history", "loras", f"loras/{lora.id}"):
@@ -153,8 +152,7 @@ async def test_the_console_of_who_has_nothing_yet_or_may_open_little(page: Page,
 async def test_the_operators_pages(page: Page, site: Site, tmp_path: Path) -> None:
     lora = site.run(break_lora(site.resources, tmp_path, name="Torn ink"))
     jobs = [site.run(fail_job(site.resources, lora)) for _ in range(2)]
-    acme = site.run(site.resources.accounts.get("acme"))
-    assert acme is not None
+    acme = existing(site.run(site.resources.accounts.get("acme")))
     await page.goto(site.operator_url())
     found = await findings(page)
     await page.get_by_role("button", name="Sign in").click()

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deployments.local import app
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
-from tests.live import Live, live_service
+from tests.live import Live
 
 T = TypeVar("T")
 Work = Callable[[Resources], Coroutine[Any, Any, T]]
@@ -71,12 +71,6 @@ def atelier(settings: Settings, redis_db: redis.Redis) -> Atelier:
         "COLUMNS": "200",
     }
     return Atelier(settings, env)
-
-
-@pytest.fixture
-def live(settings: Settings, redis_db: redis.Redis) -> Iterator[Live]:
-    with live_service(settings) as service:
-        yield service
 
 
 @pytest.fixture

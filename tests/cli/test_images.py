@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from serve_app.domain.requests import GenerationRequest
 from tests.cli.conftest import Atelier
 from tests.live import Live
+from tests.made_jobs import generation_of
 from tests.support import PRIVATE_ADAPTER, adapter_id, adapter_of
 
 
@@ -51,11 +51,9 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
     live.run(live.resources.adapter_registry.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
     tried = atelier("loras", "try", "ink", "--json", "--out", str(tmp_path / "x.png"), env=environment)
-    job = live.run(live.resources.jobs.find(tried.facts["id"]))
-    assert job is not None
-    assert isinstance(job.request, GenerationRequest)
-    assert job.request.prompt == "purple mountains under a black sky with a yellow moon, ink drawing"
-    assert job.request.lora_id == mine.id
+    request = live.run(generation_of(live.resources, tried.facts["id"]))
+    assert request.prompt == "purple mountains under a black sky with a yellow moon, ink drawing"
+    assert request.lora_id == mine.id
     assert (tmp_path / "x.png").is_file()
 
 

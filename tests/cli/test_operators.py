@@ -2,6 +2,7 @@
 
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
+from tests.support import existing
 
 PASSWORD = "correct horse battery"
 
@@ -24,8 +25,7 @@ def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_s
 
 
 async def _open_session_of_bob(resources: Resources) -> str:
-    found = await resources.operators.get("bob")
-    assert found is not None
+    found = existing(await resources.operators.get("bob"))
     return await resources.operator_sessions.create("bob", credential_version=found.credential_version)
 
 

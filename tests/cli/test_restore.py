@@ -7,10 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
-import redis
 
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
@@ -23,7 +22,7 @@ from serve_app.store.redis_process import server_binary
 from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
-from tests.made_jobs import BROKEN, accept, claim, finish
+from tests.made_jobs import BROKEN, accept, claim, finish, job_of
 from tests.support import adapter_of, plain_redis
 
 
@@ -123,16 +122,14 @@ def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
         (claimed,) = await claim(resources, limit=8)
         assert claimed.lease.job_id == made.jobs["queued"]
         await finish(resources, claimed)
-        running = await resources.jobs.find(made.jobs["running"])
-        assert running is not None
-        assert running.state is JobState.RUNNING, "until its lease runs out"
+        assert (await job_of(resources, made.jobs["running"])).state is JobState.RUNNING, "until its lease runs out"
 
     moved.stores(look)
     with plain_redis(ensure_redis(moved.settings.data_dir).url) as client:
         assert audit(client, max_attempts=5) == []
 
 
-def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: redis.Redis) -> None:
+def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: Any) -> None:
     assert "put it back first" in atelier("restore", "--check").err
     atelier.settings.data_dir.mkdir(parents=True, exist_ok=True)
     made = atelier.stores(_fill)
@@ -151,10 +148,9 @@ def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: re
     assert weights.endswith(".safetensors")
     assert "1 images and 1 LoRA files looked for, 2 not in the storage" in atelier("restore", "--check").out
     record = redis_key("job", made.jobs["queued"])
-    untyped = cast(Any, redis_db)
-    untyped.hset(record, "version", RECORD_VERSION + 1)
+    redis_db.hset(record, "version", RECORD_VERSION + 1)
     assert "1 job records were written by a newer version" in _problem(atelier)
-    untyped.hset(record, "state", "unheard of")
+    redis_db.hset(record, "state", "unheard of")
     assert f"1 job records cannot be read, such as {made.jobs['queued']}" in _problem(atelier)
     redis_db.flushall()
     assert "holds no account" in _problem(atelier)

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import redis
 
-from serve_app.settings import Settings
-from tests.live import Live, live_service
+from serve_app.client import Client
+from tests.live import Live
 
 
 class LossyTransport(httpx.HTTPTransport):
@@ -26,13 +25,13 @@ class LossyTransport(httpx.HTTPTransport):
 
 
 @pytest.fixture
-def live(settings: Settings, redis_db: redis.Redis) -> Iterator[Live]:
-    with live_service(settings) as service:
-        yield service
-
-
-@pytest.fixture
 def key(live: Live) -> str:
     """A key for both interfaces."""
     _, secret = live.member()
     return secret
+
+
+@pytest.fixture
+def client(live: Live, key: str) -> Iterator[Client]:
+    with Client(live.base_url, key) as client:
+        yield client

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
@@ -30,14 +29,14 @@ from serve_app.client import (
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from tests.live import Live, live_service
-from tests.support import PRIVATE_ADAPTER, adapter_id, serving
+from tests.support import PRIVATE_ADAPTER, Answering, adapter_id, serving
 
 LORA = adapter_id("neon")
 PROMPT = "purple mountains under a black sky with a yellow moon"
 
 
-def test_an_invalid_field_is_named_with_its_range(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client, pytest.raises(InvalidRequest, match=r"guidance_scale.*1.*20") as error:
+def test_an_invalid_field_is_named_with_its_range(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match=r"guidance_scale.*1.*20") as error:
         client.generate(PROMPT, lora_id=LORA, guidance_scale=21)
     assert (error.value.status, error.value.code) == (400, "invalid_parameter")
     assert error.value.request_id
@@ -56,8 +55,8 @@ def test_what_a_key_may_not_do_is_unauthorized_or_forbidden(live: Live) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["gen_" + "a" * 26, "../models", "?", "a b"])
-def test_an_unknown_job_is_not_found(live: Live, key: str, run_id: str) -> None:
-    with Client(live.base_url, key) as client, pytest.raises(NotFound):
+def test_an_unknown_job_is_not_found(client: Client, run_id: str) -> None:
+    with pytest.raises(NotFound):
         client.run(run_id)
 
 
@@ -90,17 +89,11 @@ def test_no_server_at_the_address_is_unreachable_by_its_port(key: str) -> None:
 def web_server(status: int, body: str, **headers: str) -> Generator[str]:
     """A server that gives one answer to everything; its address."""
 
-    class Page(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body.encode())
+    class Page(Answering):
+        def do_GET(self) -> None:
+            self.answer(status, body.encode(), **headers)
 
-        do_GET = do_POST = do_DELETE = answer
-
-        def log_message(self, format: str, *args: object) -> None: ...
+        do_POST = do_DELETE = do_GET
 
     with serving(Page) as address:
         yield address
@@ -134,8 +127,8 @@ def test_an_answer_that_is_not_the_services_is_named(
             assert error.value.status == status
 
 
-def test_a_page_in_place_of_an_image_is_not_taken_for_it(live: Live, key: str, tmp_path: Path) -> None:
-    with Client(live.base_url, key) as client, web_server(200, LOGIN) as proxy:
+def test_a_page_in_place_of_an_image_is_not_taken_for_it(client: Client, tmp_path: Path) -> None:
+    with web_server(200, LOGIN) as proxy:
         job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
         record = job._record  # pyright: ignore[reportPrivateUsage]
         record = replace(record, images=[replace(record.images[0], url=f"{proxy}/x.png?signature=secret")])

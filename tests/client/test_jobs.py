@@ -47,21 +47,20 @@ def test_words_that_the_model_has_never_read_are_named(live: Live, key: str, int
         assert job.wait(timeout=20).unknown_words == ("dragon", "naïve")
 
 
-def test_generate_wait_and_open_the_image(live: Live, key: str) -> None:
+def test_generate_wait_and_open_the_image(client: Client) -> None:
     percentages: list[int] = []
-    with Client(live.base_url, key) as client:
-        job = client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
-        assert job.id.startswith("gen_")
-        assert not job.images
-        assert job.unknown_words == ()
-        job.wait(timeout=20, on_progress=percentages.append)
-        assert (job.status, job.progress, job.done) == ("completed", 100, True)
-        assert percentages == sorted(percentages)
-        assert percentages[-1] == 100
-        assert [(image.width, image.height) for image in job.images] == [(768, 512)] * 2
-        assert job.images[1].pil().size == (768, 512)
-        assert (job.images[0].image_id or "").startswith("img_")
-        assert job.completed_at is not None
+    job = client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
+    assert job.id.startswith("gen_")
+    assert not job.images
+    assert job.unknown_words == ()
+    job.wait(timeout=20, on_progress=percentages.append)
+    assert (job.status, job.progress, job.done) == ("completed", 100, True)
+    assert percentages == sorted(percentages)
+    assert percentages[-1] == 100
+    assert [(image.width, image.height) for image in job.images] == [(768, 512)] * 2
+    assert job.images[1].pil().size == (768, 512)
+    assert (job.images[0].image_id or "").startswith("img_")
+    assert job.completed_at is not None
 
 
 async def test_the_async_client_does_the_same(live: Live, key: str, tmp_path: Path) -> None:
@@ -99,18 +98,16 @@ def test_interface_b_accepts_its_own_sizes_and_a_negative_prompt(live: Live, key
 
 
 @pytest.mark.slow
-def test_an_image_can_be_upscaled(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client:
-        image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
-        assert image.image_id is not None
-        larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
-        assert (larger.width, larger.height) == (1024, 1024)
-        assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024
+def test_an_image_can_be_upscaled(client: Client) -> None:
+    image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
+    assert image.image_id is not None
+    larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
+    assert (larger.width, larger.height) == (1024, 1024)
+    assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024
 
 
-def test_models_are_those_the_account_may_use(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client:
-        names = {model.name for model in client.models()}
+def test_models_are_those_the_account_may_use(client: Client) -> None:
+    names = {model.name for model in client.models()}
     assert "Outline" in names
     assert "Private" not in names
 
@@ -131,8 +128,8 @@ def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
     assert transport.requests == []
 
 
-def test_an_option_of_no_interface_is_a_type_error(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client, pytest.raises(TypeError, match="guidence_scale"):
+def test_an_option_of_no_interface_is_a_type_error(client: Client) -> None:
+    with pytest.raises(TypeError, match="guidence_scale"):
         client.generate(PROMPT, lora_id=LORA, guidence_scale=None)  # pyright: ignore[reportCallIssue]
 
 
@@ -158,14 +155,13 @@ async def test_waiting_without_progress_is_one_long_poll(live: Live, key: str) -
             await waiting
 
 
-def test_waiting_times_out_and_the_job_goes_on(live: Live, key: str) -> None:
+def test_waiting_times_out_and_the_job_goes_on(live: Live, client: Client) -> None:
     live.outcome = "leave"
-    with Client(live.base_url, key) as client:
-        job = client.generate(PROMPT, lora_id=LORA)
-        with pytest.raises(WaitTimeout, match=job.id):
-            job.wait(timeout=0.5)
-        assert job.refresh().status == "processing"
-        assert job.estimated_completion_time is not None
+    job = client.generate(PROMPT, lora_id=LORA)
+    with pytest.raises(WaitTimeout, match=job.id):
+        job.wait(timeout=0.5)
+    assert job.refresh().status == "processing"
+    assert job.estimated_completion_time is not None
 
 
 def test_the_key_is_never_sent_to_the_image_host(live: Live, key: str) -> None:

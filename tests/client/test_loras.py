@@ -74,16 +74,15 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
 
 
 @pytest.mark.slow
-def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "PAGE", 3)
-    with Client(live.base_url, key) as client:
-        listed = client.loras.list(base_model="pocket")
-        assert len({lora.id for lora in listed}) == len(listed) == 8
-        neon = client.loras.list(q="NEON")
-        assert [lora.id for lora in neon] == [adapter_id("neon")]
-        assert isinstance(neon[0], Lora)
-        with pytest.raises(InvalidRequest, match="there is no base model"):
-            client.loras.add(OUTLINE, base_model="none")
+    listed = client.loras.list(base_model="pocket")
+    assert len({lora.id for lora in listed}) == len(listed) == 8
+    neon = client.loras.list(q="NEON")
+    assert [lora.id for lora in neon] == [adapter_id("neon")]
+    assert isinstance(neon[0], Lora)
+    with pytest.raises(InvalidRequest, match="there is no base model"):
+        client.loras.add(OUTLINE, base_model="none")
 
 
 def test_large_weights_that_the_account_has_are_not_sent_again(

@@ -56,12 +56,11 @@ def test_a_lost_response_is_retried_and_creates_no_second_job(live: Live) -> Non
     assert [stored.id for stored in stored_jobs] == [job.id]
 
 
-def test_two_calls_create_two_jobs_and_one_idempotency_key_creates_one(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as client:
-        first, second = (client.generate(PROMPT, lora_id=LORA) for _ in range(2))
-        assert first.id != second.id
-        mine, again = (client.generate(PROMPT, lora_id=LORA, idempotency_key="order-7") for _ in range(2))
-        assert mine.id == again.id
+def test_two_calls_create_two_jobs_and_one_idempotency_key_creates_one(client: Client) -> None:
+    first, second = (client.generate(PROMPT, lora_id=LORA) for _ in range(2))
+    assert first.id != second.id
+    mine, again = (client.generate(PROMPT, lora_id=LORA, idempotency_key="order-7") for _ in range(2))
+    assert mine.id == again.id
 
 
 def test_delays_grow_and_end_with_the_retry_budget() -> None:

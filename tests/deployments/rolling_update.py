@@ -19,6 +19,7 @@ import httpx
 from deployments.runtime import ray_environment
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from tests.deployments.service import serve_config
 from tests.deployments.three_nodes import deploy, new_key, pids_of
 from tests.support import free_port, says_ready, until
 
@@ -29,23 +30,13 @@ BEFORE_S, AFTER_S = 20.0, 10.0
 def config(port: int, checkout: str) -> dict[str, Any]:
     worker = {"threads": 1, "drain_s": 20}
     wrapper = f"{checkout}/deployments/proxy/haproxy"  # each checkout asks for its own
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "atelier",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": {"PYTHONPATH": checkout, "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper}},
-                "args": {
-                    "ingress": {"replicas": 2, "drain_s": 40},
-                    "generator": {**worker, "replicas": 2, "engine": {"max_rows": 4}},
-                    "upscaler": worker,
-                },
-            }
-        ],
+    args = {
+        "ingress": {"replicas": 2, "drain_s": 40},
+        "generator": {**worker, "replicas": 2, "engine": {"max_rows": 4}},
+        "upscaler": worker,
     }
+    found_at = {"PYTHONPATH": checkout, "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper}
+    return serve_config(port, args, runtime_env={"env_vars": found_at})
 
 
 class Load:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.store.embedded_redis import stop_redis
+from tests.processes import descendants
 from tests.support import ROOT, free_port, until
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
@@ -103,8 +103,7 @@ class Service:
 
     def pids(self, title: str) -> list[int]:
         """This service's processes whose title contains `title`."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        return [child.pid for child in children if any(title in word for word in _command(child))]
+        return [pid for pid, line in descendants(self.pid).items() if title in line]
 
     def kill(self, title: str) -> None:
         found = self.pids(title)
@@ -141,6 +140,13 @@ class Service:
         return ready_file.exists()
 
 
+def serve_config(port: int, args: dict[str, Any], **application: Any) -> dict[str, Any]:
+    """A Serve YAML of one application with these arguments."""
+    fields = {"name": "atelier", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
+    http = {"host": "127.0.0.1", "port": port}
+    return {"proxy_location": "HeadOnly", "http_options": http, "applications": [{**fields, **application}]}
+
+
 def start_up(*arguments: str, output: Path, cwd: str | Path = ROOT, **environment: str) -> subprocess.Popen[bytes]:
     with output.open("wb") as file:
         return subprocess.Popen(
@@ -150,10 +156,3 @@ def start_up(*arguments: str, output: Path, cwd: str | Path = ROOT, **environmen
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

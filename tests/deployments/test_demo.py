@@ -17,7 +17,7 @@ from deployments.output import Reporter
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.requests import Variant
 from tests.composition import Resources
-from tests.support import ROOT
+from tests.support import ROOT, existing
 
 BASE = "http://127.0.0.1:8000"
 
@@ -29,8 +29,7 @@ async def works(resources: Resources, secret: str) -> set[Variant]:
 
 
 async def revoke(resources: Resources, name: str) -> None:
-    account = await resources.accounts.get("demo")
-    assert account is not None
+    account = existing(await resources.accounts.get("demo"))
     (key,) = [
         key for key in await resources.api_keys.list(account.id) if key.name == f"demo {name}" and not key.revoked
     ]

@@ -14,9 +14,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Backlog, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import Backlog, JobKind
 from tests.composition import Resources
+from tests.made_jobs import accept
 from tests.support import wait_until
 
 
@@ -112,8 +112,7 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     monkeypatch.setenv("ATELIER_REDIS_URL", resources.redis_url)
     policy = BacklogPolicy("generation", target_s=0.001)
     await wait_until(lambda: policy(context(5))[0] == 0)
-    request, job_id = GenerationRequest(prompt="p", lora_id="neon", seeds=(1, 2, 3, 4)), new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(NewJob(job_id=job_id, variant=Variant.A, account_id="acct_x", request=request))
+    await accept(resources, images=4)
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 

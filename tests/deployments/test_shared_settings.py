@@ -12,7 +12,7 @@ from deployments.pools import Pool
 from deployments.requirements import machines, require_shared
 from deployments.start_checks import check_this_machine, missing_on
 from serve_app.settings import Settings
-from tests.support import ROOT
+from tests.support import ROOT, existing
 
 SHARED: dict[str, Any] = {
     "redis_url": "rediss://redis.internal:6379/0",
@@ -74,8 +74,7 @@ def test_up_refuses_the_file_of_a_cluster(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:
     args = read_config(CONFIGS / "one_gpu.yaml").args
-    missing = missing_on(demands(args), machine(0))
-    assert missing is not None
+    missing = existing(missing_on(demands(args), machine(0)))
     assert "generator 0.7, upscaler 0.3" in missing
     assert "Ray finds none on this machine" in missing
     assert missing_on(demands(args), machine(1)) is None
@@ -85,7 +84,6 @@ def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:
 def test_more_replicas_than_a_machine_has_gpus_are_refused_at_their_largest_number() -> None:
     text = "applications: [{args: {generator: {num_gpus: 1, replicas: {max_replicas: 3}}}}]"
     args = ServeConfig.model_validate(yaml.safe_load(text)).args
-    missing = missing_on(demands(args), machine(2))
-    assert missing is not None
+    missing = existing(missing_on(demands(args), machine(2)))
     assert "generator 3 × 1" in missing
     assert missing_on(demands(args), machine(3)) is None

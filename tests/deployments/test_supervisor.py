@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import is_alive
 from tests.support import ROOT, until
 
 PROGRAM = """
@@ -61,14 +62,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     ready = tmp_path / "ready"
     if ready.exists():
         assert not is_alive(int(ready.read_text())), "the child has outlived its supervisor"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(

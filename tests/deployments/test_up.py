@@ -20,12 +20,12 @@ def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
         shutil.rmtree(runtime_home(data_dir))
 
 
-def start_error(tmp_path: Path, *arguments: str, **environment: str) -> str:
-    """The one line that `atelier up` prints before it ends with exit code 2."""
+def start_error(tmp_path: Path, *arguments: str, code: int = 2, **environment: str) -> str:
+    """The one line that `atelier up` prints before it ends with this exit code."""
     output = tmp_path / "output.txt"
     defaults = ("--data-dir", str(tmp_path / "var"), "--port", str(free_port()))
     process = start_up(*defaults, *arguments, output=output, **environment)
-    assert process.wait(timeout=60) == 2, output.read_text()
+    assert process.wait(timeout=60) == code, output.read_text()
     (line,) = output.read_text().splitlines()
     return line
 
@@ -103,11 +103,7 @@ def test_a_redis_url_of_another_scheme(tmp_path: Path) -> None:
 
 def test_with_json_an_unreachable_redis_is_one_line_on_stderr(tmp_path: Path) -> None:
     """Nothing is printed on stdout before the ready line."""
-    output = tmp_path / "output.txt"
-    arguments = ("--json", "--redis-url", "redis://127.0.0.1:9", "--data-dir", str(tmp_path / "var"))
-    assert start_up(*arguments, "--port", str(free_port()), output=output).wait(timeout=60) == 1
-    (line,) = output.read_text().splitlines()
-    assert "cannot be reached" in line
+    assert "cannot be reached" in start_error(tmp_path, "--json", "--redis-url", "redis://127.0.0.1:9", code=1)
 
 
 def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:

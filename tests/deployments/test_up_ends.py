@@ -13,6 +13,7 @@ import pytest
 
 from deployments.runtime import kill_all_of, processes_in, runtime_home
 from serve_app.store.embedded_redis import stop_redis
+from tests import processes
 from tests.attack.start_sync import start_sync
 from tests.attack.test_listeners import listeners_of
 from tests.deployments.service import START_LIMIT_S, STOP_LIMIT_S, start_up
@@ -33,8 +34,8 @@ class Start:
         self.seen: dict[int, psutil.Process] = {}
 
     def until_it_runs(self, program: str) -> psutil.Process:
-        self._until(lambda: any(program in _program(process) for process in self.seen.values()))
-        return next(process for process in self.seen.values() if program in _program(process))
+        self._until(lambda: any(program in processes.program(pid) for pid in self.seen))
+        return next(process for pid, process in self.seen.items() if program in processes.program(pid))
 
     def until_it_says(self, text: str) -> None:
         self._until(lambda: text in self.output)
@@ -59,7 +60,7 @@ class Start:
         except subprocess.TimeoutExpired:
             pytest.fail(self.output)
         assert "Traceback" not in self.output
-        assert not [process for process in self.seen.values() if _is_alive(process)]
+        assert not [pid for pid, process in self.seen.items() if process.is_running() and processes.is_alive(pid)]
         assert not processes_in(self.data_dir / "redis")
 
     @property
@@ -74,20 +75,6 @@ class Start:
         kill_all_of(runtime_home(self.data_dir))
         stop_redis(self.data_dir)
         shutil.rmtree(runtime_home(self.data_dir))
-
-
-def _program(process: psutil.Process) -> str:
-    try:
-        return Path(process.exe()).name
-    except (psutil.Error, OSError):
-        return ""
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

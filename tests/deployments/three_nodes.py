@@ -32,6 +32,8 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect_sync
 from serve_app.store.redis_process import server_binary
 from tests.composition import open_resources
+from tests.deployments.service import serve_config
+from tests.processes import descendants
 from tests.support import free_port, says_ready, until
 
 JOBS = 4
@@ -47,27 +49,17 @@ WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 def config(port: int, *, most: int, least: int = 0) -> dict[str, Any]:
     """A Serve YAML with `most` generators and upscalers at most, and `least` generators."""
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "atelier",
-                "route_prefix": "/",
-                "import_path": "deployments.app:build",
-                "deployments": [
-                    _scaled("generator", "generation", most, least=least, target_s=1),
-                    _scaled("upscaler", "upscale", most, target_s=20),
-                ],
-                "args": {
-                    "ingress": {"drain_s": 2, "resources": {"ingress": 1}},
-                    "housekeeper": {"resources": {"housekeeper": 1}},
-                    "generator": {**WORKER, "num_gpus": 0.7, "resources": {"generator": 1}, "engine": {"max_rows": 4}},
-                    "upscaler": {**WORKER, "num_gpus": 0.3, "resources": {"upscaler": 1}},
-                },
-            }
-        ],
+    args = {
+        "ingress": {"drain_s": 2, "resources": {"ingress": 1}},
+        "housekeeper": {"resources": {"housekeeper": 1}},
+        "generator": {**WORKER, "num_gpus": 0.7, "resources": {"generator": 1}, "engine": {"max_rows": 4}},
+        "upscaler": {**WORKER, "num_gpus": 0.3, "resources": {"upscaler": 1}},
     }
+    scaled = [
+        _scaled("generator", "generation", most, least=least, target_s=1),
+        _scaled("upscaler", "upscale", most, target_s=20),
+    ]
+    return serve_config(port, args, deployments=scaled)
 
 
 def _scaled(name: str, kind: str, most: int, *, target_s: float, least: int = 0) -> dict[str, Any]:
@@ -283,13 +275,7 @@ def what_runs() -> str:
 
 def pids_of(title: str) -> list[int]:
     """Processes with this title; the parent of each is its node's raylet."""
-    found: list[int] = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            found += [child.pid] if any(title in word for word in child.cmdline()) else []
-        except psutil.Error:
-            continue
-    return found
+    return [pid for pid, line in descendants(os.getpid()).items() if title in line]
 
 
 def finished(caller: httpx.Client, request_id: str) -> dict[str, Any]:

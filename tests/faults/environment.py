@@ -1,5 +1,6 @@
 """A service without Ray that a test may break: its own Redis, storage and worker processes."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Sequence
@@ -10,20 +11,22 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import redis
+import httpx
 
-from serve_app.domain.jobs import Job, JobKind, JobState, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
+from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.jobs.queue import JobQueue
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.worker.attempt import retry_until_available
+from tests.api.app import Member, TestService, client_of, service_settings
 from tests.composition import Resources, open_resources
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
 from tests.faults.storage import register_faulty
 from tests.faults.worker import WorkerBehavior, start_worker
-from tests.support import adapter_id, wait_until, write_catalog
+from tests.made_jobs import new_job
+from tests.support import adapter_id, plain_redis, wait_until, write_catalog
 
 ACCOUNT = "acct_faults"
 SHORT, LONG = 3, 40
@@ -77,11 +80,10 @@ class Environment:
             request = replace(request, lora_id=adapter_id)
         adapter = await (catalog or self.resources.catalog).adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
-            NewJob(
-                job_id=job_id or new_job_id(JobKind.GENERATION),
-                variant=Variant.A,
-                account_id=account,
+            new_job(
+                account,
                 request=request,
+                job_id=job_id or new_job_id(JobKind.GENERATION),
                 group=adapter.sha256 if adapter else "",
                 adapter_id=adapter_id,
                 idempotency_key=key,
@@ -110,6 +112,11 @@ class Environment:
         assert found is not None, job_id
         return found
 
+    async def failure(self, job_id: str) -> Failure:
+        failure = (await self.job(job_id)).failure
+        assert failure is not None, job_id
+        return failure
+
     async def until(self, job_id: str, state: JobState) -> Job:
         async def is_there() -> bool:
             return (await self.job(job_id)).state is state
@@ -134,6 +141,14 @@ class Environment:
 
         await wait_until(is_over, timeout=timeout)
 
+    async def until_counted(self, what: str) -> None:
+        """One of the counters of jobs has begun to count."""
+
+        async def is_counted() -> bool:
+            return (await self.resources.queue_stats.counts()).get(what, 0) > 0
+
+        await wait_until(is_counted, timeout=SETTLE.total_seconds())
+
     async def ends_well(self) -> None:
         """Wait until every acknowledged job has ended, as the auditor confirms."""
         await self.until_ended()
@@ -146,6 +161,11 @@ class Environment:
                 lambda job_id=job_id: self.resources.queue.cancel(job_id, account_id=None), within=SETTLE
             )
 
+    async def cancels_well(self) -> None:
+        """Cancel every acknowledged job, which the auditor confirms."""
+        await self.cancel_all()
+        assert not await self.audit()
+
     async def audit(self) -> list[str]:
         return await retry_until_available(lambda: audit_service(self.resources, self.acknowledged), within=SETTLE)
 
@@ -154,9 +174,9 @@ class Environment:
         """Every file in the image folder, drafts included."""
         return [path for path in (self.settings.data_dir / "images").rglob("*") if path.is_file()]
 
-    def redis(self) -> redis.Redis:
+    def redis(self) -> Any:
         """A plain client, to break the server with."""
-        return redis.Redis.from_url(self.redis_url, decode_responses=True, encoding_errors="surrogateescape")
+        return plain_redis(self.redis_url)
 
     @property
     def redis_url(self) -> str:
@@ -164,6 +184,14 @@ class Environment:
 
     def kill_redis(self) -> None:
         os.kill(ensure_redis(self.settings.data_dir).pid, signal.SIGKILL)
+
+    async def start_redis(self) -> None:
+        await asyncio.to_thread(ensure_redis, self.settings.data_dir)
+
+    async def crash_redis(self) -> None:
+        """Kill the server, and start it again."""
+        self.kill_redis()
+        await self.start_redis()
 
     def end_processes(self) -> None:
         for process in self.processes:
@@ -191,6 +219,33 @@ async def open_environment(folder: Path, **changes: Any) -> AsyncGenerator[Envir
                 env.end_processes()
     finally:
         stop_redis(settings.data_dir)
+
+
+class Ingress:
+    """The application in this process, and a caller with keys."""
+
+    def __init__(self, env: Environment, client: httpx.AsyncClient, member: Member) -> None:
+        self._env = env
+        self.client = client
+        self.member = member
+
+    async def post(
+        self, body: dict[str, Any], headers: dict[str, str], *, may_end_as: Sequence[JobState] = ()
+    ) -> httpx.Response:
+        """Ask for an image; an acknowledged id is in the acknowledged."""
+        answer = await self.client.post("/v1/generate", json=body, headers=headers)
+        if answer.is_success:
+            job_id = answer.json().get("request_id") or answer.json()["run_id"]
+            self._env.acknowledged.note(self.member.account.id, job_id, may_end_as=may_end_as)
+        return answer
+
+
+@asynccontextmanager
+async def open_ingress(env: Environment, folder: Path, settings: Settings) -> AsyncGenerator[Ingress]:
+    plans = service_settings(folder / "plans", []).plans
+    settings = settings.model_copy(update={"plans": plans})
+    async with open_resources(settings) as resources, client_of(resources.app()) as client:
+        yield Ingress(env, client, await TestService(resources, client).member())
 
 
 def picture(*, steps: int, seed: int, prompt: str, lora: str, size: int) -> GenerationRequest:

@@ -4,16 +4,20 @@ import asyncio
 import hashlib
 import itertools
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
+from serve_app.settings import Settings
+from tests.composition import open_resources
 from tests.faults.reconciliation import AcknowledgedJobs
 
 AGAIN_S, POLL_S, CALL_LIMIT_S = 0.25, 0.5, 10.0
@@ -72,14 +76,14 @@ class Callers:
         *,
         lora_ids: list[str],
         prompt: str,
-        seed: int,
+        seed: int = 1,
         call_limit_s: float = CALL_LIMIT_S,
     ) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         self._client = httpx.AsyncClient(base_url=base_url, timeout=call_limit_s, limits=limits)
         self._base_url = base_url
         self._account = account
-        self._headers = {"a": {"Authorization": f"Bearer {key}"}, "b": {"X-API-Key": key}}
+        self.headers = {"a": {"Authorization": f"Bearer {key}"}, "b": {"X-API-Key": key}}
         self._lora_ids = lora_ids
         self._prompt = prompt
         self._rnd = random.Random(seed)
@@ -99,7 +103,7 @@ class Callers:
 
     async def run_steadily(self) -> None:
         """Poll one job and accept others, which are canceled, at a steady rate, however long a call takes."""
-        polled = await self._ask("/v1/generate", self._body("b"), self._headers["b"])
+        polled = await self._ask("/v1/generate", self._body("b"), self.headers["b"])
         async with asyncio.TaskGroup() as group:
             for number in itertools.count():
                 if self.stop.is_set():
@@ -113,16 +117,25 @@ class Callers:
     async def _accept_and_cancel(self) -> None:
         answer = await self._timed("POST", "/v1/generate", self._body("b"))
         if answer is not None and answer.is_success:
-            await self._call("POST", f"/v1/jobs/{answer.json()['run_id']}/cancel", self._headers["b"])
+            await self._call("POST", f"/v1/jobs/{answer.json()['run_id']}/cancel", self.headers["b"])
 
     async def _timed(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response | None:
         begun = time.monotonic()
         self.seen.open.add(begun)
-        answer = await self._call(method, path, self._headers["b"], body)
+        answer = await self._call(method, path, self.headers["b"], body)
         self.seen.open.discard(begun)
         status = answer.status_code if answer is not None else None
         self.seen.calls.append(Call(method, begun, time.monotonic() - begun, status))
         return answer
+
+    @classmethod
+    async def of(cls, settings: Settings, base_url: str, *, prompt: str = "a lighthouse", **more: Any) -> Self:
+        """Callers with an account of their own."""
+        async with open_resources(settings) as resources:
+            account = await resources.accounts.create("callers", plan_a="roomy", plan_b="roomy")
+            _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+            lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
+        return cls(base_url, account, secret, lora_ids=lora_ids, prompt=prompt, **more)
 
     @property
     def unfinished(self) -> int:
@@ -155,7 +168,7 @@ class Callers:
 
         Now and then ask once more.
         """
-        headers = self._headers[interface] | {"Idempotency-Key": f"chaos-{next(self._numbers)}"}
+        headers = self.headers[interface] | {"Idempotency-Key": f"chaos-{next(self._numbers)}"}
         job_id = await self._ask(path, body, headers)
         self.acknowledged.note(self._account.id, job_id)
         self._unfinished[job_id] = interface
@@ -174,7 +187,7 @@ class Callers:
 
     async def _cancel(self, job_id: str, interface: str) -> None:
         self.acknowledged.may_end_as[job_id] = frozenset({JobState.CANCELED, JobState.COMPLETED})
-        await self._call("POST", f"/v1/jobs/{job_id}/cancel", self._headers[interface])
+        await self._call("POST", f"/v1/jobs/{job_id}/cancel", self.headers[interface])
 
     async def _poll_until_done(self) -> None:
         while not self.stop.is_set() or self._unfinished:
@@ -184,7 +197,7 @@ class Callers:
 
     async def _poll(self, job_id: str, interface: str) -> None:
         path = f"/v1/generate/{job_id}" if interface == "a" else f"/v1/generations/{job_id}"
-        answer = await self._call("GET", path, self._headers[interface])
+        answer = await self._call("GET", path, self.headers[interface])
         if answer is None or not answer.is_success:
             return
         record = answer.json()
@@ -227,6 +240,12 @@ class Callers:
             self.seen.surprises.append(
                 f"{answer.request.method} {answer.url.path}: {answer.status_code} {answer.text[:120]}"
             )
+
+
+def say(text: str) -> None:
+    """To whoever watches the run (`pytest -s`)."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _addresses(record: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from math import floor
 
-import redis
 from PIL import Image
 
 from serve_app.domain.durations import epoch_ms
@@ -17,6 +16,7 @@ from serve_app.jobs.records import read_job, work_of
 from serve_app.operations.housekeeping import sweep
 from tests.audit import Reading, audit
 from tests.composition import Resources
+from tests.support import plain_redis
 
 STRIDE = 500
 DAY_MS = 86_400_000
@@ -45,9 +45,7 @@ class AcknowledgedJobs:
 async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
     await sweep(resources.images, resources.jobs, resources.settings)
-    with redis.Redis.from_url(
-        resources.redis_url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=READ_LIMIT_S
-    ) as client:
+    with plain_redis(resources.redis_url, socket_timeout=READ_LIMIT_S) as client:
         problems = audit(client, max_attempts=resources.settings.max_attempts, max_skips=max_skips)
         reading = Reading(client)
     records = await records_of(resources, reading.names("job"))

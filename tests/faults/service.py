@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import yaml
@@ -13,7 +12,8 @@ import yaml
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.settings import ROOT, Settings
 from serve_app.store.redis_process import server_process
-from tests.faults import processes
+from tests import processes
+from tests.deployments.service import serve_config
 from tests.support import free_port, wait_until
 
 START_LIMIT_S = 300.0
@@ -30,7 +30,13 @@ class Service:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._config = folder / "serve.yaml"
-        self._config.write_text(yaml.safe_dump(_serve_config(self.port, generators, ingresses)))
+        one_thread = {"drain_s": 3, "threads": 1}
+        args = {
+            "ingress": {"replicas": ingresses, "drain_s": 2},
+            "generator": {"replicas": generators, "engine": {"max_rows": 4}, **one_thread},
+            "upscaler": one_thread,
+        }
+        self._config.write_text(yaml.safe_dump(serve_config(self.port, args)))
         plans = folder / "plans.yaml"
         plans.write_text(yaml.safe_dump(PLANS))
         self.environment = {"ATELIER_LEASE": f"PT{lease_s}S", "ATELIER_PLANS": str(plans), "HF_HUB_OFFLINE": "1"}
@@ -70,6 +76,13 @@ class Service:
         assert self._process.poll() is None, f"the service ended:\n{self.log.read_text()[-2000:]}"
         return (self.data_dir / "first-image.png").exists() and await self.is_ready()
 
+    def pids(self, part: str, *, at_work: bool = False) -> list[int]:
+        """The processes of one part, Redis included; with `at_work` those alone that have started."""
+        if part == "redis":
+            pid = server_process(self.data_dir / "redis")
+            return [pid] if pid else []
+        return (processes.started_of_part if at_work else processes.of_part)(self.pid, part)
+
     async def is_ready(self) -> bool:
         try:
             return (await self._client.get(f"{self.base_url}/readyz", timeout=5)).is_success
@@ -78,9 +91,7 @@ class Service:
 
     def kill_everything(self) -> None:
         """What a machine's sudden end leaves: nothing of Ray, of the replicas, of Redis."""
-        victims = [self.pid, *processes.descendants(self.pid)]
-        redis_pid = server_process(self.data_dir / "redis")
-        for pid in victims + ([redis_pid] if redis_pid else []):
+        for pid in (self.pid, *processes.descendants(self.pid), *self.pids("redis")):
             processes.kill(pid)
         kill_all_of(self.runtime_home)
         assert self._process is not None
@@ -96,18 +107,3 @@ class Service:
             await wait_until(lambda: process.poll() is not None, timeout=STOP_LIMIT_S)
         except TimeoutError:
             self.kill_everything()
-
-
-def _serve_config(port: int, generators: int, ingresses: int) -> dict[str, Any]:
-    one_thread = {"drain_s": 3, "threads": 1}
-    args = {
-        "ingress": {"replicas": ingresses, "drain_s": 2},
-        "generator": {"replicas": generators, "engine": {"max_rows": 4}, **one_thread},
-        "upscaler": one_thread,
-    }
-    application = {"name": "atelier", "route_prefix": "/", "import_path": "deployments.app:build", "args": args}
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [application],
-    }

@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,9 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import Variant
-from serve_app.store.redis_process import server_process
+from tests import processes
 from tests.composition import Resources, open_resources
-from tests.faults import processes
-from tests.faults.load import Callers
+from tests.faults.load import Callers, say
 from tests.faults.reconciliation import audit_service, records_of, states
 from tests.faults.service import Service
 from tests.support import wait_until
@@ -95,11 +92,7 @@ class Chaos:
         await self._until_accepting(part)
 
     def _pids(self, part: str) -> list[int]:
-        name = part.removeprefix("frozen ").removeprefix("paused ")
-        if name == "redis":
-            pid = server_process(self._service.data_dir / "redis")
-            return [pid] if pid else []
-        return processes.of_part(self._service.pid, name)
+        return self._service.pids(part.removeprefix("frozen ").removeprefix("paused "))
 
     async def _replaced(self, part: str, pid: int) -> None:
         began = time.monotonic()
@@ -120,7 +113,7 @@ class Chaos:
 
     def _show(self, passed: float, seconds: float) -> None:
         seen = self._callers.seen
-        _say(
+        say(
             f"\r{passed:5.0f} of {seconds:.0f} s · killed {self.killed.total()} · accepted {len(self._callers.acknowledged.all)}"
             f" · ended {len(seen.ends)} · unfinished {self._callers.unfinished}   "
         )
@@ -136,7 +129,8 @@ async def _thaw(pid: int) -> None:
 @pytest.mark.ray
 async def test_nothing_accepted_is_lost_while_processes_are_killed_and_frozen(service: Service) -> None:
     await service.start()
-    callers = await _callers(service)
+    canary = f"a lighthouse and a {secrets.token_hex(8)} canary"
+    callers = await Callers.of(service.settings, service.base_url, prompt=canary, seed=SEED)
     chaos = Chaos(service, callers, random.Random(SEED))
     calling = asyncio.create_task(callers.run())
     try:
@@ -171,22 +165,12 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed_and_frozen(se
         "canary_hits": hits,
         "problems": problems,
     }
-    _say("\n" + json.dumps(report, indent=2) + "\n")
+    say("\n" + json.dumps(report, indent=2) + "\n")
     assert not problems
     assert not hits
     assert not callers.seen.double
     assert not callers.seen.surprises
     assert not callers.seen.not_ours, "answers outside the contract's envelope"
-
-
-async def _callers(service: Service) -> Callers:
-    """An account whose key and prompt are canaries: they may appear in no log."""
-    async with open_resources(service.settings) as resources:
-        account = await resources.accounts.create("chaos", plan_a="roomy", plan_b="roomy")
-        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-        lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
-    prompt = f"a lighthouse and a {secrets.token_hex(8)} canary"
-    return Callers(service.base_url, account, secret, lora_ids=lora_ids, prompt=prompt, seed=SEED)
 
 
 def canary_hits(service: Service, callers: Callers) -> list[str]:
@@ -221,9 +205,3 @@ def _as_callers_saw(resources: Resources, callers: Callers, records: Mapping[str
 def _spread(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
     return {"n": len(ordered), "median": round(ordered[len(ordered) // 2], 2), "max": round(ordered[-1], 2)}
-
-
-def _say(text: str) -> None:
-    """To whoever watches the run (`pytest -s`)."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -6,9 +6,7 @@ Redis has the true time.
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from serve_app.accounts.sessions import Holder
@@ -16,10 +14,9 @@ from serve_app.domain.jobs import CommitReply, HeartbeatReply, JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.store.redis_client import connect
-from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
-from tests.composition import open_resources
+from tests.api.app import ALL, BODY_A, BODY_B
 from tests.faults.clock import by_the_callers_clock, clock_off_by
-from tests.faults.environment import Environment, open_environment
+from tests.faults.environment import Environment, Ingress, open_environment, open_ingress
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 
 pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
@@ -32,36 +29,16 @@ CLOSE = timedelta(minutes=5)
 
 def _true_time(env: Environment) -> datetime:
     with env.redis() as client:
-        seconds, _ = client.time()  # pyright: ignore[reportGeneralTypeIssues] - redis-py types both kinds of client
+        seconds, _ = client.time()
     return datetime.fromtimestamp(seconds, UTC)
-
-
-class Ingress:
-    """The application in this process, whose clock the test sets, and a caller."""
-
-    def __init__(self, env: Environment, client: httpx.AsyncClient, member: Member) -> None:
-        self._scene = env
-        self.client = client
-        self.member = member
-
-    async def post(self, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
-        answer = await self.client.post("/v1/generate", json=body, headers=headers)
-        assert answer.is_success, answer.text
-        job_id = answer.json().get("request_id") or answer.json()["run_id"]
-        self._scene.acknowledged.note(self.member.account.id, job_id)
-        return answer
-
-    async def cancel(self, job_id: str) -> None:
-        await self.client.post(f"/v1/jobs/{job_id}/cancel", headers=self.member.a)
-        self._scene.acknowledged.may_end_as[job_id] = frozenset({JobState.CANCELED})
 
 
 @pytest.fixture
 async def ingress(env: Environment, tmp_path: Path) -> AsyncIterator[Ingress]:
-    plans = service_settings(tmp_path / "plans", []).plans
-    settings = env.settings.model_copy(update={"plans": plans, "redis_url": env.redis_url})
-    async with open_resources(settings) as resources, client_of(resources.app()) as client:
-        yield Ingress(env, client, await TestService(resources, client).member())
+    """Its clock is the test's own."""
+    settings = env.settings.model_copy(update={"redis_url": env.redis_url})
+    async with open_ingress(env, tmp_path, settings) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("error", [AHEAD, BEHIND], ids=["ahead", "behind"])
@@ -71,8 +48,8 @@ async def test_a_job_goes_from_an_ingress_to_a_worker_with_opposite_errors(
     began = _true_time(env)
     with clock_off_by(error):
         run = await ingress.post(BODY_B | {"width": 256, "height": 256}, ingress.member.b)
-        asked = await ingress.post(BODY_A, ingress.member.a)
-        await ingress.cancel(asked.json()["request_id"])
+        asked = await ingress.post(BODY_A, ingress.member.a, may_end_as=[JobState.CANCELED])
+        await ingress.client.post(f"/v1/jobs/{asked.json()['request_id']}/cancel", headers=ingress.member.a)
         assert timedelta(seconds=run.json()["estimated_time"]) < CLOSE
         assert int(run.headers["RateLimit"].rpartition("t=")[2]) <= 3600
         env.worker(WorkerBehavior(clock_error=-error, reaps=True))
@@ -123,8 +100,7 @@ async def test_a_reaper_with_a_fast_clock_steals_nothing_and_ends_nothing(strict
         assert await queue.reap() == 0
     assert await queue.heartbeat(lease, progress=1) is HeartbeatReply.OK
     assert await queue.release(lease) is CommitReply.REQUEUED
-    await strict.cancel_all()
-    assert not await strict.audit()
+    await strict.cancels_well()
 
 
 async def test_the_auditor_finds_what_a_script_by_its_callers_clock_would_end(strict: Environment) -> None:

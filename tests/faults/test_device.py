@@ -16,10 +16,9 @@ pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 async def test_jobs_that_do_not_fit_together_are_drawn_in_smaller_batches(env: Environment) -> None:
     ids = [await env.accept(seed=seed) for seed in range(4)]
     env.worker(WorkerBehavior(device_rows=4))
-    await env.until_ended()
+    await env.ends_well()
     assert (env.settings.data_dir / OUT_OF_MEMORY).exists(), "they were never tried together"
     assert [(await env.job(job_id)).attempt for job_id in ids] == [1] * 4
-    assert not await env.audit()
 
 
 async def test_a_job_that_fits_no_device_fails_by_name_and_alone(tmp_path: Path) -> None:
@@ -28,11 +27,8 @@ async def test_a_job_that_fits_no_device_fails_by_name_and_alone(tmp_path: Path)
         for seed in range(3):
             await env.accept(seed=seed)
         env.worker(WorkerBehavior(device_rows=4))
-        await env.until_ended()
-        failure = (await env.job(large)).failure
-        assert failure is not None
-        assert failure.code is FailureCode.OUT_OF_MEMORY
-        assert not await env.audit()
+        await env.ends_well()
+        assert (await env.failure(large)).code is FailureCode.OUT_OF_MEMORY
 
 
 async def test_a_lost_device_costs_its_process_and_no_job(env: Environment) -> None:
@@ -48,8 +44,7 @@ async def test_an_image_that_is_no_numbers_is_not_stored_as_a_black_one(env: Env
     job_id = await env.accept(may_end_as=[JobState.FAILED])
     env.worker(WorkerBehavior(decodes_nan=True, reaps=True))
     await env.until_ended()
-    failure = (await env.job(job_id)).failure
-    assert failure is not None
+    failure = await env.failure(job_id)
     assert failure.code is FailureCode.GENERATION_FAILED
     assert "not finite" in failure.message
     assert not env.images

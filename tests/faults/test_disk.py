@@ -1,6 +1,5 @@
 """What Redis wrote, and what is on the disk: a torn or damaged file, a full disk, a power cut."""
 
-import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.store.embedded_redis import ensure_redis
 from tests.faults.environment import Environment, open_environment
+from tests.store.redis_servers import append_only_file, damaged
 from tests.support import mounted_disk, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -19,15 +19,9 @@ pytestmark = pytest.mark.timeout(300)
 CANCELED = [JobState.CANCELED]
 
 
-def append_only_file(env: Environment) -> Path:
-    home = env.settings.data_dir / "redis"
-    files = [home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")]
-    return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
-
-
 async def _stopped(env: Environment) -> Path:
     env.kill_redis()
-    file = append_only_file(env)
+    file = append_only_file(env.settings.data_dir)
     await wait_until(lambda: file.exists())
     return file
 
@@ -38,9 +32,8 @@ async def test_a_torn_last_write_costs_nothing_that_was_acknowledged(env: Enviro
     file = await _stopped(env)
     with file.open("ab") as torn:
         torn.write(b"*3\r\n$3\r\nSET\r\n$5\r\nhal")
-    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
-    await env.cancel_all()
-    assert not await env.audit()
+    await env.start_redis()
+    await env.cancels_well()
 
 
 async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(env: Environment) -> None:
@@ -49,7 +42,7 @@ async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(env: Env
     file = await _stopped(env)
     content = file.read_bytes()
     file.write_bytes(content[: content.rindex(b"MULTI")])
-    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.start_redis()
     await env.cancel_all()
     assert any("there is no record of it" in problem for problem in await env.audit())
 
@@ -57,16 +50,11 @@ async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(env: Env
 async def test_a_damaged_middle_is_named_and_not_skipped(env: Environment) -> None:
     for seed in range(3):
         await env.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(env)
-    content = file.read_bytes()
-    middle = content.index(b"*", len(content) // 2)
-    file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
-    with pytest.raises(StoreUnavailable, match="Bad file format"):
-        await asyncio.to_thread(ensure_redis, env.settings.data_dir)
-    file.write_bytes(content)
-    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
-    await env.cancel_all()
-    assert not await env.audit()
+    refused = pytest.raises(StoreUnavailable, match=r"did not come up(.|\n)*Bad file format")
+    with damaged(await _stopped(env)), refused:
+        await env.start_redis()
+    await env.start_redis()
+    await env.cancels_well()
 
 
 @pytest.fixture
@@ -89,10 +77,9 @@ async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> No
                 break
         assert refused, "the disk never filled"
         ballast.unlink()
-        await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+        await env.start_redis()
         await env.accept(seed=1, key="afterwards", may_end_as=CANCELED)
-        await env.cancel_all()
-        assert not await env.audit()
+        await env.cancels_well()
 
 
 @pytest.fixture
@@ -117,7 +104,7 @@ async def _through_a_power_cut(env: Environment, *, appendfsync: str) -> list[st
     file = await _stopped(env)
     with file.open("r+b") as cut:
         cut.truncate(int(file.with_name(f"{file.name}.synced").read_text()))
-    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.start_redis()
     await env.cancel_all()
     return await env.audit()
 

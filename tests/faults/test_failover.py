@@ -5,10 +5,8 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
@@ -17,7 +15,7 @@ from tests.composition import open_resources
 from tests.faults.environment import Environment, open_environment
 from tests.faults.reconciliation import audit_service
 from tests.faults.redis_proxy import RedisProxy, proxy_to
-from tests.support import wait_until
+from tests.support import plain_redis, wait_until
 
 CANCELED = [JobState.CANCELED]
 BEFORE, BEHIND = range(4), range(4, 6)
@@ -31,9 +29,7 @@ class Cluster:
         self.env = env
         self.proxy = proxy
         self._replica_url = replica_url
-        self._replica: Any = cast(
-            Any, redis.Redis.from_url(replica_url, decode_responses=True, encoding_errors="surrogateescape")
-        )
+        self._replica = plain_redis(replica_url)
 
     async def replicate(self) -> None:
         host, port = self.proxy.url.removeprefix("redis://").split(":")

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,17 +19,16 @@ import pytest
 import yaml
 
 from deployments.runtime import processes_in, runtime_home
-from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_process
+from tests import processes
 from tests.attack.serve_run import ServeRun
 from tests.composition import open_resources
-from tests.faults import processes
-from tests.faults.load import Callers
+from tests.faults.load import Callers, say
 from tests.faults.reconciliation import audit_service
 from tests.faults.service import PLANS, Service
-from tests.support import mounted_disk, wait_until
+from tests.support import existing, mounted_disk, wait_until
 
 FREEZES_S = (5, 20, 60)
 """The longest is beyond what a silent server is waited for."""
@@ -82,8 +80,7 @@ class Running:
 
     async def freeze(self, seconds: float) -> None:
         """Freeze the server for so long, and count the servers meanwhile."""
-        pid = server_process(self.redis)
-        assert pid is not None
+        pid = existing(server_process(self.redis))
         os.kill(pid, signal.SIGSTOP)
         thaw_at = time.monotonic() + seconds
         while time.monotonic() < thaw_at:
@@ -146,7 +143,7 @@ async def disk(request: pytest.FixtureRequest, running: Running) -> AsyncIterato
 @pytest.mark.timeout(1500)
 async def test_nothing_is_lost_and_nothing_left_while_redis_is_frozen(running: Running, disk: Path | None) -> None:
     await running.start()
-    callers, headers = await _callers(running)
+    callers = await Callers.of(running.settings, running.base_url)
     calling = asyncio.create_task(callers.run())
     accepting_after_s: dict[int, float] = {}
     try:
@@ -163,9 +160,8 @@ async def test_nothing_is_lost_and_nothing_left_while_redis_is_frozen(running: R
         await asyncio.wait({calling}, timeout=SETTLE_LIMIT_S)
     finally:
         calling.cancel()
-    unknown = await _unknown(running.base_url, headers, callers.acknowledged.all)
-    server = server_process(running.redis)
-    assert server is not None
+    unknown = await _unknown(running.base_url, callers.headers["b"], callers.acknowledged.all)
+    server = existing(server_process(running.redis))
     os.kill(server, signal.SIGSTOP)
     stopped_s = await running.stop()
     async with open_resources(running.settings) as resources:
@@ -181,7 +177,7 @@ async def test_nothing_is_lost_and_nothing_left_while_redis_is_frozen(running: R
         "stopped_s": round(stopped_s, 1),
         "problems": problems,
     }
-    sys.stdout.write("\n" + json.dumps(report, indent=2) + "\n")
+    say("\n" + json.dumps(report, indent=2) + "\n")
     assert not problems
     assert not unknown
     assert not callers.seen.surprises
@@ -189,15 +185,6 @@ async def test_nothing_is_lost_and_nothing_left_while_redis_is_frozen(running: R
     assert not callers.seen.double
     assert running.most_servers == 1
     assert stopped_s < STOP_LIMIT_S[running.way]
-
-
-async def _callers(running: Running) -> tuple[Callers, dict[str, str]]:
-    async with open_resources(running.settings) as resources:
-        account = await resources.accounts.create("frozen", plan_a="roomy", plan_b="roomy")
-        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-        lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
-    callers = Callers(running.base_url, account, secret, lora_ids=lora_ids, prompt="a lighthouse", seed=1)
-    return callers, {"X-API-Key": secret}
 
 
 async def _unknown(base_url: str, headers: dict[str, str], job_ids: list[str]) -> list[str]:

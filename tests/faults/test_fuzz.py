@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import redis
 
 from serve_app.store.embedded_redis import stop_redis
 from tests.api.app import LORA, TestService, client_of, service_settings
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.hostile import Hostile, hostile_requests, send
+from tests.support import plain_redis
 
 QUICK, SOAK = 3_000, int(os.environ.get("SOAK_REQUESTS", "110000"))
 SEED = int(os.environ.get("SOAK_SEED", "20261121"))
@@ -51,9 +51,7 @@ async def _fuzz(resources: Resources, number: int) -> Counter[int]:
         statuses[status] += 1
         if count % 10_000 == 0:
             sys.stdout.write(f"\r{count} of {number} in {time.monotonic() - began:.0f} s: {dict(statuses)}   ")
-    with redis.Redis.from_url(
-        resources.redis_url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
-    ) as plain:
+    with plain_redis(resources.redis_url, socket_timeout=600) as plain:
         assert not audit(plain, max_attempts=resources.settings.max_attempts)
     return statuses
 

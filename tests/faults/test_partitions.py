@@ -16,9 +16,8 @@ from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
-from tests.api.app import Member, TestService, client_of, service_settings
-from tests.composition import open_resources
-from tests.faults.environment import HASTY, LONG, Environment
+from tests.api.app import BODY_B
+from tests.faults.environment import HASTY, LONG, Environment, Ingress, open_ingress
 from tests.faults.redis_proxy import RedisProxy, proxy_to
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.rewriting import replacing
@@ -26,7 +25,6 @@ from tests.support import store_image, wait_until
 
 pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
-BODY = {"positive_prompt": "a lighthouse", "model_id": ""}
 REFUSED_WITHIN_S = 15.0
 """One call's limit of three seconds, and what a crowded test machine adds."""
 
@@ -37,10 +35,10 @@ async def proxy(env: Environment) -> AsyncIterator[RedisProxy]:
         yield opened
 
 
-def _through(env: Environment, proxy: RedisProxy, **changes: Any) -> Settings:
+def _through(env: Environment, proxy: RedisProxy) -> Settings:
     """The env's settings, with Redis at the other end of the proxy."""
     fields = {name: getattr(env.settings, name) for name in env.settings.model_fields_set}
-    return Settings.model_validate({**fields, "redis_url": proxy.url, **changes})
+    return Settings.model_validate({**fields, "redis_url": proxy.url})
 
 
 @pytest.mark.soak
@@ -71,9 +69,8 @@ async def test_a_short_cut_costs_no_attempt(env: Environment, proxy: RedisProxy)
     await env.until_running(job_id)
     proxy.refuse()
     proxy.heal()
-    await env.until_ended()
+    await env.ends_well()
     assert (await env.job(job_id)).attempt == 1
-    assert not await env.audit()
 
 
 MOVES = ("accept", "claim", "heartbeat", "finish", "fail", "release", "cancel", "reap")
@@ -144,27 +141,6 @@ async def _also_fails(env: Environment, queue: JobQueue, through_proxy: Any) -> 
     await through_proxy("fail", queue.fail(claim.lease, failure, retry=False))
 
 
-class Ingress:
-    """The application on one side of the proxy, and a caller with keys."""
-
-    def __init__(self, client: httpx.AsyncClient, member: Member, env: Environment) -> None:
-        self._client = client
-        self._member = member
-        self._scene = env
-
-    async def post(self, key: str) -> httpx.Response:
-        """Ask for an image; an acknowledged id is in the acknowledged."""
-        lora = (await self._scene.resources.catalog.all())[0].id
-        answer = await self._client.post(
-            "/v1/generate", json=BODY | {"model_id": lora}, headers=self._member.b | {"Idempotency-Key": key}
-        )
-        if answer.is_success:
-            self._scene.acknowledged.note(
-                self._member.account.id, answer.json()["run_id"], may_end_as=[JobState.CANCELED, JobState.COMPLETED]
-            )
-        return answer
-
-
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """Disable garbage collection meanwhile.
@@ -179,12 +155,14 @@ def uncollected() -> Iterator[None]:
 
 @pytest.fixture
 async def ingress(env: Environment, proxy: RedisProxy, tmp_path: Path) -> AsyncIterator[Ingress]:
-    plans = service_settings(tmp_path / "plans", []).plans
-    async with (
-        open_resources(_through(env, proxy, plans=plans)) as resources,
-        client_of(resources.app()) as client,
-    ):
-        yield Ingress(client, await TestService(resources, client).member(), env)
+    """The application on one side of the proxy."""
+    async with open_ingress(env, tmp_path, _through(env, proxy)) as opened:
+        yield opened
+
+
+async def _post(ingress: Ingress, key: str) -> httpx.Response:
+    headers = ingress.member.b | {"Idempotency-Key": key}
+    return await ingress.post(BODY_B, headers, may_end_as=[JobState.CANCELED, JobState.COMPLETED])
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -192,21 +170,20 @@ async def ingress(env: Environment, proxy: RedisProxy, tmp_path: Path) -> AsyncI
 async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     env: Environment, proxy: RedisProxy, ingress: Ingress, fault: str
 ) -> None:
-    assert (await ingress.post("first")).is_success
+    assert (await _post(ingress, "first")).is_success
     getattr(proxy, fault)()
     began = time.monotonic()
-    answers = await asyncio.gather(*(ingress.post(f"key-{n}") for n in range(40)))
+    answers = await asyncio.gather(*(_post(ingress, f"key-{n}") for n in range(40)))
     took = time.monotonic() - began
     assert {answer.status_code for answer in answers} == {503}
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
     assert all(answer.json()["error"]["code"] == "unavailable" for answer in answers)
     assert took < REFUSED_WITHIN_S
     proxy.heal()
-    again = await asyncio.gather(*(ingress.post(f"key-{n}") for n in range(40)))
+    again = await asyncio.gather(*(_post(ingress, f"key-{n}") for n in range(40)))
     assert [answer.text for answer in again if not answer.is_success] == []
     assert len(set(env.acknowledged.all)) == 41
-    await env.cancel_all()
-    assert not await env.audit()
+    await env.cancels_well()
 
 
 @pytest.mark.soak
@@ -214,23 +191,21 @@ async def test_a_slow_connection_slows_and_refuses_nobody(
     env: Environment, proxy: RedisProxy, ingress: Ingress
 ) -> None:
     proxy.slow(0.2)
-    answers = await asyncio.gather(*(ingress.post(f"key-{n}") for n in range(10)))
+    answers = await asyncio.gather(*(_post(ingress, f"key-{n}") for n in range(10)))
     assert {answer.status_code for answer in answers} == {200}
-    await env.cancel_all()
-    assert not await env.audit()
+    await env.cancels_well()
 
 
 async def test_replies_lost_to_the_ingress_make_no_second_job(
     env: Environment, proxy: RedisProxy, ingress: Ingress
 ) -> None:
-    assert (await ingress.post("first")).is_success
+    assert (await _post(ingress, "first")).is_success
     proxy.lose_reply_to(_load_script(env, env.resources.queue, "accept"))
-    assert (await ingress.post("second")).is_success
+    assert (await _post(ingress, "second")).is_success
     assert proxy.lost_replies == 1
-    await env.cancel_all()
+    await env.cancels_well()
     assert len(env.acknowledged.all) == 2
     assert (await env.resources.queue_stats.counts())["accepted"] == 2
-    assert not await env.audit()
 
 
 @pytest.mark.soak

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from serve_app.domain.requests import Variant
-from serve_app.store.redis_process import server_process
-from tests.composition import open_resources
-from tests.faults import processes
-from tests.faults.load import Call, Callers
+from tests import processes
+from tests.faults.load import Call, Callers, say
 from tests.faults.service import Service
 from tests.support import wait_until
 
@@ -78,13 +75,7 @@ class Row:
 @pytest.fixture
 async def callers(service: Service) -> Callers:
     await service.start()
-    async with open_resources(service.settings) as resources:
-        account = await resources.accounts.create("other", plan_a="roomy", plan_b="roomy")
-        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-        lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
-    return Callers(
-        service.base_url, account, secret, lora_ids=lora_ids, prompt="a lighthouse", seed=1, call_limit_s=PATIENCE_S
-    )
+    return await Callers.of(service.settings, service.base_url, call_limit_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(("service", "parts"), [(2, PARTS), (1, ("ingress",))], indirect=["service"])
@@ -93,14 +84,14 @@ async def test_a_dead_or_frozen_process_is_replaced_and_others_go_on(
 ) -> None:
     """On a service of two ingresses and generators, and on one with one of each."""
     rows: list[Row] = []
-    _say(f"\n{HEAD}\n{'|---' * HEAD.count(' | ')}|---|\n")
+    say(f"\n{HEAD}\n{'|---' * HEAD.count(' | ')}|---|\n")
     async with _running(callers.run_steadily(), callers):
         for part in parts:
             for name, number in {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}.items():
                 if (part, number) != ("redis", signal.SIGSTOP):
                     rows.append(await _row(service, callers, part, f"{name} of {part}", number))
-                    _say(f"{rows[-1]}\n")
-    _say(f"load {os.getloadavg()}\n")
+                    say(f"{rows[-1]}\n")
+    say(f"load {os.getloadavg()}\n")
     late = [row.fault for row in rows if row.fault.endswith(REPLICAS) and (row.begun_s or PATIENCE_S) > REPLACED_S]
     assert not late
     assert not callers.seen.not_ours, "answers outside the contract's envelope"
@@ -108,25 +99,25 @@ async def test_a_dead_or_frozen_process_is_replaced_and_others_go_on(
 
 
 async def test_no_process_is_replaced_on_a_busy_machine(service: Service, callers: Callers) -> None:
-    pids = {part: _pids(service, part) for part in PARTS if part != "haproxy"}
+    pids = {part: service.pids(part, at_work=True) for part in PARTS if part != "haproxy"}
     async with _running(callers.run(), callers):
         with _busy_machine():
             await asyncio.sleep(LOADED_S)  # that nothing happens shows after a time only
             load = os.getloadavg()
-            found = {part: _pids(service, part) for part in pids}
-    _say(f"load {load}; answers {dict(callers.seen.answers)}; jobs ended {len(callers.seen.ends)}\n")
-    _say("".join(f"{line}\n" for line in _doubts(service)))
+            found = {part: service.pids(part, at_work=True) for part in pids}
+    say(f"load {load}; answers {dict(callers.seen.answers)}; jobs ended {len(callers.seen.ends)}\n")
+    say("".join(f"{line}\n" for line in _doubts(service)))
     assert found == pids
 
 
 async def _row(service: Service, callers: Callers, part: str, fault: str, number: signal.Signals) -> Row:
     await wait_until(lambda: _is_quiet(service, callers), timeout=SETTLE_LIMIT_S)
-    known = _pids(service, part)
+    known = service.pids(part, at_work=True)
     began = time.monotonic()
     os.kill(known[0], number)
-    starting = set(_pids(service, part, at_work=False))
+    starting = set(service.pids(part))
     begun_s = await _seconds_until(
-        lambda: not processes.is_alive(known[0]) or not starting.issuperset(_pids(service, part, at_work=False)),
+        lambda: not processes.is_alive(known[0]) or not starting.issuperset(service.pids(part)),
         since=began,
     )
     gone_s = await _seconds_until(lambda: not processes.is_alive(known[0]), since=began)
@@ -152,23 +143,20 @@ def _is_quiet(service: Service, callers: Callers) -> bool:
     recent = [call for call in seen.calls[-1000:] if call.begun > now - QUIET_S]
     waits = any(begun < now - 1 for begun in seen.open)
     served = bool(recent) and min(call.begun for call in recent) < now - QUIET_S + 1
-    return served and not waits and all(call.is_usual for call in recent) and all(_pids(service, p) for p in PARTS)
-
-
-def _pids(service: Service, part: str, *, at_work: bool = True) -> list[int]:
-    """With `at_work` those alone that have started."""
-    if part == "redis":
-        pid = server_process(service.data_dir / "redis")
-        return [pid] if pid else []
-    return (processes.started_of_part if at_work else processes.of_part)(service.pid, part)
+    return (
+        served
+        and not waits
+        and all(call.is_usual for call in recent)
+        and all(service.pids(p, at_work=True) for p in PARTS)
+    )
 
 
 async def _successor_after(service: Service, part: str, known: Sequence[int], *, since: float) -> float | None:
     """A starting replica has the title of one at work for less than a moment, between two calls."""
     while True:
-        found_s = await _seconds_until(lambda: not set(known).issuperset(_pids(service, part)), since=since)
+        found_s = await _seconds_until(lambda: not set(known).issuperset(service.pids(part, at_work=True)), since=since)
         await asyncio.sleep(MOMENT_S)
-        if found_s is None or not set(known).issuperset(_pids(service, part)):
+        if found_s is None or not set(known).issuperset(service.pids(part, at_work=True)):
             return found_s
 
 
@@ -218,8 +206,3 @@ def _p99(calls: Sequence[Call]) -> str:
 
 def _seconds(value: float | None) -> str:
     return f"not in {PATIENCE_S:.0f}" if value is None else f"{value:.1f}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -11,10 +11,8 @@ from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
 
 import pytest
-import redis
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobState
@@ -23,7 +21,7 @@ from serve_app.store.keys import redis_key
 from serve_app.worker.attempt import WorkerTiming
 from tests.faults.environment import ACCOUNT, ENDLESS, HASTY, LONG, Environment, open_environment
 from tests.faults.worker import FORKED_WORKERS, POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
-from tests.support import adapter_id, wait_until
+from tests.support import adapter_id, existing, wait_until
 
 pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
@@ -105,8 +103,7 @@ async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_whe
     first = [await env.accept(steps=LONG, may_end_as=[JobState.CANCELED]) for _ in range(JOBS_OF_BOTH)]
     await _until_all_run(env, first, workers)
     await env.cancel_all()
-    outline = await env.resources.catalog.adapter(adapter_id("outline"))
-    assert outline is not None
+    outline = existing(await env.resources.catalog.adapter(adapter_id("outline")))
     took: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
         reaping = group.create_task(reap_forever(env.resources.for_housekeeping))
@@ -138,16 +135,13 @@ async def _until_all_run(
     env: Environment, job_ids: Sequence[str], workers: Collection[str], *, progress: int = 1
 ) -> None:
     """Until each of the workers has claimed one of the jobs, and come so far with it."""
-    client = cast(
-        Any, redis.Redis.from_url(env.resources.redis_url, decode_responses=True, encoding_errors="surrogateescape")
-    )
+    with env.redis() as client:
 
-    def running() -> set[str]:
-        rows = [client.hmget(redis_key("job", job_id), "worker", "progress") for job_id in job_ids]
-        return {worker for worker, shown in rows if worker and int(shown or 0) >= progress}
+        def running() -> set[str]:
+            rows = [client.hmget(redis_key("job", job_id), "worker", "progress") for job_id in job_ids]
+            return {worker for worker, shown in rows if worker and int(shown or 0) >= progress}
 
-    await wait_until(lambda: running() == set(workers), timeout=60)
-    client.close()
+        await wait_until(lambda: running() == set(workers), timeout=60)
 
 
 async def _are_unavailable(env: Environment, job_ids: Sequence[str]) -> bool:
@@ -180,11 +174,7 @@ async def _frozen_past_its_lease(env: Environment, behavior: WorkerBehavior) -> 
 
 async def test_a_frozen_worker_wakes_up_fenced(env: Environment) -> None:
     zombie = await _frozen_past_its_lease(env, WorkerBehavior())
-
-    async def was_fenced() -> bool:
-        return (await env.resources.queue_stats.counts()).get("fenced", 0) > 0
-
-    await wait_until(was_fenced, timeout=60)
+    await env.until_counted("fenced")
     zombie.terminate()
     await wait_until(lambda: zombie.exitcode == 0, timeout=60)
     assert len(env.images) == 1, "it left no object of its own, before any sweep"

@@ -2,9 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
-
-import redis
+from typing import Any
 
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.history import DeadLetters, JobReader
@@ -14,6 +12,7 @@ from serve_app.settings import Settings
 from serve_app.store.keys import PREFIX
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite, Script
+from tests.support import plain_redis
 
 CLOCK = PREFIX + "test-clock"
 _REAL = """local time = redis.call('TIME')
@@ -67,9 +66,7 @@ class LogicalQueue(JobQueue):
         self.settings = settings
         self.fairness = fairness or Fairness()
         self.client = connect(f"{url}?db={database}")
-        self.sync = cast(
-            Any, redis.Redis.from_url(f"{url}?db={database}", decode_responses=True, encoding_errors="surrogateescape")
-        )
+        self.sync = plain_redis(f"{url}?db={database}")
         super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
         self.reader = JobReader(self.client, rewrite=both)
         self.stats = QueueStats(self.client)

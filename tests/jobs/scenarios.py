@@ -5,11 +5,10 @@ mutation run can repeat it with a defect planted.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import wraps
 from inspect import iscoroutinefunction, signature
-from typing import Protocol
+from typing import Any, Protocol
 
 from serve_app.domain.errors import FailureCode, Forbidden
 from serve_app.domain.jobs import (
@@ -20,16 +19,15 @@ from serve_app.domain.jobs import (
     Job,
     JobKind,
     Lease,
-    NewJob,
-    StoredImage,
 )
-from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.queue import Fairness
 from serve_app.jobs.records import RECORD_VERSION
 from serve_app.store.keys import redis_key
 from tests.jobs.job_model import FAILURE
 from tests.jobs.logical_queue import LogicalQueue
+from tests.made_jobs import new_job, stored_image
+from tests.support import existing
 
 WORK = 30 * 512 * 512 / 1e6
 """Of one image at the default size and steps, in megapixel-steps."""
@@ -62,7 +60,7 @@ async def a_small_account_does_not_wait_behind_a_burst(queue: LogicalQueue) -> N
 async def the_time_a_job_took_corrects_its_accounts_vtime(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3, queue_share=2.0)
     await _accept(queue, "bob", 8)
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     assert _vtime(queue, "ann") == COST / 2
     await _finish(queue, lease, seconds=5 * COST)
     assert _vtime(queue, "ann") == 5 * COST / 2
@@ -72,7 +70,7 @@ async def the_time_a_job_took_corrects_its_accounts_vtime(queue: LogicalQueue) -
 async def a_correction_reaches_an_account_with_nothing_waiting(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     await _accept(queue, "bob", 8)
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     await _finish(queue, lease, seconds=4 * COST)
     await _accept(queue, "ann", 1)
     assert _vtime(queue, "ann") == 4 * COST
@@ -106,11 +104,11 @@ async def all_are_even_when_the_queue_is_empty(queue: LogicalQueue) -> None:
 async def an_attempt_that_came_to_nothing_costs_its_account_nothing(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3)
     await _accept(queue, "bob", 3)
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     assert _vtime(queue, "ann") == COST
     await queue.release(lease)
     assert _vtime(queue, "ann") == 0
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     await queue.fail(lease, FAILURE, retry=True)
     assert _vtime(queue, "ann") == 0
     await _claim(queue, "w1")
@@ -120,36 +118,32 @@ async def an_attempt_that_came_to_nothing_costs_its_account_nothing(queue: Logic
 
 async def a_returned_job_keeps_its_place(queue: LogicalQueue) -> None:
     first = (await _accept(queue, "ann", 3))[0]
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     await queue.release(lease)
-    assert (await _claim(queue, "w1"))[0].job_id == first.id
+    assert (await _claim_one(queue)).job_id == first.id
     await _lose_leases(queue)
-    assert (await _claim(queue, "w1"))[0].job_id == first.id
+    assert (await _claim_one(queue)).job_id == first.id
 
 
 async def a_held_adapter_is_preferred(queue: LogicalQueue) -> None:
-    await _accept(queue, "ann", 1, group="ga")
-    await _accept(queue, "ann", 1, group="gb")
+    await _accept_of(queue, "ga", "gb")
     assert await _groups(queue, "w1", resident=("gb", "gx")) == ["gb"]
 
 
 async def of_several_held_adapters_the_oldest_job_comes_first(queue: LogicalQueue) -> None:
-    for group in ("ga", "gb", "gc", "gd", "ge", "gf"):
-        await _accept(queue, "ann", 1, group=group)
+    await _accept_of(queue, "ga", "gb", "gc", "gd", "ge", "gf")
     assert await _groups(queue, "w1", resident=("gf", "ge", "gd", "gc", "gb"), limit=3) == ["gb", "gc", "gd"]
 
 
 async def of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first(queue: LogicalQueue) -> None:
     groups = [f"g{n:02}" for n in range(16)]
-    for group in ("gx", *groups):
-        await _accept(queue, "ann", 1, group=group)
+    await _accept_of(queue, "gx", *groups)
     assert await _groups(queue, "w1", resident=groups[::-1], limit=3) == groups[:3]
 
 
 async def a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them(queue: LogicalQueue) -> None:
     resident = [f"g{n}" for n in range(300)]
-    for group in ("gx", "g270", "gy", "g3"):
-        await _accept(queue, "ann", 1, group=group)
+    await _accept_of(queue, "gx", "g270", "gy", "g3")
     assert await _groups(queue, "w1", resident=resident, limit=2) == ["g270", "g3"]
     assert await _groups(queue, "w1", resident=resident, limit=2) == ["gx", "gy"], "none of its own waits any more"
 
@@ -201,10 +195,8 @@ async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(qu
 
 
 async def other_work_is_taken_while_a_group_is_left_to_its_owner(queue: LogicalQueue) -> None:
-    await _accept(queue, "ann", 1, group="ga")
-    await _claim(queue, "w1", limit=4)
-    await _accept(queue, "ann", 1, group="ga")
-    await _accept(queue, "ann", 1, group="gb")
+    await _give_away(queue, "ga")
+    await _accept_of(queue, "ga", "gb")
     await _accept(queue, "bob", 1, group="gc")
     assert sorted(await _groups(queue, "w2", limit=4)) == ["gb", "gc"]
 
@@ -227,9 +219,8 @@ async def a_saturated_owner_loses_its_claim(queue: LogicalQueue) -> None:
 
 
 async def a_job_that_waited_for_the_owner_goes_to_anyone(queue: LogicalQueue) -> None:
-    await _accept(queue, "ann", 1, group="ga")
-    await _claim(queue, "w1", limit=4)
-    await _accept(queue, "ann", 1, group="ga")
+    await _give_away(queue, "ga")
+    await _accept_of(queue, "ga")
     queue.advance(999)
     assert await _groups(queue, "w2") == []
     queue.advance(1)
@@ -237,16 +228,14 @@ async def a_job_that_waited_for_the_owner_goes_to_anyone(queue: LogicalQueue) ->
 
 
 async def a_worker_not_seen_for_long_owns_nothing(queue: LogicalQueue) -> None:
-    await _accept(queue, "ann", 1, group="ga")
-    await _claim(queue, "w1", limit=4)
+    await _give_away(queue, "ga")
     queue.advance(int(WORKER_LIFE.total_seconds() * 1000))
-    await _accept(queue, "ann", 1, group="ga")
+    await _accept_of(queue, "ga")
     assert await _groups(queue, "w2") == ["ga"]
 
 
 async def a_heartbeat_keeps_its_worker_alive(queue: LogicalQueue) -> None:
-    await _accept(queue, "ann", 1, group="ga")
-    lease = (await _claim(queue, "w1", limit=4))[0]
+    lease = await _give_away(queue, "ga")
     for _ in range(4):
         queue.advance(20_000)
         await queue.heartbeat(lease, progress=1)
@@ -294,7 +283,7 @@ async def a_job_is_tried_as_often_as_allowed(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
     replies: list[CommitReply] = []
     for _ in range(queue.settings.max_attempts):
-        lease = (await _claim(queue, "w1"))[0]
+        lease = await _claim_one(queue)
         replies.append(await queue.fail(lease, FAILURE, retry=True))
         queue.advance(10_000)
     assert replies == [CommitReply.REQUEUED, CommitReply.REQUEUED, CommitReply.OK]
@@ -308,9 +297,9 @@ async def a_job_that_kills_its_workers_ends(queue: LogicalQueue) -> None:
     assert [dead.id for dead in await queue.dead_letters.list()] == [job.id]
 
 
-async def _lose_two_workers(queue: LogicalQueue, number: int) -> Sequence[str]:
+async def _lose_two_workers(queue: LogicalQueue, number: int, **more: Any) -> Sequence[str]:
     """Jobs that were together on two workers that died."""
-    jobs = await _accept(queue, "ann", number)
+    jobs = await _accept(queue, "ann", number, **more)
     for worker in ("dead1", "dead2"):
         assert len(await _claim(queue, worker, limit=number)) == number
         await _lose_leases(queue)
@@ -364,10 +353,10 @@ async def a_heartbeat_keeps_its_worker_in_quarantine(queue: LogicalQueue) -> Non
 async def estimates_follow_what_was_measured(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     assert _seconds_left(queue, job) == round(COST, 3)
-    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    await _finish(queue, await _claim_one(queue), seconds=10.0)
     (job,) = await _accept(queue, "ann", 1)
     assert _seconds_left(queue, job) == 10.0
-    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=20.0)
+    await _finish(queue, await _claim_one(queue), seconds=20.0)
     (job,) = await _accept(queue, "ann", 1)
     assert _seconds_left(queue, job) == 12.0  # 0.8 of the old and 0.2 of the new
 
@@ -376,7 +365,7 @@ async def the_busy_speed_stays_near_the_fastest(queue: LogicalQueue) -> None:
     speeds: list[float] = []
     for number, seconds in enumerate((10.0, 20.0, 5.0), start=1):
         await _accept(queue, "ann", 1)
-        await _finish(queue, (await _claim(queue, "w1"))[0], seconds=seconds)
+        await _finish(queue, await _claim_one(queue), seconds=seconds)
         backlog = await queue.stats.backlog(JobKind.GENERATION)
         speeds.append(backlog.busy_seconds_per_unit * backlog.accepted / number)
     assert [round(speed, 1) for speed in speeds] == [10.0, 10.0, 9.5]
@@ -385,28 +374,22 @@ async def the_busy_speed_stays_near_the_fastest(queue: LogicalQueue) -> None:
 
 async def estimates_count_the_work_ahead_and_the_workers(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 1)
-    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    await _finish(queue, await _claim_one(queue), seconds=10.0)
     jobs = await _accept(queue, "ann", 3)
     assert [_seconds_left(queue, job) for job in jobs] == [10.0, 20.0, 30.0]
     await _claim(queue, "w2", limit=0)
-    last = await queue.reader.get(jobs[2].id, account_id="ann")
-    assert last is not None
-    assert _seconds_left(queue, last) == 20.0  # two workers share the two jobs ahead
-    lease = (await _claim(queue, "w1"))[0]
+    assert _seconds_left(queue, await _seen(queue, jobs[2].id)) == 20.0  # two workers share the two jobs ahead
+    lease = await _claim_one(queue)
     await queue.heartbeat(lease, progress=60)
-    running = await queue.reader.get(lease.job_id, account_id="ann")
-    assert running is not None
-    assert _seconds_left(queue, running) == 4.0
+    assert _seconds_left(queue, await _seen(queue, lease.job_id)) == 4.0
 
 
 async def an_estimate_is_never_in_the_past(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     queue.advance(3_600_000)
     await queue.heartbeat(lease, progress=99)
-    late = await queue.reader.get(job.id, account_id="ann")
-    assert late is not None
-    assert _seconds_left(queue, late) == 1.0
+    assert _seconds_left(queue, await _seen(queue, job.id)) == 1.0
 
 
 async def the_backlog_is_in_seconds_of_one_worker(queue: LogicalQueue) -> None:
@@ -414,7 +397,7 @@ async def the_backlog_is_in_seconds_of_one_worker(queue: LogicalQueue) -> None:
     await _accept(queue, "bob", 1, images=2)
     first = await queue.stats.backlog(JobKind.GENERATION)
     assert round(first.seconds, 2) == round(4 * COST, 2)
-    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    await _finish(queue, await _claim_one(queue), seconds=10.0)
     await _claim(queue, "w1")
     later = await queue.stats.backlog(JobKind.GENERATION)
     assert round(later.seconds, 2) == 30.0
@@ -498,14 +481,10 @@ async def an_idempotency_key_is_one_accounts_own(queue: LogicalQueue) -> None:
 
 async def an_adapter_is_asked_about_at_the_accept(queue: LogicalQueue) -> None:
     """The last grant or denial counts, else to whom the LoRA is offered."""
-    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
     async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
-        accept = queue.accept(
-            NewJob(job_id=job_id, variant=Variant.A, account_id=account, request=request, adapter_id=adapter_id)
-        )
         try:
-            return (await accept).job.id == job_id
+            return (await queue.accept(new_job(account, job_id=job_id, adapter_id=adapter_id))).job.id == job_id
         except Forbidden:
             return False
 
@@ -571,13 +550,10 @@ async def one_claim_ends_a_bounded_number_of_jobs(queue: LogicalQueue) -> None:
 
 async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
-    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
-    for _ in range(2):
-        await _claim(queue, "w1")
-        await _lose_leases(queue)
+    (job_id,) = await _lose_two_workers(queue, 1, adapter_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     assert await _claim(queue, "w2") == []
-    assert await _failure(queue, job.id) is FailureCode.LORA_UNAVAILABLE
+    assert await _failure(queue, job_id) is FailureCode.LORA_UNAVAILABLE
     await _accept(queue, "bob", 1)
     queue.advance(_lease_ms(queue) + 1)
     assert len(await _claim(queue, "w3")) == 1
@@ -586,10 +562,7 @@ async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
 async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -> None:
     """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
     _offer(queue, "model_x", is_open=True)
-    (quarantined,) = await _accept(queue, "ann", 1, adapter_id="model_x")
-    for _ in range(2):
-        await _claim(queue, "w1")
-        await _lose_leases(queue)
+    (quarantined,) = await _lose_two_workers(queue, 1, adapter_id="model_x")
     (held,) = await _claim(queue, "w1")
     (backing_off,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     await queue.fail((await _claim(queue, "w2"))[0], FAILURE, retry=True)
@@ -597,9 +570,9 @@ async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -
     of_bob = await _accept(queue, "bob", 2, adapter_id="model_x")
     last, other = await _accept(queue, "ann", 1, adapter_id="model_x"), await _accept(queue, "ann", 1)
     await queue.grant(lora="model_x", account="ann", decision="deny")
-    for looked_at, ended in ((2, [quarantined, backing_off]), (2, []), (1, last)):
+    for looked_at, ended in ((2, [quarantined, backing_off.id]), (2, []), (1, [last[0].id])):
         assert await queue.reap(limit=2) == looked_at
-        assert {await _failure(queue, job.id) for job in ended} <= {FailureCode.LORA_UNAVAILABLE}
+        assert {await _failure(queue, job_id) for job_id in ended} <= {FailureCode.LORA_UNAVAILABLE}
     assert [await _failure(queue, kept.id) for kept in (*of_bob, *other)] == [None] * 3
     assert queue.sync.exists(redis_key("loras_withdrawn")) == 0
     assert queue.sync.zrange(redis_key("lora_jobs", "model_x"), 0, -1) == [job.id for job in of_bob]
@@ -636,7 +609,7 @@ async def dead_workers_are_forgotten(queue: LogicalQueue) -> None:
 
 async def a_dead_letter_goes_after_retention(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
-    lease = (await _claim(queue, "w1"))[0]
+    lease = await _claim_one(queue)
     await queue.fail(lease, FAILURE, retry=False)
     assert [dead.id for dead in await queue.dead_letters.list()] == [job.id]
     life = queue.sync.pttl(redis_key("job", job.id))
@@ -665,38 +638,32 @@ def _offer(queue: LogicalQueue, lora_id: str, *, owner: str = "", is_open: bool 
         queue.sync.zadd(redis_key("loras_offered", to), {lora_id: 1})
 
 
-async def _accept(
-    queue: LogicalQueue,
-    account: str,
-    number: int,
-    *,
-    group: str = "g",
-    images: int = 1,
-    queue_share: float = 1.0,
-    idempotency_key: str | None = None,
-    adapter_id: str = "",
-) -> Sequence[Job]:
-    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(images)))
+async def _accept(queue: LogicalQueue, account: str, number: int, *, group: str = "g", **more: Any) -> Sequence[Job]:
     jobs: list[Job] = []
     for _ in range(number):
-        accepted = await queue.accept(
-            NewJob(
-                job_id=f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}",
-                variant=Variant.A,
-                account_id=account,
-                request=request,
-                group=group,
-                queue_share=queue_share,
-                idempotency_key=idempotency_key,
-                adapter_id=adapter_id,
-            )
-        )
-        jobs.append(accepted.job)
+        job_id = f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}"
+        jobs.append((await queue.accept(new_job(account, job_id=job_id, group=group, **more))).job)
     return jobs
+
+
+async def _accept_of(queue: LogicalQueue, *groups: str) -> None:
+    """A job of ann's of each group."""
+    for group in groups:
+        await _accept(queue, "ann", 1, group=group)
+
+
+async def _give_away(queue: LogicalQueue, group: str) -> Lease:
+    """Let the worker w1, which has places left, own the group."""
+    await _accept_of(queue, group)
+    return await _claim_one(queue, limit=4)
 
 
 async def _claim(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[Lease]:
     return [claim.lease for claim in await _claims(queue, worker, limit, resident)]
+
+
+async def _claim_one(queue: LogicalQueue, *, limit: int = 1) -> Lease:
+    return (await _claim(queue, "w1", limit=limit))[0]
 
 
 async def _claims(queue: LogicalQueue, worker: str, limit: int, resident: Sequence[str]) -> list[Claim]:
@@ -704,10 +671,13 @@ async def _claims(queue: LogicalQueue, worker: str, limit: int, resident: Sequen
     return await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
 
 
+async def _seen(queue: LogicalQueue, job_id: str) -> Job:
+    return existing(await queue.reader.find(job_id))
+
+
 async def _failure(queue: LogicalQueue, job_id: str) -> FailureCode | None:
-    found = await queue.reader.find(job_id)
-    assert found is not None
-    return None if found.failure is None else found.failure.code
+    failure = (await _seen(queue, job_id)).failure
+    return failure and failure.code
 
 
 async def _groups(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[str]:
@@ -724,10 +694,7 @@ async def _serve(queue: LogicalQueue, number: int) -> list[str]:
 
 
 async def _finish(queue: LogicalQueue, lease: Lease, *, seconds: float) -> None:
-    image = StoredImage(
-        image_id=f"img_{lease.job_id}", image_uri="memory://x", width=512, height=512, sha256="0" * 64, size_bytes=1
-    )
-    assert await queue.finish(lease, [replace(image)], seconds=seconds) is CommitReply.OK
+    assert await queue.finish(lease, [stored_image("memory://x")], seconds=seconds) is CommitReply.OK
 
 
 def _vtime(queue: LogicalQueue, account: str) -> float:

@@ -7,33 +7,32 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import (
-    Claim,
     Failure,
     Job,
     JobKind,
     JobState,
-    NewJob,
     StoredImage,
     Timings,
     new_image_id,
     new_job_id,
 )
-from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
+from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result, unpack_request, unpack_result
 from serve_app.jobs.deletion import Deletions
-from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.records import read_request
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from tests.audit import audit
 from tests.composition import Resources, open_resources
+from tests.made_jobs import accept, claim, fail_all, job_of
+from tests.support import existing
 
 LORA = "model_" + "q7x3" * 6 + "ab"
 ACCOUNT = "acct_" + "k2m5" * 6 + "cd"
@@ -46,36 +45,26 @@ async def _accept(resources: Resources, *, images: int = 1, prompt: str = PROMPT
     request = GenerationRequest(
         prompt=prompt, negative_prompt=prompt[::-1], lora_id=LORA, seeds=tuple(2**63 + n for n in range(images))
     )
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(
-            job_id=job_id,
-            variant=Variant.A,
-            account_id=ACCOUNT,
-            request=request,
-            group="9" * 64,
-            idempotency_key=job_id,
-            rate_token="token",
-            key_id="key_" + "z4y6" * 6 + "ef",
-            request_id="0d9a3c6e-5bb1-4b0e-9f3b-0d6a1c2b3a4f",
-            plan="basic",
-            traceparent=f"00-{'1' * 32}-{'2' * 16}-01",
-        )
+    return await accept(
+        resources,
+        ACCOUNT,
+        request=request,
+        group="9" * 64,
+        idempotency_key=new_job_id(JobKind.GENERATION),
+        rate_token="token",
+        key_id="key_" + "z4y6" * 6 + "ef",
+        request_id="0d9a3c6e-5bb1-4b0e-9f3b-0d6a1c2b3a4f",
+        plan="basic",
+        traceparent=f"00-{'1' * 32}-{'2' * 16}-01",
     )
-    return job_id
-
-
-async def _claim(resources: Resources) -> Claim:
-    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=8)
-    return claim
 
 
 async def _complete(resources: Resources, *, images: int = 1, prompt: str = PROMPT) -> Job:
     job_id = await _accept(resources, images=images, prompt=prompt)
-    claim = await _claim(resources)
+    (claimed,) = await claim(resources, limit=8)
     stored: list[StoredImage] = []
     for index in range(images):
-        name = resources.images.object_name(ACCOUNT, job_id, 1, index, claim.created_at)
+        name = resources.images.object_name(ACCOUNT, job_id, 1, index, claimed.created_at)
         uri = await resources.images.put(name, b"png")
         sha256 = hashlib.sha256(uri.encode()).hexdigest()
         image = StoredImage(
@@ -83,8 +72,8 @@ async def _complete(resources: Resources, *, images: int = 1, prompt: str = PROM
         )
         stored.append(image)
     timings = Timings(load=0.213, denoise=4.511, store=0.061)
-    await resources.queue.finish(claim.lease, stored, seconds=4.75, timings=timings)
-    job = await _read(resources, job_id)
+    await resources.queue.finish(claimed.lease, stored, seconds=4.75, timings=timings)
+    job = await job_of(resources, job_id)
     assert (job.images, job.timings, job.seconds, job.progress) == (tuple(stored), timings, 4.75, 100)
     return job
 
@@ -92,40 +81,34 @@ async def _complete(resources: Resources, *, images: int = 1, prompt: str = PROM
 async def _fail(resources: Resources) -> Job:
     job_id = await _accept(resources)
     failure = Failure(code=FailureCode.TIMEOUT, message="It took too long.")
-    await resources.queue.fail((await _claim(resources)).lease, failure, retry=False)
-    return await _read(resources, job_id)
+    await fail_all(resources, failure)
+    return await job_of(resources, job_id)
 
 
 async def _cancel(resources: Resources) -> Job:
     job_id = await _accept(resources)
     await resources.queue.cancel(job_id, account_id=ACCOUNT)
-    return await _read(resources, job_id)
+    return await job_of(resources, job_id)
 
 
 async def _cancel_while_it_runs(resources: Resources) -> Job:
     job_id = await _accept(resources)
-    claim = await _claim(resources)
-    await resources.queue.heartbeat(claim.lease, progress=50)
+    (claimed,) = await claim(resources)
+    await resources.queue.heartbeat(claimed.lease, progress=50)
     await resources.queue.cancel(job_id, account_id=ACCOUNT)
-    await resources.queue.release(claim.lease)
-    return await _read(resources, job_id)
+    await resources.queue.release(claimed.lease)
+    return await job_of(resources, job_id)
 
 
 async def _expire(resources: Resources) -> Job:
     job_id = await _accept(resources)
     impatient = resources.settings.model_copy(update={"queue_age_limit": timedelta()})
     await JobQueue(connect(resources.redis_url), impatient).reap()
-    return await _read(resources, job_id)
+    return await job_of(resources, job_id)
 
 
-async def _read(resources: Resources, job_id: str) -> Job:
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    return job
-
-
-def _fields(redis_db: redis.Redis, job_id: str) -> Mapping[str, str]:
-    return cast(Any, redis_db).hgetall(redis_key("job", job_id))
+def _fields(redis_db: Any, job_id: str) -> Mapping[str, str]:
+    return redis_db.hgetall(redis_key("job", job_id))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +129,7 @@ def _fields(redis_db: redis.Redis, job_id: str) -> Mapping[str, str]:
 )
 async def test_an_ended_job_keeps_its_request_and_only_what_somebody_reads(
     resources: Resources,
-    redis_db: redis.Redis,
+    redis_db: Any,
     end: Callable[[Resources], Awaitable[Job]],
     state: JobState,
     kept: set[str],
@@ -167,24 +150,24 @@ async def test_an_ended_job_keeps_its_request_and_only_what_somebody_reads(
 
 
 async def test_a_failed_job_that_is_queued_again_is_worked_on_and_ends_like_any(
-    resources: Resources, redis_db: redis.Redis
+    resources: Resources, redis_db: Any
 ) -> None:
     job = await _fail(resources)
     assert await resources.dead_letters.requeue(job.id)
-    claim = await _claim(resources)
-    assert (claim.request, claim.group, claim.account_id) == (job.request, "9" * 64, ACCOUNT)
-    await resources.queue.finish(claim.lease, [], seconds=1)
+    (claimed,) = await claim(resources)
+    assert (claimed.request, claimed.group, claimed.account_id) == (job.request, "9" * 64, ACCOUNT)
+    await resources.queue.finish(claimed.lease, [], seconds=1)
     assert not {"group", "work", "sequence", "code"} & _fields(redis_db, job.id).keys()
     assert audit(redis_db, max_attempts=5) == []
 
 
 async def test_a_record_is_small_from_the_accept_on_and_smaller_after_its_end(
-    resources: Resources, redis_db: redis.Redis
+    resources: Resources, redis_db: Any
 ) -> None:
     """On a server without any setting of ours: its hashes hold values of 64 bytes in one list."""
 
     def size(job_id: str) -> int:
-        return cast(Any, redis_db).memory_usage(redis_key("job", job_id), samples=0)
+        return redis_db.memory_usage(redis_key("job", job_id), samples=0)
 
     waiting = size(await _accept(resources))
     await resources.queue.cancel((await resources.job_history.list(ACCOUNT))[0].id, account_id=ACCOUNT)
@@ -195,28 +178,27 @@ async def test_a_record_is_small_from_the_accept_on_and_smaller_after_its_end(
 
 
 async def test_the_longest_prompts_take_half_their_bytes_and_are_read_as_they_were(
-    resources: Resources, redis_db: redis.Redis
+    resources: Resources, redis_db: Any
 ) -> None:
     job = await _complete(resources, prompt=LONGEST)
     assert isinstance(job.request, GenerationRequest)
     assert (job.request.prompt, job.request.negative_prompt) == (LONGEST, LONGEST[::-1])
-    assert cast(Any, redis_db).memory_usage(redis_key("job", job.id), samples=0) < len(LONGEST.encode())
+    assert redis_db.memory_usage(redis_key("job", job.id), samples=0) < len(LONGEST.encode())
 
 
-async def test_a_deletion_finds_everything_of_a_record(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_a_deletion_finds_everything_of_a_record(resources: Resources, redis_db: Any) -> None:
     job = await _complete(resources, images=3)
     first, *rest = job.images
     assert await resources.deletions.delete_image(job.id, first.image_id, account_id=ACCOUNT) is not None
     assert await resources.deletions.delete_image(job.id, first.image_id, account_id=ACCOUNT) is None
-    left = await _read(resources, job.id)
+    left = await job_of(resources, job.id)
     assert left == replace(job, images=tuple(rest), read_at=left.read_at)
     assert await resources.deletions.delete_job(job.id, account_id=ACCOUNT) is not None
-    listed = await resources.deletions.objects(job.id)
-    assert listed is not None
+    listed = existing(await resources.deletions.objects(job.id))
     assert listed.folder == resources.images.job_folder(ACCOUNT, job.id, job.created_at)
     assert listed.image_uris == [image.image_uri for image in rest]
     for image in job.images:
-        assert not cast(Any, redis_db).exists(redis_key("image", image.image_id))
+        assert not redis_db.exists(redis_key("image", image.image_id))
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -233,7 +215,7 @@ class DeletesMeanwhile(Deletions):
 
 @pytest.mark.parametrize("what", ["job", "image"])
 async def test_a_deletion_beside_another_takes_what_the_other_left(
-    resources: Resources, redis_db: redis.Redis, what: str
+    resources: Resources, redis_db: Any, what: str
 ) -> None:
     job = await _complete(resources, images=3)
     slow = DeletesMeanwhile(cast(Any, resources.jobs)._redis, resources.images)
@@ -248,15 +230,13 @@ async def test_a_deletion_beside_another_takes_what_the_other_left(
         assert await resources.jobs.find(job.id) is None
     else:
         assert await slow.delete_image(job.id, second.image_id, account_id=ACCOUNT) is not None
-        assert (await _read(resources, job.id)).images == (third,)
-    assert not cast(Any, redis_db).exists(redis_key("image", first.image_id))
+        assert (await job_of(resources, job.id)).images == (third,)
+    assert not redis_db.exists(redis_key("image", first.image_id))
     assert audit(redis_db, max_attempts=5) == []
 
 
-async def test_a_redis_with_jobs_of_an_earlier_version_is_refused_by_name(
-    settings: Settings, redis_db: redis.Redis
-) -> None:
-    cast(Any, redis_db).set(redis_key("sequence"), 7)
+async def test_a_redis_with_jobs_of_an_earlier_version_is_refused_by_name(settings: Settings, redis_db: Any) -> None:
+    redis_db.set(redis_key("sequence"), 7)
     with pytest.raises(StoreUnavailable, match="an earlier version of the service: begin with an empty one"):
         async with open_resources(settings):
             pass

@@ -1,15 +1,14 @@
 """A LoRA's sample picture: drawn when nothing else waits, for its account, and on no account's bill."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_image_id
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
+from serve_app.domain.requests import GenerationRequest
 from tests.composition import Resources
-from tests.support import adapter_id
+from tests.made_jobs import accept, claim, finish
+from tests.support import adapter_of
 
 AT_ONCE = timedelta(milliseconds=1)
 
@@ -18,18 +17,10 @@ AT_ONCE = timedelta(milliseconds=1)
 async def mine(resources: Resources) -> Adapter:
     """A LoRA of an account, whose sample is asked for; a worker has been seen."""
     acme = await resources.accounts.create("acme")
-    adapter = Adapter(
-        id="model_" + "mine".ljust(26, "2"), name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
-        base_model="pocket", owner=acme.id, accounts=frozenset(), trigger_words=("ink drawing",),
-    )  # fmt: skip
+    adapter = adapter_of(acme.id, trigger_words=("ink drawing",))
     await resources.adapter_registry.register(adapter)
     await resources.registration.ask_for_sample(adapter)
     return adapter
-
-
-async def _claim(resources: Resources) -> list[str]:
-    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=8)
-    return [claim.lease.job_id for claim in claims]
 
 
 async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
@@ -38,42 +29,36 @@ async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
     assert await resources.for_housekeeping.samples.draw_next() == "", (
         "no worker is running: none is started for a sample"
     )
-    assert await _claim(resources) == []
+    assert await claim(resources) == []
     job_id = await resources.for_housekeeping.samples.draw_next(every=AT_ONCE)
-    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
-    assert (claim.lease.job_id, claim.account_id) == (job_id, mine.owner)
-    assert isinstance(claim.request, GenerationRequest)
-    assert (claim.request.prompt, claim.request.lora_id) == (
+    [claimed] = await claim(resources)
+    assert (claimed.lease.job_id, claimed.account_id) == (job_id, mine.owner)
+    assert isinstance(claimed.request, GenerationRequest)
+    assert (claimed.request.prompt, claimed.request.lora_id) == (
         "purple mountains under a black sky with a yellow moon, ink drawing",
         mine.id,
     )
-    image = StoredImage(
-        image_id=new_image_id(), image_uri="memory://0", width=512, height=512, sha256="0" * 64, size_bytes=9
-    )
-    await resources.queue.finish(claim.lease, [image], seconds=1)
-    assert (await resources.job_history.page(mine.owner, limit=5)).jobs[0].images == (image,)
+    images = await finish(resources, claimed)
+    assert (await resources.job_history.page(mine.owner, limit=5)).jobs[0].images == tuple(images)
     assert await resources.usage.days(mine.owner, await resources.usage.today(), 1) == []
     assert await resources.for_housekeeping.samples.draw_next(every=AT_ONCE) == "", "one for each registration"
 
 
 async def test_a_sample_waits_for_everybody_elses_jobs(resources: Resources, mine: Adapter) -> None:
-    await _claim(resources)
-    waiting = await resources.queue.accept(NewJob(
-        job_id="gen_other", variant=Variant.A, account_id="other", adapter_id=adapter_id("neon"),
-        request=GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(1,)),
-    ))  # fmt: skip
+    await claim(resources)
+    waiting = await accept(resources, "other")
     assert await resources.for_housekeeping.samples.draw_next(every=AT_ONCE) == ""
-    assert await _claim(resources) == [waiting.job.id]
+    assert [each.lease.job_id for each in await claim(resources)] == [waiting]
     assert await resources.for_housekeeping.samples.draw_next(every=timedelta(minutes=1))
     await resources.registration.ask_for_sample(mine)
-    await _claim(resources)
+    await claim(resources)
     assert await resources.for_housekeeping.samples.draw_next(every=timedelta(minutes=1)) == "", (
         "one after the other, in their time"
     )
 
 
 async def test_no_sample_is_drawn_of_what_is_gone_or_where_samples_are_off(resources: Resources, mine: Adapter) -> None:
-    await _claim(resources)
+    await claim(resources)
     off = resources.with_parts(settings=resources.settings.model_copy(update={"lora_samples": False}))
     assert await off.for_housekeeping.samples.draw_next(every=AT_ONCE) == ""
     await off.registration.ask_for_sample(mine)

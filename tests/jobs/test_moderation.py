@@ -19,8 +19,9 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.moderation import BadModeration, Moderation
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
+from tests.made_jobs import accept, failure_of
 from tests.support import adapter_id, free_port
-from tests.worker.scripted_executor import ScriptedExecutor, accept, until, working
+from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 PROMPT = "a boat on a lake of glass"
 REQUEST = GenerationRequest(prompt=PROMPT, negative_prompt="rain", lora_id=adapter_id("outline"), seeds=(1,))
@@ -143,10 +144,8 @@ async def test_a_refused_image_is_not_stored_and_its_job_fails(settings: Setting
         async with working(moderated_resources, ScriptedExecutor()):
             await until(moderated_resources, job_id, JobState.FAILED)
         assert stored(moderated_resources) == []
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    assert job.failure is not None
-    assert (job.failure.code, "moderation" in job.failure.message) == (FailureCode.GENERATION_FAILED, True)
+    failure = await failure_of(resources, job_id)
+    assert (failure.code, "moderation" in failure.message) == (FailureCode.GENERATION_FAILED, True)
     [question] = service.questions
     assert (question["stage"], question["job"]) == ("image", job_id)
     assert base64.b64decode(question["image"]).startswith(b"\x89PNG")

@@ -9,8 +9,9 @@ from PIL import Image
 from serve_app.worker import png as previews
 from serve_app.worker.executor import Pixels
 from tests.composition import Resources
+from tests.made_jobs import accept
 from tests.support import wait_until
-from tests.worker.scripted_executor import ScriptedExecutor, accept, working
+from tests.worker.scripted_executor import ScriptedExecutor, working
 
 
 class PaintingExecutor(ScriptedExecutor):

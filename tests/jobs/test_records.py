@@ -1,24 +1,23 @@
 """Damaged records and records of other versions are read as far as possible, and fail alone."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
+from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.compact_form import pack_request
-from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.jobs.queue import new_nonce
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
 from tests.audit import audit
 from tests.composition import Resources
+from tests.made_jobs import ACCOUNT, accept, claim, complete, failure_of, job_of
 from tests.rewriting import replacing
+from tests.worker.scripted_executor import with_queue
 
-ACCOUNT = "acct_a"
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
 
 
@@ -35,55 +34,45 @@ OLDER_ACCEPT = replacing("jobs/accept", "version = version, ", "")
 """The accept of before records carried a version."""
 
 
-async def _accept(resources: Resources, *, request: GenerationRequest = REQUEST, rewrite: Rewrite | None = None) -> str:
-    client = connect(resources.redis_url)
-    accepted = await JobQueue(client, resources.settings, rewrite=rewrite).accept(
-        NewJob(job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=ACCOUNT, request=request, group="g")
-    )
-    await client.aclose()
-    return accepted.job.id
-
-
-async def _damage(redis_db: redis.Redis, job_id: str, **fields: Any) -> None:
-    cast(Any, redis_db).hset(redis_key("job", job_id), mapping=fields)
+def _damage(redis_db: Any, job_id: str, **fields: Any) -> None:
+    redis_db.hset(redis_key("job", job_id), mapping=fields)
 
 
 @pytest.mark.parametrize("rewrite", [NEWER_ACCEPT, OLDER_ACCEPT], ids=["newer", "older"])
 async def test_a_record_of_another_version_goes_from_accept_to_images(
-    resources: Resources, redis_db: redis.Redis, rewrite: Rewrite
+    resources: Resources, redis_db: Any, rewrite: Rewrite
 ) -> None:
     request = NextRequest(prompt="a boat", lora_id="model_x", seeds=(7,)) if rewrite is NEWER_ACCEPT else REQUEST
-    job_id = await _accept(resources, request=request, rewrite=rewrite)
-    assert cast(Any, redis_db).hget(redis_key("job", job_id), "version") == ("99" if rewrite is NEWER_ACCEPT else None)
-    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
-    assert claim.request == REQUEST
-    await resources.queue.finish(claim.lease, [], seconds=1)
+    job_id = await accept(with_queue(resources, rewrite), request=request)
+    assert redis_db.hget(redis_key("job", job_id), "version") == ("99" if rewrite is NEWER_ACCEPT else None)
+    (claimed,) = await claim(resources)
+    assert claimed.request == REQUEST
+    await resources.queue.finish(claimed.lease, [], seconds=1)
     assert [(job.id, job.request) for job in await resources.job_history.list(ACCOUNT)] == [(job_id, REQUEST)]
     assert audit(redis_db, max_attempts=5) == []
 
 
-async def test_a_damaged_result_keeps_nobody_from_deleting_the_job(resources: Resources, redis_db: redis.Redis) -> None:
-    job_id = await _accept(resources)
-    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
-    await resources.queue.finish(claim.lease, [], seconds=1)
-    await _damage(redis_db, job_id, r0="fast", created="today")
+@pytest.mark.parametrize(("damage", "is_known"), [({"r0": "[{"}, True), ({"r0": "fast", "created": "today"}, False)])
+async def test_a_damaged_result_keeps_nobody_from_deleting_the_job_and_what_is_known_of_its_folder(
+    resources: Resources, redis_db: Any, damage: dict[str, str], is_known: bool
+) -> None:
+    job_id, _ = await complete(resources)
+    _damage(redis_db, job_id, **damage)
     with pytest.raises(UnreadableRecord):
         await resources.jobs.find(job_id)
-    deleted = await resources.deletions.delete_job(job_id, account_id=ACCOUNT)
-    assert deleted is not None
-    assert [(each.name, each.folder, each.image_uris) for each in await resources.deletions.listed()] == [
-        (job_id, "", [])
+    assert await resources.deletions.delete_job(job_id, account_id=ACCOUNT) is not None
+    ((name, folder, image_uris),) = [
+        (each.name, each.folder, each.image_uris) for each in await resources.deletions.listed()
     ]
-    assert await resources.jobs.find(job_id) is None
+    assert (name, job_id in folder, bool(folder), image_uris) == (job_id, is_known, is_known, [])
+    assert not redis_db.exists(redis_key("job", job_id))
 
 
-async def test_a_failure_of_a_newer_kind_reads_as_the_general_one(resources: Resources, redis_db: redis.Redis) -> None:
-    job_id = await _accept(resources)
-    await _damage(redis_db, job_id, code="solar_flare", message="The sun did it.")
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    assert job.failure is not None
-    assert (job.failure.code, job.failure.message) == (FailureCode.GENERATION_FAILED, "The sun did it.")
+async def test_a_failure_of_a_newer_kind_reads_as_the_general_one(resources: Resources, redis_db: Any) -> None:
+    job_id = await accept(resources)
+    _damage(redis_db, job_id, code="solar_flare", message="The sun did it.")
+    failure = await failure_of(resources, job_id)
+    assert (failure.code, failure.message) == (FailureCode.GENERATION_FAILED, "The sun did it.")
 
 
 def _request(request: Any) -> dict[str, Any]:
@@ -102,13 +91,13 @@ DAMAGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 async def test_a_damaged_job_fails_alone_and_by_name(
-    resources: Resources, redis_db: redis.Redis, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
+    resources: Resources, redis_db: Any, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged, whole = await _accept(resources), await _accept(resources)
-    await _damage(redis_db, damaged, **damage)
-    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=4)
-    assert [claim.lease.job_id for claim in claims] == [whole]
-    assert cast(Any, redis_db).hget(redis_key("job", damaged), "state") == JobState.FAILED
+    damaged, whole = await accept(resources), await accept(resources)
+    _damage(redis_db, damaged, **damage)
+    claims = await claim(resources, limit=4)
+    assert [each.lease.job_id for each in claims] == [whole]
+    assert redis_db.hget(redis_key("job", damaged), "state") == JobState.FAILED
     (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert damaged in logged
     assert "attempt 1" in logged
@@ -117,10 +106,10 @@ async def test_a_damaged_job_fails_alone_and_by_name(
     assert await resources.queue_stats.counts() == {"accepted": 2, "failed": 1, "completed": 1}
 
 
-async def test_a_caller_reads_why_a_damaged_job_failed(resources: Resources, redis_db: redis.Redis) -> None:
-    job_id = await _accept(resources)
-    await _damage(redis_db, job_id, **_request({}))
-    assert not await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+async def test_a_caller_reads_why_a_damaged_job_failed(resources: Resources, redis_db: Any) -> None:
+    job_id = await accept(resources)
+    _damage(redis_db, job_id, **_request({}))
+    assert not await claim(resources)
     for job in (await resources.jobs.get(job_id, account_id=ACCOUNT), *await resources.dead_letters.list()):
         assert job is not None
         assert (job.id, job.state, job.request) == (job_id, JobState.FAILED, None)
@@ -129,14 +118,11 @@ async def test_a_caller_reads_why_a_damaged_job_failed(resources: Resources, red
     assert audit(redis_db, max_attempts=5) == []
 
 
-async def test_a_newer_job_that_cannot_be_read_is_left_to_a_newer_worker(
-    resources: Resources, redis_db: redis.Redis
-) -> None:
-    job_id = await _accept(resources, rewrite=NEWER_ACCEPT)
-    await _damage(redis_db, job_id, **_request({"prompt": "a boat", "loras": ["model_x"], "seeds": [7]}))
-    assert not await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
-    job = await resources.jobs.find(job_id)
-    assert job is not None
+async def test_a_newer_job_that_cannot_be_read_is_left_to_a_newer_worker(resources: Resources, redis_db: Any) -> None:
+    job_id = await accept(with_queue(resources, NEWER_ACCEPT))
+    _damage(redis_db, job_id, **_request({"prompt": "a boat", "loras": ["model_x"], "seeds": [7]}))
+    assert not await claim(resources)
+    job = await job_of(resources, job_id)
     assert (job.state, job.attempt, job.failure) == (JobState.QUEUED, 1, None)
     assert (await resources.queue_stats.backlog(JobKind.GENERATION)).delayed == 1
     assert audit(redis_db, max_attempts=5) == []
@@ -144,10 +130,10 @@ async def test_a_newer_job_that_cannot_be_read_is_left_to_a_newer_worker(
 
 @pytest.mark.parametrize("field", ["kind", "state", "variant"])
 async def test_a_record_of_an_unknown_sort_is_left_out_of_lists_and_refused_alone(
-    resources: Resources, redis_db: redis.Redis, field: str
+    resources: Resources, redis_db: Any, field: str
 ) -> None:
-    future, known = await _accept(resources), await _accept(resources)
-    await _damage(redis_db, future, **{field: "future"})
+    future, known = await accept(resources), await accept(resources)
+    _damage(redis_db, future, **{field: "future"})
     for jobs in (await resources.job_history.list(ACCOUNT), await resources.job_history.list_all()):
         assert [job.id for job in jobs] == [known]
     assert (await resources.jobs.find_many([future, known])).keys() == {known}
@@ -157,19 +143,19 @@ async def test_a_record_of_an_unknown_sort_is_left_out_of_lists_and_refused_alon
 
 
 async def test_an_unreadable_record_is_polled_again_not_reported_as_a_defect(
-    resources: Resources, redis_db: redis.Redis
+    resources: Resources, redis_db: Any
 ) -> None:
     account = await resources.accounts.create("acme")
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-    job_id = await _accept(resources)
-    await _damage(redis_db, job_id, account=account.id, state="future")
+    job_id = await accept(resources)
+    _damage(redis_db, job_id, account=account.id, state="future")
     with pytest.raises(UnreadableRecord, match="cannot be read by this version"):
         await resources.poller.poll(secret, Variant.A, job_id, of=None)
 
 
-async def test_a_claim_asked_again_fails_its_unreadable_job_once(resources: Resources, redis_db: redis.Redis) -> None:
-    job_id = await _accept(resources)
-    await _damage(redis_db, job_id, **_request({}))
+async def test_a_claim_asked_again_fails_its_unreadable_job_once(resources: Resources, redis_db: Any) -> None:
+    job_id = await accept(resources)
+    _damage(redis_db, job_id, **_request({}))
     nonce = new_nonce()
     for _ in range(2):
         assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=nonce) == []

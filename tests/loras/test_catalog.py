@@ -12,20 +12,21 @@ import yaml
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import JobState
 from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
+from tests.made_jobs import accept, new_job
 from tests.support import (
     POCKET,
     POCKET_ADAPTERS,
     PRIVATE_ADAPTER,
     CatalogRows,
     adapter_id,
+    existing,
     lora_record,
     rewrite_catalog,
     write_safetensors,
@@ -145,7 +146,10 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     mine = replace(REGISTERED, owner=acme.id)
     await resources.adapter_registry.register(mine)
     narrowed, gone, denied, kept = (adapter_id(name) for name in POCKET_ADAPTERS[:4])
-    jobs = {lora: await _accept(resources, acme.id, lora) for lora in (mine.id, narrowed, gone, denied, kept)}
+    jobs = {
+        lora: await accept(resources, acme.id, lora_id=lora, adapter_id=lora)
+        for lora in (mine.id, narrowed, gone, denied, kept)
+    }
 
     def withdraw(rows: CatalogRows) -> None:
         rows[0]["accounts"] = ["zeta"]
@@ -162,27 +166,19 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     assert codes == {FailureCode.LORA_UNAVAILABLE}
 
 
-async def _accept(resources: Resources, account_id: str, lora_id: str) -> str:
-    request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(7,))
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(job_id=job_id, variant=Variant.A, account_id=account_id, request=request, adapter_id=lora_id)
-    )
-    return job_id
-
-
 @pytest.mark.parametrize(("sampler", "passes"), [("euler-karras", 1), ("heun-karras", 2), ("dpm++sde", 2)])
 async def test_work_counts_double_where_the_base_models_sampler_makes_two_passes(
     sampler: str, passes: int, settings: Settings, resources: Resources, redis_db: redis.Redis
 ) -> None:
     content = yaml.safe_load(settings.catalog.read_text())
     content["base_models"][0]["sampler"] = sampler
+    content["base_models"].insert(0, {**content["base_models"][0], "id": "other", "sampler": "euler"})
     settings.catalog.write_text(yaml.safe_dump(content))
     await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")
-    job_id = await _accept(resources, acme.id, NEON)
-    work = GenerationRequest(prompt="a boat", lora_id=NEON, seeds=(7,)).work
-    assert redis_db.hget(redis_key("job", job_id), "work") == str(passes * round(work * 1000))
+    job = new_job(acme.id, lora_id=NEON, adapter_id=NEON)
+    await resources.queue.accept(job)
+    assert redis_db.hget(redis_key("job", job.job_id), "work") == str(passes * round(job.request.work * 1000))
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(
@@ -284,8 +280,7 @@ async def test_a_file_is_read_again_only_when_it_has_changed(
 
     async def digest() -> str:
         await resources.applied_catalog.apply_file()
-        adapter = await resources.catalog.adapter(adapter_id("outline"))
-        assert adapter is not None
+        adapter = existing(await resources.catalog.adapter(adapter_id("outline")))
         return adapter.sha256
 
     first, found = await digest(), file.stat()

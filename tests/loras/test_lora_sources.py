@@ -5,9 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,13 @@ from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.loras import sources as lora_sources
 from serve_app.loras.sources import LoraSources
 from serve_app.settings import Settings
+from tests.support import Answering, serving
 
 WEIGHTS = b"weights" * 1000
 stalling = threading.Event()
 
 
-class _Answering(BaseHTTPRequestHandler):
-    def answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
-
-
-class _Files(_Answering):
+class _Files(Answering):
     def do_GET(self) -> None:
         if self.path == "/loras/moved":
             return self.answer(302, b"", Location="/secret")
@@ -48,20 +34,11 @@ class _Files(_Answering):
     do_HEAD = do_GET
 
 
-@contextmanager
-def _serving(handler: type[_Answering]) -> Generator[str]:
-    """Run a web server on this machine, and yield its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.fixture
 def address() -> Iterator[str]:
     """Serve files below `loras/` and others; yield the server's address."""
     stalling.clear()
-    with _serving(_Files) as address:
+    with serving(_Files) as address:
         yield address
         stalling.set()
 
@@ -80,7 +57,7 @@ async def _unasked() -> None:
     """Nothing is asked."""
 
 
-class _Hub(_Answering):
+class _Hub(Answering):
     """The routes of the Hugging Face Hub by which its library reads a file: `acme/ink` holds `x.safetensors`."""
 
     def do_GET(self) -> None:
@@ -135,7 +112,7 @@ def test_a_file_of_the_hugging_face_hub_is_fetched_and_what_the_hub_does_not_giv
         )
         return ran.stdout
 
-    with _serving(_Hub) as hub:
+    with serving(_Hub) as hub:
         assert fetched(hub, tmp_path / "up") == "ink 7000\nnobodys source: it cannot be read (HfHubHTTPError)\n"
     assert fetched(hub, tmp_path / "down").count("source: it cannot be read (ConnectError)") == 2
 

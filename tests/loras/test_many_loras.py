@@ -1,16 +1,14 @@
 """What a request costs does not grow with the number of LoRAs: commands and bytes, counted by Redis."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
-import redis
 
 from serve_app.domain.accounts import Caller
-from serve_app.domain.jobs import JobKind
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
+from serve_app.domain.requests import GenerationRequest
 from tests.composition import Resources
+from tests.made_jobs import caller_of, claim
 from tests.support import adapter_id, lora_record
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
@@ -29,8 +27,8 @@ class Cost(NamedTuple):
 class Meter:
     """Reads what Redis counts from one call to the next."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = cast(Any, client)
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     async def cost(self, work: Callable[[], Awaitable[object]]) -> Cost:
         await work()  # loads its script
@@ -49,11 +47,8 @@ class Meter:
 
 
 @pytest.mark.slow
-async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_db: redis.Redis) -> None:
-    acme, owner = [await resources.accounts.create(name) for name in ("acme", "owner")]
-    _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))
-    caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
-    assert caller is not None
+async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_db: Any) -> None:
+    caller, owner = await caller_of(resources), await resources.accounts.create("owner")
     meter = Meter(redis_db)
     await _register(resources, owner.id, range(FEW))
     few = await _costs(resources, meter, caller, owner.id)
@@ -72,14 +67,14 @@ async def _register(resources: Resources, owner: str, numbers: range) -> None:
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
     """Measures each thing that callers and replicas do all the time; `owner` has registered the LoRAs."""
 
-    async def claim() -> None:
-        (claimed,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    async def claim_and_finish() -> None:
+        (claimed,) = await claim(resources)
         assert await resources.catalog.adapter(REQUEST.lora_id)
         await resources.queue.finish(claimed.lease, [], seconds=1)
 
     return {
         "accept": await meter.cost(lambda: resources.submission.generate(caller, REQUEST)),
-        "claim and finish": await meter.cost(claim),
+        "claim and finish": await meter.cost(claim_and_finish),
         "grant": await meter.cost(lambda: resources.adapter_grants.grant(REQUEST.lora_id, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
         "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW)),

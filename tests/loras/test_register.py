@@ -14,11 +14,12 @@ from serve_app.domain.audit import Actor
 from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest
 from serve_app.loras import registration
 from serve_app.loras.registration import remove_lora
 from serve_app.safetensors_file import MAX_FILE_BYTES
 from tests.composition import Resources
+from tests.made_jobs import caller_of, failure_of
 from tests.support import POCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
@@ -35,11 +36,8 @@ async def _register(
 async def test_what_was_registered_is_served_by_every_process_and_gone_when_removed(
     resources: Resources, other: Resources
 ) -> None:
-    acme = await resources.accounts.create("acme")
-    _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))
-    caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
-    assert caller is not None
-    mine = await _register(resources, owner=acme.id)
+    caller = await caller_of(resources)
+    mine = await _register(resources, owner=caller.account_id)
     assert mine.found["summary"] == "pocket, rank 8, attention and convolution, from diffusers"
     assert (mine.found["rank"], mine.found["layers"], mine.found["components"]) == (8, 78, ["unet"])
     assert await other.catalog.adapter(mine.id) == mine
@@ -50,10 +48,7 @@ async def test_what_was_registered_is_served_by_every_process_and_gone_when_remo
     with pytest.raises(Forbidden):
         await other.submission.generate(caller, request)
     assert await other.queue.claim("w", kind=JobKind.GENERATION, nonce="n") == []
-    ended = await other.jobs.find(waiting.job.id)
-    assert ended is not None
-    assert ended.failure is not None
-    assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert (await failure_of(other, waiting.job.id)).code is FailureCode.LORA_UNAVAILABLE
 
 
 async def test_the_same_weights_are_stored_once_and_an_account_that_is_deleted_takes_its_loras_along(

@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.manifests.chart import CHART
-from tests.support import ROOT, serving
+from tests.support import ROOT, Answering, serving
 
 FETCH = CHART / "files" / "fetch_models.py"
 CREATE_ACCOUNT = CHART / "files" / "create_account.py"
@@ -89,39 +88,25 @@ def test_pods_wait_until_the_models_of_the_list_are_there(models: Models) -> Non
 REVISION = "462165984030d82259a11f4367a4eed129e94a7b"
 
 
-class Server(BaseHTTPRequestHandler):
-    """Answers in JSON, and logs nothing."""
-
-    def send(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for header, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(body))}.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class ModelHub(Server):
+class ModelHub(Answering):
     """One model in the hub's protocol: its tree, and its files by revision."""
 
     files: ClassVar = {"model_index.json": b"{}", "unet/weights.safetensors": b"one", "training.ckpt": b"not asked for"}
     protocol_version = "HTTP/1.1"
 
-    def answer(self) -> None:
+    def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         name = path.removeprefix(f"/a/sdxl/resolve/{REVISION}/")
         if path == f"/api/models/a/sdxl/tree/{REVISION}":
             rows = [{"type": "file", "path": file, "size": len(text)} for file, text in self.files.items()]
-            self.send(200, json.dumps([{**row, "oid": "0" * 40} for row in rows]).encode())
+            tree = json.dumps([{**row, "oid": "0" * 40} for row in rows])
+            self.answer(200, tree.encode(), Content_Type="application/json")
         elif name in self.files:
-            self.send(200, self.files[name], ETag='"1"', **{"X-Repo-Commit": REVISION})
+            self.answer(200, self.files[name], ETag='"1"', X_Repo_Commit=REVISION)
         else:
-            self.send(404, b"")
+            self.answer(404)
 
-    do_GET = do_HEAD = answer
+    do_HEAD = do_GET
 
 
 def test_a_model_comes_from_a_hub_by_its_revision(models: Models, tmp_path: Path) -> None:
@@ -143,8 +128,8 @@ class KubernetesApi:
         self.seen: list[tuple[str, str, str]] = []
         api = self
 
-        class Handler(Server):
-            def answer(self) -> None:
+        class Handler(Answering):
+            def do_GET(self) -> None:
                 content_type, token = self.headers.get("Content-Type", ""), self.headers["Authorization"]
                 api.seen.append((self.command, content_type, token))
                 name = self.path.removeprefix("/api/v1/namespaces/demo/secrets/")
@@ -152,9 +137,9 @@ class KubernetesApi:
                 if self.command == "PATCH":
                     change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                     secret.setdefault("data", {}).update(change["stringData"])
-                self.send(200, json.dumps(secret).encode())
+                self.answer(200, json.dumps(secret).encode(), Content_Type="application/json")
 
-            do_GET = do_PATCH = answer
+            do_PATCH = do_GET
 
         self.handler = Handler
 

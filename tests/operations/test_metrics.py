@@ -1,10 +1,9 @@
 """Metrics count the queue's, the scripts' and the processes' numbers, each once."""
 
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.domain import metrics
@@ -19,7 +18,7 @@ from serve_app.store.redis_client import connect
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
 from tests.made_jobs import accept, claim
-from tests.support import wait_until
+from tests.support import memory_limit, wait_until
 
 Numbers = dict[tuple[str, ...], float]
 
@@ -82,7 +81,7 @@ async def test_waits_ends_and_failures_are_counted_by_the_scripts_once(resources
     assert found["atelier_dead_jobs",] == 1
 
 
-async def test_a_lease_that_runs_out_is_counted(settings: Settings, redis_db: redis.Redis) -> None:
+async def test_a_lease_that_runs_out_is_counted(settings: Settings, redis_db: Any) -> None:
     hasty = settings.model_copy(update={"lease": timedelta(milliseconds=1)})
     async with open_resources(hasty) as resources:
         await accept(resources)
@@ -107,7 +106,7 @@ async def test_counters_with_known_labels_begin_at_zero(resources: Resources) ->
 
 
 @pytest.mark.slow
-async def test_what_processes_measure_is_summed(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_what_processes_measure_is_summed(resources: Resources, redis_db: Any) -> None:
     for seconds in (0.02, 0.2):
         process = Measures(connect(resources.redis_url))
         process.observe(metrics.STEP_SECONDS, seconds, "generation")
@@ -121,14 +120,11 @@ async def test_what_processes_measure_is_summed(resources: Resources, redis_db: 
     assert not key_problems(redis_db)
 
 
-async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resources, redis_db: Any) -> None:
     process = Measures(connect(resources.redis_url))
-    admin = cast(Any, redis_db)
     process.count(metrics.ADAPTER_EVICTIONS, "generation")
-    admin.config_set("maxmemory", "1")
-    with pytest.raises(StoreUnavailable):
+    with memory_limit(redis_db), pytest.raises(StoreUnavailable):
         await process.send()
-    admin.config_set("maxmemory", "0")
     process.count(metrics.ADAPTER_EVICTIONS, "generation")
     for _ in range(3):
         await process.send()
@@ -139,7 +135,7 @@ async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resource
     assert (await scrape(resources))["atelier_adapter_evictions_total", "generation"] == 2
 
 
-async def test_gauges_are_the_living_workers(resources: Resources, redis_db: redis.Redis) -> None:
+async def test_gauges_are_the_living_workers(resources: Resources, redis_db: Any) -> None:
     for worker in ("first", "second", "dead"):
         await claim(resources, worker=worker)
         memory = gauge_field(metrics.WORKER_MEMORY, "cuda", "free")
@@ -150,4 +146,4 @@ async def test_gauges_are_the_living_workers(resources: Resources, redis_db: red
     assert found["atelier_worker_memory_bytes", "cuda", "generation", "free"] == 10
     assert found["atelier_runs_limit", "generation"] == 0
     await resources.queue.reap()
-    assert set(cast(Any, redis_db).hkeys(redis_key("gauges", "generation"))) == {"first", "second"}
+    assert set(redis_db.hkeys(redis_key("gauges", "generation"))) == {"first", "second"}

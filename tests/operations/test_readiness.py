@@ -21,7 +21,7 @@ from serve_app.store.keys import redis_key
 from serve_app.worker.executor import Executor
 from tests.composition import Resources
 from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
-from tests.made_jobs import accept, claim
+from tests.made_jobs import accept, claim, job_of
 from tests.support import wait_until
 from tests.worker.scripted_executor import ScriptedExecutor
 
@@ -90,8 +90,7 @@ async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
     job_id = await accept(resources)
 
     async def left() -> tuple[float, bool]:
-        job = await resources.jobs.find(job_id)
-        assert job is not None
+        job = await job_of(resources, job_id)
         return time_left(job).total_seconds(), job.waits_for_worker
 
     unknown, waits = await left()

@@ -17,7 +17,8 @@ from serve_app.operations.housekeeping import reap_forever, sweep
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.composition import Resources, open_resources
-from tests.made_jobs import accept, claim, complete, put, stored_image
+from tests.made_jobs import accept, claim, complete, job_of, put, stored_image
+from tests.store.redis_servers import append_only_file, damaged
 from tests.support import wait_until, write_catalog
 
 OFTEN = timedelta(milliseconds=20)
@@ -48,8 +49,7 @@ async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settin
 
 
 async def _is(resources: Resources, job_id: str, state: JobState) -> bool:
-    job = await resources.jobs.find(job_id)
-    return job is not None and job.state is state
+    return (await job_of(resources, job_id)).state is state
 
 
 @pytest.mark.slow
@@ -85,16 +85,9 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
         async with open_resources(settings) as resources:
             job_id = await accept(resources)
             stop_redis(settings.data_dir)
-            home = settings.data_dir / "redis"
-            (file,) = [
-                path for path in (home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")) if path.exists()
-            ]
-            content = file.read_bytes()
-            middle = content.index(b"*", len(content) // 2)
-            file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
             async with _reaping(resources) as reaping:
-                await wait_until(lambda: "the embedded Redis is not back yet" in caplog.text, timeout=60)
-                file.write_bytes(content)
+                with damaged(append_only_file(settings.data_dir)):
+                    await wait_until(lambda: "the embedded Redis is not back yet" in caplog.text, timeout=60)
                 await wait_until(lambda: _is(resources, job_id, JobState.QUEUED), timeout=60)
                 assert not reaping.done()
     finally:
@@ -189,6 +182,14 @@ async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: 
         async with _reaping(quick):
             await wait_until(lambda: _is_forgotten(quick))
         assert not await quick.images.exists(uri)
+
+
+async def test_a_job_whose_image_lies_in_a_storage_of_others_is_deleted(resources: Resources) -> None:
+    job_id = await accept(resources)
+    [claimed] = await claim(resources)
+    await resources.queue.finish(claimed.lease, [stored_image("gs://elsewhere/1.png")], seconds=1)
+    await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", by=Actor("tests"))
+    assert await resources.jobs.find(job_id) is None
 
 
 @pytest.mark.slow

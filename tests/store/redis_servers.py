@@ -39,6 +39,23 @@ def server(folder: Path, lines: list[str], *, sentinel: bool = False) -> Generat
             process.kill()
 
 
+def append_only_file(data_dir: Path) -> Path:
+    """Return the file that the embedded Redis wrote last."""
+    home = data_dir / "redis"
+    files = [home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")]
+    return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
+
+
+@contextmanager
+def damaged(file: Path) -> Generator[None]:
+    """Meanwhile a command in the middle of an append-only file cannot be read."""
+    content = file.read_bytes()
+    middle = content.index(b"*", len(content) // 2)
+    file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
+    yield
+    file.write_bytes(content)
+
+
 async def until_it_answers(port: int) -> None:
     def answers() -> bool:
         with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:

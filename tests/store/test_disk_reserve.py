@@ -21,7 +21,7 @@ from serve_app.operations.store_checks import check_storage
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.storage import CHECK_EVERY_S, DiskReserve, free_bytes
-from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
+from tests.api.app import BODY_A, TestService, client_of, open_service, refused, service_settings
 from tests.composition import open_resources
 from tests.support import mounted_disk, wait_until
 
@@ -37,8 +37,7 @@ async def test_a_job_is_refused_and_its_caller_asked_to_try_again(tmp_path: Path
     async with open_service(tmp_path, disk_reserve=EVERYTHING) as service:
         member = await service.member()
         answer = await service.client.post("/v1/generate", json=BODY_A, headers=member.a)
-        assert answer.status_code == 503
-        assert error_of(answer)["code"] == "unavailable"
+        refused(answer, 503, "unavailable")
         assert int(answer.headers["retry-after"]) >= 1
         assert str(tmp_path) not in answer.text
         assert not await service.resources.job_history.list_all()

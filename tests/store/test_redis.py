@@ -3,7 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
@@ -17,6 +17,7 @@ from serve_app.store.redis_client import connect
 from serve_app.store.script import Argument, Script
 from tests.audit import key_problems
 from tests.faults.redis_proxy import RedisProxy
+from tests.support import plain_redis
 
 NO_SESSION: dict[str, Argument] = {"realm": "", "token_digest": "digest", "idle_ms": 1, "extends": True}
 """Arguments of `session.lua` for a session that does not exist."""
@@ -56,9 +57,9 @@ async def test_a_server_that_does_not_answer_is_an_outage_and_soon(tmp_path: Pat
     ("setting", "value"), [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full memory", "no replica"]
 )
 async def test_a_server_that_refuses_writes_is_an_outage(
-    setting: str, value: str, redis_url: str, redis_db: redis.Redis
+    setting: str, value: str, redis_url: str, redis_db: Any
 ) -> None:
-    client, admin = connect(redis_url), cast(Any, redis_db)
+    client, admin = connect(redis_url), redis_db
     script = Script(client, "accounts/session")
     admin.config_set(setting, value)
     try:
@@ -70,8 +71,8 @@ async def test_a_server_that_refuses_writes_is_an_outage(
         await client.aclose()
 
 
-async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: redis.Redis) -> None:
-    client, admin = connect(redis_url), cast(Any, redis_db)
+async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: Any) -> None:
+    client, admin = connect(redis_url), redis_db
     admin.replicaof("127.0.0.1", "1")
     try:
         with pytest.raises(StoreUnavailable):
@@ -81,7 +82,7 @@ async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: redis.R
         await client.aclose()
 
 
-async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Redis) -> None:
+async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: Any) -> None:
     client = connect(redis_url)
     await client.set(redis_key("sweep_lock"), "text")
     with pytest.raises(redis.ResponseError):
@@ -89,17 +90,17 @@ async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Re
     await client.aclose()
 
 
-async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: redis.Redis) -> None:
+async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: Any) -> None:
     client = connect(redis_url)
     script = Script(client, "accounts/session")
     assert await script(**NO_SESSION) == []
-    cast(Any, redis_db).script_flush()
+    redis_db.script_flush()
     assert await script(**NO_SESSION) == []
     await client.aclose()
 
 
-async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db: redis.Redis) -> None:
-    client, admin = connect(redis_url, connections=32), cast(Any, redis_db)
+async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db: Any) -> None:
+    client, admin = connect(redis_url, connections=32), redis_db
     script = Script(client, "accounts/session", writes=False)
     before = len(admin.client_list())
     admin.script_flush()
@@ -113,7 +114,7 @@ async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db:
 
 
 @pytest.mark.slow
-async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redis_db: redis.Redis) -> None:
+async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redis_db: Any) -> None:
     proxy = RedisProxy(redis_url.removeprefix("unix://"))
     await proxy.start()
     client = connect(proxy.url)
@@ -121,7 +122,7 @@ async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redi
 
     async def connections() -> set[str]:
         await script(**NO_SESSION)
-        return {each["id"] for each in cast(Any, redis_db).client_list() if each["cmd"] in ("eval", "evalsha")}
+        return {each["id"] for each in redis_db.client_list() if each["cmd"] in ("eval", "evalsha")}
 
     first = await connections()
     proxy.blackhole()
@@ -137,7 +138,7 @@ async def test_a_client_outlives_its_servers_death(tmp_path: Path) -> None:
     server = ensure_redis(tmp_path)
     client = connect(server.url)
     await client.set("k", "v")
-    cast(Any, redis.Redis.from_url(server.url)).shutdown(nosave=True)
+    plain_redis(server.url).shutdown(nosave=True)
     ensure_redis(tmp_path)
     assert await client.get("k") == "v"
     await client.aclose()
@@ -148,7 +149,7 @@ def test_every_key_of_the_map_is_named_once() -> None:
     assert len({known.name for known in KEY_MAP}) == len(KEY_MAP)
 
 
-def test_the_key_check_can_fail(redis_db: redis.Redis) -> None:
+def test_the_key_check_can_fail(redis_db: Any) -> None:
     redis_db.set("stray", "1")
     redis_db.set(redis_key("image", "img_x"), "job")  # without a time to live
     redis_db.set(redis_key("lease", "generation"), "not a sorted set")

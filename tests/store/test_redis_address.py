@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
@@ -13,7 +12,7 @@ from serve_app.jobs.backlog import read_backlog
 from serve_app.store.redis_address import is_redis_address, read_sentinel_address
 from serve_app.store.redis_client import connect, connect_sync
 from tests.store.redis_servers import behind_tls, certificate, server, until_it_answers
-from tests.support import wait_until
+from tests.support import plain_redis, wait_until
 
 
 @pytest.mark.parametrize(
@@ -89,24 +88,21 @@ async def test_both_clients_follow_the_primary_that_the_sentinels_name(tmp_path:
                 await _write_when_possible(client)
                 assert await client.execute_read("GET", "name") == "after"
                 assert blocking.get("name") == "after"
-            with redis.Redis(
-                port=second, password="word", decode_responses=True, encoding_errors="surrogateescape"
-            ) as direct:
+            with plain_redis(f"redis://:word@127.0.0.1:{second}") as direct:
                 assert direct.get("name") == "after", "written to the new primary"
             await client.aclose()
 
 
 def _fail_over(guard: int, first: int, second: int) -> None:
     """Do at once what Sentinels do after a vote, which takes them half a minute."""
-    with redis.Redis(port=second, password="word") as new, redis.Redis(port=first, password="word") as old:
-        cast(Any, new).replicaof("NO", "ONE")
-        cast(Any, old).replicaof("127.0.0.1", second)
-        cast(Any, old).client_kill_filter(_type="normal", skipme=True)
-    with redis.Redis(port=guard, password="guard") as sentinel:
-        untyped = cast(Any, sentinel)
-        untyped.sentinel_remove("jobs")
-        untyped.sentinel_monitor("jobs", "127.0.0.1", second, 1)
-        untyped.sentinel_set("jobs", "auth-pass", "word")
+    new, old = [plain_redis(f"redis://:word@127.0.0.1:{port}") for port in (second, first)]
+    with new, old, plain_redis(f"redis://:guard@127.0.0.1:{guard}") as sentinel:
+        new.replicaof("NO", "ONE")
+        old.replicaof("127.0.0.1", second)
+        old.client_kill_filter(_type="normal", skipme=True)
+        sentinel.sentinel_remove("jobs")
+        sentinel.sentinel_monitor("jobs", "127.0.0.1", second, 1)
+        sentinel.sentinel_set("jobs", "auth-pass", "word")
 
 
 async def _write_when_possible(client: Any) -> None:

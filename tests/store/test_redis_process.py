@@ -7,18 +7,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
-import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.locked_exec import locked_command
 from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_binary, server_process
 from tests.store.redis_servers import servers_in
-from tests.support import wait_until
+from tests.support import plain_redis, wait_until
 
 OURS, OLDER = "of this version", "of an older version"
 PROMPTLY_S = 15.0
@@ -33,7 +32,7 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def client_in(data_dir: Path) -> Any:
-    return cast(Any, redis.Redis(unix_socket_path=str(data_dir / "redis" / "redis.sock"), decode_responses=True))
+    return plain_redis(f"unix://{data_dir}/redis/redis.sock")
 
 
 def start_as_older_versions_did(data_dir: Path, **options: str) -> int:

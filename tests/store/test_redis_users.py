@@ -6,26 +6,25 @@ import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
 from serve_app.domain.audit import Actor
-from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import read_backlog
-from serve_app.jobs.queue import new_nonce
 from serve_app.operations.housekeeping import sweep
 from serve_app.operations.metrics_page import render_metrics
 from serve_app.operations.overview import overview
 from serve_app.settings import ROOT, Settings
 from serve_app.store.redis_inspection import inspect_redis
 from tests.composition import open_resources
+from tests.made_jobs import accept, claim, finish, job_of
 from tests.manifests.chart import find, rendered
 from tests.store.redis_servers import server, until_it_answers
-from tests.support import adapter_id, write_catalog
+from tests.support import adapter_id, plain_redis, write_catalog
 
 USERS = ("service", "scaler", "operator")
 
@@ -89,9 +88,9 @@ async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(
             ("scaler", "EVAL return(1) 0"),
             ("scaler", "CONFIG GET *"),
         ):
-            with redis.Redis.from_url(urls[user]) as client, pytest.raises(NoPermissionError):
-                cast(Any, client).execute_command(*command.split())
-        with redis.Redis.from_url(urls["operator"]) as client:
+            with plain_redis(urls[user]) as client, pytest.raises(NoPermissionError):
+                client.execute_command(*command.split())
+        with plain_redis(urls["operator"]) as client:
             assert client.flushall()
 
 
@@ -99,10 +98,10 @@ async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(
 async def test_a_secret_without_the_new_passwords_leaves_its_one_password_everything(tmp_path: Path) -> None:
     """An upgrade of the chart finds Redis working before anybody has changed the Secret."""
     async with of_the_chart(tmp_path, ("service",)) as urls:
-        with redis.Redis.from_url(urls["service"]) as client:
+        with plain_redis(urls["service"]) as client:
             assert client.flushall()
         without = urls["service"].replace(":service@", ":@")
-        with redis.Redis.from_url(without) as client, pytest.raises(redis.AuthenticationError):
+        with plain_redis(without) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
 
 
@@ -112,28 +111,16 @@ async def _live_one_job(folder: Path, url: str) -> None:
     async with open_resources(settings) as resources:
         account = await resources.accounts.create("acme")
         await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-        request = GenerationRequest(prompt="a boat", lora_id=adapter_id("outline"), seeds=(1,), steps=20)
-        job_id = new_job_id(JobKind.GENERATION)
-        await resources.queue.accept(
-            NewJob(
-                job_id=job_id,
-                variant=Variant.A,
-                account_id=account.id,
-                request=request,
-                adapter_id=adapter_id("outline"),
-            )
-        )
-        [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
-        await resources.queue.heartbeat(claim.lease, progress=5)
-        image = StoredImage(
-            image_id=new_image_id(), image_uri="memory://1", width=8, height=8, sha256="0" * 64, size_bytes=9
-        )
-        await resources.queue.finish(claim.lease, [image], seconds=0.5)
+        outline = adapter_id("outline")
+        job_id = await accept(resources, account.id, lora_id=outline, adapter_id=outline)
+        [claimed] = await claim(resources)
+        await resources.queue.heartbeat(claimed.lease, progress=5)
+        await finish(resources, claimed)
         await resources.queue.reap()
         await sweep(resources.images, resources.jobs, resources.settings)
         assert b"atelier_redis_memory_bytes" in await render_metrics(
             resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
         )
         assert await overview(resources.measures, resources.queue_stats, resources.dead_letters, resources.workers, {})
-        assert (await resources.jobs.find(job_id)) is not None
+        assert (await job_of(resources, job_id)).images
         assert await resources.account_deletion.delete(account, Actor("operator:test")) is not None

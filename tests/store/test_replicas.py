@@ -5,22 +5,19 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import JobKind
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
+from tests.made_jobs import new_job
 from tests.store.redis_servers import server, until_it_answers
-from tests.support import wait_until
-
-REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
+from tests.support import plain_redis, wait_until
 
 
 @pytest.fixture
@@ -37,15 +34,11 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
 
 
 def _admin(port: int) -> Any:
-    return cast(Any, redis.Redis(port=port, socket_timeout=5))
+    return plain_redis(f"redis://127.0.0.1:{port}", socket_timeout=5)
 
 
 def _kill(port: int) -> None:
     os.kill(_admin(port).info("server")["process_id"], signal.SIGKILL)
-
-
-async def _accept(queue: JobQueue, job_id: str) -> None:
-    await queue.accept(NewJob(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="g"))
 
 
 def _queue(port: int, folder: Path, *, replicas: int) -> tuple[Any, JobQueue]:
@@ -57,14 +50,14 @@ async def test_an_acknowledged_job_is_on_the_replica_when_the_primary_dies(
     pair: tuple[int, int], tmp_path: Path
 ) -> None:
     client, queue = _queue(pair[0], tmp_path, replicas=1)
-    job_ids = [new_job_id(JobKind.GENERATION) for _ in range(20)]
-    await asyncio.gather(*(_accept(queue, job_id) for job_id in job_ids))
+    jobs = [new_job() for _ in range(20)]
+    await asyncio.gather(*(queue.accept(job) for job in jobs))
     _kill(pair[0])
     await client.aclose()
     _admin(pair[1]).replicaof("no", "one")
     client, queue = _queue(pair[1], tmp_path, replicas=0)
     claims = await queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=20)
-    assert {claim.lease.job_id for claim in claims} == set(job_ids)
+    assert {claim.lease.job_id for claim in claims} == {job.job_id for job in jobs}
     await client.aclose()
 
 
@@ -74,9 +67,9 @@ async def test_without_its_replica_a_job_is_not_acknowledged_and_may_be_sent_aga
 ) -> None:
     _kill(pair[1])
     client, queue = _queue(pair[0], tmp_path, replicas=1)
-    job_id = new_job_id(JobKind.GENERATION)
+    job = new_job()
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
-            await _accept(queue, job_id)
+            await queue.accept(job)
     assert (await QueueStats(client).backlog(JobKind.GENERATION)).ready == 1
     await client.aclose()

@@ -84,9 +84,12 @@ class Browser:
         )
         return Page(answer)
 
+    async def press(self, path: str, button: str, **fields: str) -> Page:
+        """Open a page, and send its form with this button."""
+        return await self.send((await self.open(path)).form(button), **fields)
+
     async def sign_in(self, name: str, password: str) -> Page:
-        page = await self.open("/console/sign-in")
-        return await self.send(page.form("Sign in"), name=name, password=password)
+        return await self.press("/console/sign-in", "Sign in", name=name, password=password)
 
     async def aclose(self) -> None:
         await self.http.aclose()

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
@@ -29,6 +30,12 @@ class Browsers:
         self._opened.append(browser)
         return browser
 
+    async def signed_in(self, name: str = "owner", **how: Any) -> Browser:
+        """A new one in which this account has signed in."""
+        browser = self.new(**how)
+        await browser.sign_in(name, PASSWORD)
+        return browser
+
     async def aclose(self) -> None:
         for browser in self._opened:
             await browser.aclose()
@@ -50,9 +57,7 @@ async def owner(resources: Resources) -> Account:
 @pytest.fixture
 async def browser(browsers: Browsers, owner: Account) -> Browser:
     """A browser in which the owner has signed in."""
-    signed_in = browsers.new()
-    await signed_in.sign_in(owner.name, PASSWORD)
-    return signed_in
+    return await browsers.signed_in(owner.name)
 
 
 @pytest.fixture

@@ -92,17 +92,16 @@ async def test_a_link_is_void_when_the_account_has_changed(
 
 async def test_sessions_are_listed_and_ended(browser: Browser, browsers: Browsers) -> None:
     phone, laptop = [
-        browsers.new(headers={"User-Agent": agent}) for agent in ("Firefox/140.0 Android", "Windows Chrome/140")
+        await browsers.signed_in(headers={"User-Agent": agent})
+        for agent in ("Firefox/140.0 Android", "Windows Chrome/140")
     ]
-    for each in (phone, laptop):
-        await each.sign_in("owner", PASSWORD)
     page = await browser.open("/console/settings")
     assert all(words in page.text for words in ("Firefox on Android", "Chrome on Windows", "this one"))
     chosen = next(form for form in page.forms if form.action.endswith(f"{session_of(phone)}/end"))
     assert (await browser.send(chosen, form_token="")).status == 403
     assert (await browser.send(chosen)).status == 200
     assert [await is_signed_in(each) for each in (phone, laptop, browser)] == [False, True, True]
-    await browser.send((await browser.open("/console/settings")).form("End all others"))
+    await browser.press("/console/settings", "End all others")
     assert [await is_signed_in(each) for each in (laptop, browser)] == [False, True]
 
 
@@ -110,9 +109,7 @@ async def test_a_session_of_another_account_cannot_be_ended(
     browser: Browser, browsers: Browsers, resources: Resources
 ) -> None:
     await resources.accounts.create("another", password=PASSWORD)
-    another, own = browsers.new(), browsers.new()
-    await another.sign_in("another", PASSWORD)
-    await own.sign_in("owner", PASSWORD)
+    another, own = await browsers.signed_in("another"), await browsers.signed_in()
     form = (await browser.open("/console/settings")).form("End")
     form.action = form.action.replace(session_of(own), session_of(another))
     assert (await browser.send(form)).status == 404
@@ -141,8 +138,7 @@ async def test_a_lost_password_is_replaced_and_every_session_ends(
 
 @pytest.mark.slow
 async def test_a_password_is_changed_by_who_knows_it(browser: Browser, browsers: Browsers) -> None:
-    elsewhere = browsers.new()
-    await elsewhere.sign_in("owner", PASSWORD)
+    elsewhere = await browsers.signed_in()
     form = (await browser.open("/console/settings/password")).form("Change password")
     chosen = {"new_password": NEW, "new_password_again": NEW}
     assert (await browser.send(form, form_token="", password=PASSWORD, **chosen)).status == 403

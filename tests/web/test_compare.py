@@ -33,8 +33,7 @@ async def test_each_chosen_lora_is_a_job_with_the_same_seed(
     assert "1 of 2 finished" in grid.text
     assert f"/console/history/{done.id}/{done.images[0].image_id}" in {a.get("src") for _, a in grid.tags}
     await service.resources.accounts.create("other", password=PASSWORD)
-    other = browsers.new()
-    await other.sign_in("other", PASSWORD)
+    other = await browsers.signed_in("other")
     assert (await other.http.get(path)).status_code == 404
     assert done.id not in (await other.http.get(f"/console/compare?jobs={done.id}")).text
 

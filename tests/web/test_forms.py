@@ -1,25 +1,21 @@
 """Forms that are too large, too slow or no forms: refused with a page, over a real socket."""
 
 import socket
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from serve_app.api import open_requests
-from serve_app.settings import Settings
 from serve_app.web.site import forms
 from tests.attack.raw import Answer, exchange
-from tests.live import Live, live_service
+from tests.live import Live
 
 FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
-def port(settings: Settings, redis_db: redis.Redis) -> Iterator[int]:
-    with live_service(settings) as live:
-        yield _port(live)
+def port(live: Live) -> int:
+    return urlsplit(live.base_url).port or 0
 
 
 @pytest.mark.parametrize(("length", "pieces"), [(100, 0), (10_000, 40)], ids=["a part arrives", "it trickles in"])
@@ -76,10 +72,6 @@ def test_a_media_type_with_a_parameter_in_any_case_is_a_form(port: int) -> None:
     (answer,) = exchange(port, _post(port, length=len(body), media_type=media_type, close=True) + body)
     assert answer.status == 403
     assert "öwner" in _page(answer), "what was typed is shown again"
-
-
-def _port(live: Live) -> int:
-    return urlsplit(live.base_url).port or 0
 
 
 def _post(port: int, *, length: int | None, media_type: str = FORM_TYPE, close: bool = False) -> bytes:

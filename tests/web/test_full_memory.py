@@ -1,19 +1,18 @@
 """A Redis that fills up refuses what makes it grow, and goes on with all that ends or protects."""
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import HeartbeatReply, JobKind, JobState
 from serve_app.jobs.queue import new_nonce
 from serve_app.store import measures as redis_memory
-from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.app import LORA, Member, TestService, refused
 from tests.audit import audit
 from tests.composition import Resources
-from tests.support import wait_until
+from tests.support import memory_limit, wait_until
 from tests.web.conftest import PASSWORD, Browsers
 
 SPACE = 3 << 20
@@ -22,25 +21,20 @@ LARGEST = "".join(chr(0x1F300 + n * 577 % 800) for n in range(4_000))
 
 @pytest.fixture
 async def full(
-    service: TestService, member: Member, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    service: TestService, member: Member, redis_db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[list[str]]:
     """The jobs by which one account has filled a small Redis, through the API, until it was refused."""
     monkeypatch.setattr(redis_memory, "CHECK_EVERY_S", 0.0)
     await service.resources.accounts.set_plans(member.account.id, plan_a="enterprise")
-    admin = cast(Any, redis_db)
-    limit = admin.config_get("maxmemory")["maxmemory"]
-    most = admin.info("memory")["used_memory"] + SPACE
-    admin.config_set("maxmemory", most)
+    most = redis_db.info("memory")["used_memory"] + SPACE
     ids, body = list[str](), {"prompt": LARGEST, "lora_id": LORA}
-    try:
+    with memory_limit(redis_db, most):
         while (answer := await service.client.post("/v1/generate", json=body, headers=member.a)).status_code == 202:
             ids.append(answer.json()["request_id"])
-        assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+        refused(answer, 503, "unavailable")
         assert int(answer.headers["Retry-After"]) > 0
-        assert admin.info("memory")["used_memory"] < most, "the reserve is there"
+        assert redis_db.info("memory")["used_memory"] < most, "the reserve is there"
         yield ids
-    finally:
-        admin.config_set("maxmemory", limit)
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -51,13 +45,13 @@ async def test_a_full_redis_lets_jobs_end_and_go_and_their_owners_and_operators_
     member: Member,
     owner: Account,
     browsers: Browsers,
-    redis_db: redis.Redis,
+    redis_db: Any,
     full: list[str],
     most: int | None,
 ) -> None:
     assert len(full) > 30
     if most is not None:
-        cast(Any, redis_db).config_set("maxmemory", most)
+        redis_db.config_set("maxmemory", most)
     waiting, deleted, *_ = full[::-1]
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
     assert await resources.queue.heartbeat(claim.lease, progress=5) is HeartbeatReply.OK
@@ -78,19 +72,16 @@ async def test_a_full_redis_lets_jobs_end_and_go_and_their_owners_and_operators_
 
 
 async def test_a_full_redis_takes_no_new_keys_uploads_or_users_from_customers_until_there_is_space(
-    service: TestService, member: Member, owner: Account, browsers: Browsers, redis_db: redis.Redis, full: list[str]
+    service: TestService, member: Member, owner: Account, browsers: Browsers, redis_db: Any, full: list[str]
 ) -> None:
-    admin = cast(Any, redis_db)
-    admin.config_set(
-        "maxmemory", int(admin.info("memory")["used_memory"] * 1.05)
+    redis_db.config_set(
+        "maxmemory", int(redis_db.info("memory")["used_memory"] * 1.05)
     )  # the bytes of the last request are free again
-    browser = browsers.new()
-    await browser.sign_in(owner.name, PASSWORD)
-    page = await browser.open("/console/settings/api")
-    assert (await browser.send(page.form("Generate API key"), key_name="one more")).status == 503
+    browser = await browsers.signed_in(owner.name)
+    assert (await browser.press("/console/settings/api", "Generate API key", key_name="one more")).status == 503
     users = await browser.open("/console/settings/users")
     assert (await browser.send(users.form("Invite"), name="one more", role="member")).status == 503
-    drawn = await browser.send((await browser.open("/console/playground")).form("Generate"), prompt="a boat")
+    drawn = await browser.press("/console/playground", "Generate", prompt="a boat")
     assert (drawn.status, "Temporarily unavailable" in drawn.text) == (503, True)
     upload = await service.client.post("/v1/loras", files={"file": b"x"}, headers=member.a)
     assert upload.status_code == 503

@@ -17,6 +17,7 @@ from serve_app.store.keys import redis_key
 from serve_app.web.console import history
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
+from tests.made_jobs import job_of
 from tests.support import adapter_id
 from tests.web.browser import Browser
 from tests.web.conftest import Browsers
@@ -133,9 +134,7 @@ async def test_the_curl_command_asks_for_the_same_again(
     assert "$ATELIER_KEY" in " ".join(words)
     assert f"# ATELIER_KEY: your key {member.key[:8]}…{member.key[-4:]} curl" in page.text
     again = await service.submit(member, variant, **json.loads(words[-1]))
-    repeated = await service.resources.jobs.find(again)
-    assert repeated is not None
-    assert repeated.request == job.request
+    assert (await job_of(service.resources, again)).request == job.request
 
 
 async def test_a_failed_job_says_why_in_words(service: TestService, member: Member, browser: Browser) -> None:
@@ -150,8 +149,7 @@ async def test_a_waiting_job_is_canceled_and_an_ended_one_deleted(
     service: TestService, member: Member, browser: Browser, resources: Resources
 ) -> None:
     job_id = await service.submit(member)
-    page = await browser.open(f"/console/history/{job_id}")
-    page = await browser.send(page.form("Cancel this job"))
+    page = await browser.press(f"/console/history/{job_id}", "Cancel this job")
     assert "Canceled" in page.text
     page = await browser.send(page.form("Delete this job"))
     assert page.answer.url.path == "/console/history"
@@ -173,9 +171,7 @@ async def test_a_job_that_has_not_ended_is_not_deleted_and_no_form_works_without
     for action in ("cancel", "delete"):
         form.action = f"/console/history/{job_id}/{action}"
         assert (await browser.send(form, form_token="0" * 64)).status == 403
-    found = await resources.jobs.find(job_id)
-    assert found is not None
-    assert found.state is JobState.QUEUED
+    assert (await job_of(resources, job_id)).state is JobState.QUEUED
 
 
 async def test_one_image_of_several_is_deleted_and_the_others_stay(
@@ -188,9 +184,7 @@ async def test_one_image_of_several_is_deleted_and_the_others_stay(
     assert (await browser.send(chosen, form_token="0" * 64)).status == 403
     page = await browser.send(chosen)
     assert page.answer.url.path == address
-    found = await resources.jobs.find(job.id)
-    assert found is not None
-    assert found.images == (job.images[0], job.images[2])
+    assert (await job_of(resources, job.id)).images == (job.images[0], job.images[2])
     assert [(await browser.open(f"{address}/{image.image_id}")).status for image in job.images] == [200, 404, 200]
     assert (await browser.send(chosen)).status == 404
     [_, second] = [form for form in page.forms if "Delete this image" in form.buttons]

@@ -89,11 +89,10 @@ async def test_the_list_says_when_and_from_where_a_key_was_last_used(
 
 
 async def test_a_name_is_suggested_by_browser_and_day(browsers: Browsers, resources: Resources, owner: Account) -> None:
-    browser = browsers.new(
-        headers={"User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"}
+    browser = await browsers.signed_in(
+        owner.name, headers={"User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"}
     )
-    await browser.sign_in(owner.name, PASSWORD)
-    await browser.send((await browser.open("/console/settings/both")).form("Create key for both"))
+    await browser.press("/console/settings/both", "Create key for both")
     [key] = await resources.api_keys.list(owner.id)
     assert key.name == f"Firefox on Linux, {key.created_at:%-d %b}"
 
@@ -136,7 +135,7 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
         account = await resources.accounts.create("owner", password=PASSWORD)
         browser = Browser(resources.app())
         await browser.sign_in(account.name, PASSWORD)
-        made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+        made = await browser.press("/console/settings/api", "Generate API key")
         assert made.status == 200
         refused = await browser.send(made.form("Generate API key"))
         assert refused.status == 409
@@ -215,8 +214,7 @@ async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
 ) -> None:
     neon = adapter_id("neon")
     for given in ("neon", neon):
-        form = (await browser.open("/console/settings/api")).form("Generate API key")
-        page = await browser.send(form, lora=given)
+        page = await browser.press("/console/settings/api", "Generate API key", lora=given)
         assert _secret(page)
         assert neon in page.text, "the curl line names it"
         assert "LoRA Neon" in page.text
@@ -224,8 +222,7 @@ async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
     assert [key.adapters for key in keys] == [frozenset({neon})] * 2
     await resources.adapter_grants.revoke(adapter_id("mosaic"), owner.id)
     for given in ("nothing", "Mosaic", adapter_id("mosaic")):
-        form = (await browser.open("/console/settings/api")).form("Generate API key")
-        page = await browser.send(form, lora=given)
+        page = await browser.press("/console/settings/api", "Generate API key", lora=given)
         assert (page.status, "there is no such LoRA" in page.text) == (400, True)
     assert len(await resources.api_keys.list(owner.id)) == 2
 
@@ -234,7 +231,7 @@ async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
 async def test_a_key_may_have_a_limit_of_its_own_up_to_the_plans(
     browser: Browser, resources: Resources, owner: Account, given: str, limit: int | None
 ) -> None:
-    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), limit=given)
+    page = await browser.press("/console/settings/api", "Generate API key", limit=given)
     if limit == -1:
         assert (page.status, "between 1 and 50" in page.text) == (400, True)
     else:
@@ -246,7 +243,7 @@ async def test_a_key_may_have_a_limit_of_its_own_up_to_the_plans(
 async def test_a_rolled_key_has_a_successor_and_works_a_day_longer(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
-    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), key_name="site")
+    page = await browser.press("/console/settings/api", "Generate API key", key_name="site")
     old = _secret(page)
     form = page.form("Roll this key")
     rolled = await browser.send(form)
@@ -267,7 +264,7 @@ async def test_a_key_of_another_account_is_not_rolled_nor_any_without_the_forms_
 ) -> None:
     other = await resources.accounts.create("other")
     key, _ = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
-    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    page = await browser.press("/console/settings/api", "Generate API key")
     form = page.form("Roll this key")
     assert (await browser.send(form, form_token="x.y")).status == 403
     form.action = f"/console/settings/api/{key.id}/roll"

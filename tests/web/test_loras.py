@@ -15,7 +15,7 @@ from serve_app.jobs.queue import new_nonce
 from serve_app.web.console import lora_cards, loras
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, adapter_of
+from tests.support import POCKET, adapter_id, adapter_of, existing
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -221,8 +221,7 @@ async def test_a_lora_is_renamed_and_a_wrong_name_refused_in_words(
     form = (await browser.open(f"/console/loras/{lora.id}")).form("Save")
     page = await browser.send(form, name="Ink 2", trigger_words=" a ,, b ")
     assert "The changes are saved." in page.text
-    changed = await resources.catalog.adapter(lora.id)
-    assert changed is not None
+    changed = existing(await resources.catalog.adapter(lora.id))
     assert (changed.name, changed.trigger_words, changed.description) == ("Ink 2", ("a", "b"), "Thin lines.")
     for wrong, words in (
         ({"name": " "}, "Name: must be 1 to 100"),
@@ -237,11 +236,9 @@ async def test_a_lora_is_shared_by_name_and_no_more(
 ) -> None:
     lora = await _own(resources, owner)
     zeta = await resources.accounts.create("zeta", password=PASSWORD)
-    page = await browser.open(f"/console/loras/{lora.id}")
-    page = await browser.send(page.form("Share"), account="zeta")
+    page = await browser.press(f"/console/loras/{lora.id}", "Share", account="zeta")
     assert "The LoRA is shared." in page.text
-    second = browsers.new()
-    await second.sign_in(zeta.name, PASSWORD)
+    second = await browsers.signed_in(zeta.name)
     theirs = await second.open(f"/console/loras/{lora.id}")
     assert "Shared by owner" in theirs.text
     assert "1 other account can no longer use it" in page.text
@@ -265,8 +262,7 @@ async def test_the_page_shows_what_the_trainer_wrote_to_the_owner_alone(
         assert words in page.text
     zeta = await resources.accounts.create("zeta", password=PASSWORD)
     await resources.adapter_grants.grant(lora.id, zeta.id)
-    second = browsers.new()
-    await second.sign_in(zeta.name, PASSWORD)
+    second = await browsers.signed_in(zeta.name)
     theirs = await second.open(f"/console/loras/{lora.id}")
     assert ("Algorithm LoHa" in theirs.text, "ss_optimizer" in theirs.text) == (True, False)
 

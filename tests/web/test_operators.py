@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.accounts.sessions import Holder
 from serve_app.accounts.sign_in import LinkPurpose
@@ -17,7 +16,7 @@ from serve_app.operations.store_checks import check_catalog
 from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
 from tests.composition import Resources
-from tests.support import adapter_id
+from tests.support import adapter_id, existing, memory_limit
 from tests.web.browser import ORIGIN, Browser, Form, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -35,8 +34,7 @@ async def alice(browsers: Browsers, resources: Resources) -> Browser:
 
 
 async def sign_in(browser: Browser, name: str, password: str) -> Page:
-    page = await browser.open("/operators/sign-in")
-    return await browser.send(page.form("Sign in"), name=name, password=password)
+    return await browser.press("/operators/sign-in", "Sign in", name=name, password=password)
 
 
 async def fail(service: TestService, member: Member, code: FailureCode, prompt: str = "a tree") -> str:
@@ -99,8 +97,7 @@ async def test_a_link_lets_a_new_operator_choose_a_password_once(browsers: Brows
     await resources.operators.create("bob")
     path = f"/operators/links/{await resources.operator_links.create('bob', LinkPurpose.NEW_PASSWORD)}"
     browser = browsers.new()
-    form = (await browser.open(path)).form("Set password and sign in")
-    page = await browser.send(form, new_password=PASSWORD, new_password_again=PASSWORD)
+    page = await browser.press(path, "Set password and sign in", new_password=PASSWORD, new_password_again=PASSWORD)
     assert page.answer.url.path == "/operators/"
     gone = await browsers.new().open(path)
     assert (gone.status, "This link has been used" in gone.text) == (404, True)
@@ -125,7 +122,7 @@ async def test_a_link_for_an_operator_opens_no_account_nor_the_reverse(
 
 async def test_a_session_ends_by_signing_out_and_with_its_operator(alice: Browser, resources: Resources) -> None:
     token = alice.http.cookies["atelier_operator"]
-    await alice.send((await alice.open("/operators/")).form("Sign out"))
+    await alice.press("/operators/", "Sign out")
     assert await resources.operator_sessions.get(token) is None
     await sign_in(alice, "alice", PASSWORD)
     await resources.operators.delete("alice")
@@ -138,8 +135,7 @@ async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -
     """So is a session that is opened beside the change, or by an earlier operator of the same name."""
     sessions, operators, links = resources.operator_sessions, resources.operators, resources.operator_links
     await operators.create("alice", password=PASSWORD)
-    shown = await operators.check_password("alice", PASSWORD)
-    assert shown is not None
+    shown = existing(await operators.check_password("alice", PASSWORD))
     credential_version = await operators.set_password("alice", f"x{PASSWORD}")
     assert await sessions.get(await sessions.create("alice", credential_version=shown.credential_version)) is None
     token, link = (
@@ -157,13 +153,13 @@ async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -
     assert (await operators.create("alice")).has_password is False
 
 
-async def test_the_live_page_does_not_keep_a_session_open(alice: Browser, redis_db: redis.Redis) -> None:
-    [session] = cast(Any, redis_db).keys(redis_key("operator_session", "*"))
+async def test_the_live_page_does_not_keep_a_session_open(alice: Browser, redis_db: Any) -> None:
+    [session] = redis_db.keys(redis_key("operator_session", "*"))
     redis_db.expire(session, 60)
     await alice.http.get("/operators/live")
-    assert cast(Any, redis_db).ttl(session) <= 60
+    assert redis_db.ttl(session) <= 60
     await alice.open("/operators/accounts")
-    assert cast(Any, redis_db).ttl(session) > 60
+    assert redis_db.ttl(session) > 60
 
 
 async def test_a_form_of_another_site_or_without_its_token_does_nothing(
@@ -175,8 +171,7 @@ async def test_a_form_of_another_site_or_without_its_token_does_nothing(
     plans = (await alice.open(f"/operators/accounts/{owner.id}")).form("Change plans")
     for token in ("", "0" * 64, plans.fields["form_token"]):
         assert (await alice.send(Form(form.action, {"form_token": token}))).status == 403
-    account = await resources.accounts.get(owner.id)
-    assert account is not None
+    account = existing(await resources.accounts.get(owner.id))
     assert not account.disabled
 
 
@@ -187,16 +182,15 @@ async def test_plans_access_and_links_of_an_account_change_and_are_recorded(
     page = await alice.send(
         (await alice.open("/operators/accounts?name=owner")).form("Change plans"), plan_a="enterprise", plan_b="premium"
     )
-    changed = await resources.accounts.get(owner.id)
-    assert changed is not None
+    changed = existing(await resources.accounts.get(owner.id))
     assert (changed.plan_a, changed.plan_b) == ("enterprise", "premium")
     assert (await alice.send(page.form("Change plans"), plan_a="made up", plan_b="free")).status == 400
-    made = await alice.send((await alice.open(at)).form("Make a link"))
+    made = await alice.press(at, "Make a link")
     [url] = [text for text in made.text.split() if "/console/links/" in text]
     assert (await browsers.new().open(url)).form("Set password and sign in")
-    await alice.send((await alice.open(at)).form("Disable account"))
+    await alice.press(at, "Disable account")
     assert (await browser.open("/console/settings")).answer.url.path == "/console/sign-in"
-    await alice.send((await alice.open(at)).form("Enable account"))
+    await alice.press(at, "Enable account")
     rows = [row for row in await resources.audit.rows(owner.id) if row.actor == operator("alice")]
     assert [row.act for row in rows] == [
         Act.PLANS_CHANGED,
@@ -223,8 +217,7 @@ async def test_failed_jobs_are_counted_by_code_requeued_and_dropped(
     assert first[:12] not in page.text
     page = await alice.send(page.form("Requeue all"))
     assert "2 jobs queued again" in page.text
-    page = await alice.open("/operators/failures")
-    page = await alice.send(page.form("Drop"))
+    page = await alice.press("/operators/failures", "Drop")
     assert "1 job dropped" in page.text
     assert await service.resources.dead_letters.list() == []
     states = {job.id: job.state for job in await service.resources.job_history.list(member.account.id)}
@@ -270,8 +263,7 @@ async def test_what_customers_write_is_escaped_on_every_page(
     running = await service.submit(member, prompt=HOSTILE)
     await service.lease(running)
     await service.submit(member)
-    adapter = await resources.catalog.adapter(adapter_id("outline"))
-    assert adapter is not None
+    adapter = existing(await resources.catalog.adapter(adapter_id("outline")))
     await resources.adapter_registry.register(
         replace(adapter, id="model_hostile", name=HOSTILE, owner=account.id, created_at=datetime.now(UTC))
     )
@@ -311,7 +303,7 @@ def subjects(page: Page) -> list[str]:
 
 
 async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
-    alice: Browser, service: TestService, member: Member, redis_db: redis.Redis
+    alice: Browser, service: TestService, member: Member, redis_db: Any
 ) -> None:
     resources, lora = service.resources, adapter_id("outline")
     await service.complete(await service.submit(member, lora_id=lora))
@@ -325,15 +317,12 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     assert "1 of 8" in page.text
     assert " free, 537 MB in reserve" in page.text
     assert "new jobs are refused" not in page.text
-    redis_db.config_set("maxmemory", int(redis_db.info("memory")["used_memory"] * 1.05))
-    try:
+    with memory_limit(redis_db, int(redis_db.info("memory")["used_memory"] * 1.05)):
         assert "new jobs are refused" in (await alice.open("/operators/")).text
-    finally:
-        redis_db.config_set("maxmemory", 0)
 
 
 async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:
-    page = await alice.send((await alice.open("/operators/checks")).form("Check now"))
+    page = await alice.press("/operators/checks", "Check now")
     assert "written, read, deleted" in page.text
     assert "9 adapters read and checked" in page.text
     *_, weights = await check_catalog(resources.settings, limit=None, weights_within=timedelta(0))

@@ -27,8 +27,7 @@ REQUEST = GenerationRequest(
 
 
 async def _generate(browser: Browser, **fields: str) -> Page:
-    page = await browser.open("/console/playground")
-    return await browser.send(page.form("Generate"), **{**FIELDS, **fields})
+    return await browser.press("/console/playground", "Generate", **{**FIELDS, **fields})
 
 
 async def _only_job(resources: Resources, account: Account) -> Job:
@@ -108,8 +107,7 @@ async def test_a_running_job_shows_its_previews_to_its_owner_alone(
     assert (await browser.http.get(address)).content == b"\x89PNG of the second"
     assert (await browser.http.get(address.replace("previews/1", "previews/0"))).status_code == 404
     await resources.accounts.create("other", password=PASSWORD)
-    other = browsers.new()
-    await other.sign_in("other", PASSWORD)
+    other = await browsers.signed_in("other")
     for path in (address, f"/console/playground/{job.id}", f"/console/playground/{job.id}/panel"):
         assert (await other.http.get(path)).status_code == 404
         assert (await browsers.new().open(path)).answer.url.path == "/console/sign-in"
@@ -185,8 +183,7 @@ async def test_a_form_of_another_page_is_refused(
 
 async def test_signing_in_leads_on_to_the_playground_for_who_wanted_it(browsers: Browsers, owner: Account) -> None:
     browser = browsers.new()
-    page = await browser.open("/console/playground")
-    page = await browser.send(page.form("Sign in"), name="owner", password=PASSWORD)
+    page = await browser.press("/console/playground", "Sign in", name="owner", password=PASSWORD)
     assert page.answer.url.path == "/console/playground"
 
 

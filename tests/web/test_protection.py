@@ -72,8 +72,7 @@ async def test_a_form_without_its_token_is_refused(
 async def test_a_token_of_another_session_or_another_form_is_refused(
     browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
-    other = browsers.new()
-    await other.sign_in("owner", PASSWORD)
+    other = await browsers.signed_in()
     mine = (await browser.open("/console/settings/api")).form("Generate API key")
     theirs = (await other.open("/console/settings/api")).form("Generate API key")
     sign_out = (await browser.open("/console/settings")).form("Sign out")
@@ -100,8 +99,7 @@ async def test_every_answer_carries_the_headers(
     browser: Browser, browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
     anonymous = browsers.new()
-    spoiled = browsers.new()
-    await spoiled.sign_in("owner", PASSWORD)
+    spoiled = await browsers.signed_in()
     answers = [
         (await browser.open("/console/settings")).answer,
         (await browser.open("/console/settings/api")).answer,
@@ -151,6 +149,6 @@ async def test_behind_a_proxy_the_public_address_is_the_origin(resources: Resour
     fields = {**form.fields, "name": "owner", "password": PASSWORD}
     answer = await browser.http.post(form.action, data=fields, headers={"Origin": "https://art.example"})
     assert answer.url.path == "/console/settings"
-    made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    made = await browser.press("/console/settings/api", "Generate API key")
     assert "curl https://art.example/v1/generate" in made.text
     await browser.aclose()

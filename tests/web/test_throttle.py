@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 
 from serve_app.accounts.sign_in import EVERYWHERE, HERE, KnownDevice
 from serve_app.domain.accounts import Account
@@ -13,6 +12,7 @@ from serve_app.store.keys import redis_key
 from serve_app.web.console.pages import COOKIE, LIFE, signed
 from tests.audit import key_problems
 from tests.composition import Resources
+from tests.support import plain_redis
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -36,7 +36,7 @@ async def test_the_sixth_guess_waits_even_if_it_is_right(browsers: Browsers, own
 
 
 async def test_each_wait_of_an_address_is_twice_the_one_before(
-    browsers: Browsers, owner: Account, redis_db: redis.Redis
+    browsers: Browsers, owner: Account, redis_db: Any
 ) -> None:
     browser = browsers.new()
     waits: list[int] = []
@@ -66,7 +66,7 @@ async def test_the_owner_on_a_known_device_signs_in_while_others_guess(
 
 
 async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever_others_do(
-    browsers: Browsers, owner: Account, redis_db: redis.Redis
+    browsers: Browsers, owner: Account, redis_db: Any
 ) -> None:
     await _guess_from_many_addresses(browsers, "owner", count=50)
     new_device = browsers.new()
@@ -78,7 +78,7 @@ async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever
 
 
 async def test_many_addresses_do_not_guess_faster_than_the_waits(
-    browsers: Browsers, owner: Account, redis_db: redis.Redis
+    browsers: Browsers, owner: Account, redis_db: Any
 ) -> None:
     assert await _guess_from_many_addresses(browsers, "owner", count=EVERYWHERE.free) == EVERYWHERE.free
     _let_waits_last(redis_db, 3600)
@@ -163,7 +163,7 @@ async def test_addresses_of_one_ipv6_network_share_their_tries(browsers: Browser
 async def test_an_unknown_name_costs_as_many_round_trips_as_a_known_one(
     browsers: Browsers, resources: Resources, owner: Account
 ) -> None:
-    server = cast(Any, redis.Redis.from_url(resources.redis_url))
+    server = plain_redis(resources.redis_url)
     browser = browsers.new()
     form = (await browser.open("/console/sign-in")).form("Sign in")
 
@@ -183,7 +183,7 @@ async def test_an_unknown_name_costs_as_many_round_trips_as_a_known_one(
     server.close()
 
 
-async def test_tries_leave_only_keys_that_are_known(browsers: Browsers, owner: Account, redis_db: redis.Redis) -> None:
+async def test_tries_leave_only_keys_that_are_known(browsers: Browsers, owner: Account, redis_db: Any) -> None:
     await _guess_from_many_addresses(browsers, "owner")
     await browsers.new().sign_in("nobody", WRONG)
     assert key_problems(redis_db) == []
@@ -210,16 +210,16 @@ def _wait_s(page: Page) -> int:
     return int(page.answer.headers["Retry-After"])
 
 
-def _let_waits_last(client: redis.Redis, seconds: int) -> None:
+def _let_waits_last(client: Any, seconds: int) -> None:
     """Move the end of every wait on: the shortest are a second, and a slow machine would see them pass."""
-    now = cast(Any, client).time()[0]
-    for name in cast(Any, client).scan_iter(redis_key("sign_in", "*")):
+    now = client.time()[0]
+    for name in client.scan_iter(redis_key("sign_in", "*")):
         if client.hexists(name, "next"):
             client.hset(name, "next", str((now + seconds) * 1000))
 
 
-def _let_waits_end(client: redis.Redis) -> None:
+def _let_waits_end(client: Any) -> None:
     """Move the end of every wait to the past."""
-    for name in cast(Any, client).scan_iter(redis_key("sign_in", "*")):
+    for name in client.scan_iter(redis_key("sign_in", "*")):
         if client.hexists(name, "next"):
             client.hset(name, "next", "1")

@@ -98,7 +98,7 @@ async def test_a_removed_user_is_out_and_its_keys_stop(
     user = await resources.users.create(owner.id, ANN, M)
     ann = await signed_in(browsers, resources, owner, user)
     for each in (ann, browser):
-        await each.send((await each.open("/console/settings/api")).form("Generate API key"), key_name="of the test")
+        await each.press("/console/settings/api", "Generate API key", key_name="of the test")
     assert len((await ann.open("/console/settings/api")).text.split("of the test")) - 1 == 3, (
         "her own: name, roll, revoke"
     )
@@ -106,7 +106,7 @@ async def test_a_removed_user_is_out_and_its_keys_stop(
     revoke = (await ann.open("/console/settings/api")).form("Revoke this key")
     revoke.action = revoke.action.replace(revoke.action.split("/")[-2], theirs.id)
     assert (await ann.send(revoke)).status == 404
-    await browser.send((await browser.open("/console/settings/users")).form("Remove this user"))
+    await browser.press("/console/settings/users", "Remove this user")
     assert (await ann.open("/console/settings")).answer.url.path == "/console/sign-in"
     assert {key.user_id: key.revoked for key in await resources.api_keys.list(owner.id)} == {"": False, user.id: True}
     assert await resources.users.create(owner.id, ANN, B), "the name is free again"

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve_app.domain.jobs import Claim, Failure, Job, JobKind, JobState, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import Claim, Failure, JobKind, JobState
 from serve_app.jobs.queue import JobQueue
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
@@ -17,9 +16,9 @@ from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.executor import Executor, Pixels
 from serve_app.worker.worker import Unhealthy, Worker
 from tests.composition import Resources
+from tests.made_jobs import job_of
 from tests.support import wait_until
 
-ACCOUNT = "acct_worker"
 QUICK = WorkerTiming(poll=timedelta(milliseconds=20), heartbeat=timedelta(milliseconds=20))
 Result = Failure | Literal["image", "nothing", "hang"]
 
@@ -96,23 +95,14 @@ def _ended(run_id: str, result: Result) -> ScriptedRun:
 
 @asynccontextmanager
 async def working(
-    resources: Resources, executor: ScriptedExecutor, *, timing: WorkerTiming = QUICK
+    resources: Resources, executor: Executor, *, name: str = "", timing: WorkerTiming = QUICK
 ) -> AsyncGenerator[Worker]:
-    worker = Worker(resources.for_workers, executor, name="scripted", timing=timing)
+    worker = Worker(resources.for_workers, executor, name=name or f"worker-{id(executor)}", timing=timing)
     worker.start()
     try:
         yield worker
     finally:
         await worker.drain(timedelta(seconds=2.5))
-
-
-async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "") -> str:
-    request = GenerationRequest(prompt="a boat", lora_id="model_x", width=8, height=8, seeds=tuple(range(images)))
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="", adapter_id=adapter_id)
-    )
-    return job_id
 
 
 def with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
@@ -128,15 +118,16 @@ def is_unhealthy(worker: Worker) -> bool:
     return False
 
 
-async def job_of(resources: Resources, job_id: str) -> Job:
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    return job
-
-
-async def until(resources: Resources, job_id: str, state: JobState, *, attempt: int = 1) -> None:
+async def until(
+    resources: Resources,
+    job_id: str,
+    state: JobState,
+    *,
+    attempt: int = 1,
+    timeout: float = 30,  # noqa: ASYNC109
+) -> None:
     async def is_there() -> bool:
         job = await job_of(resources, job_id)
         return (job.state, job.attempt) == (state, attempt)
 
-    await wait_until(is_there)
+    await wait_until(is_there, timeout)

@@ -16,9 +16,10 @@ from serve_app.worker.attempt import retry_until_available
 from serve_app.worker.executor import RunFailed
 from tests.audit import audit
 from tests.composition import Resources, open_resources
+from tests.made_jobs import ACCOUNT, accept, failure_of, job_of
 from tests.rewriting import replacing
 from tests.support import adapter_id, wait_until
-from tests.worker.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, job_of, until, with_queue, working
+from tests.worker.scripted_executor import Result, ScriptedExecutor, until, with_queue, working
 
 NEON = adapter_id("neon")
 
@@ -121,9 +122,7 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
             redis_db.hset(redis_key("grants", ACCOUNT), NEON, "deny")
         await until(resources, job_id, JobState.FAILED)
         await wait_until(lambda: not _stored(resources))
-    failure = (await job_of(resources, job_id)).failure
-    assert failure is not None
-    assert failure.code is FailureCode.LORA_UNAVAILABLE
+    assert (await failure_of(resources, job_id)).code is FailureCode.LORA_UNAVAILABLE
     assert len(executor.aborted) == (0 if is_committed else 1)
     assert audit(redis_db, max_attempts=5) == []
 
@@ -191,9 +190,12 @@ async def test_an_attempt_that_breaks_is_left_to_its_lease(
     end = "if job.cancel then return 'cancel' end"
     nonsense = replacing("jobs/heartbeat", end, once + end)
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.3)})) as resources:
-        job_id = await accept(resources)
-        async with working(with_queue(resources, nonsense), ScriptedExecutor("hang")):
-            await wait_until(lambda: any("left to its lease" in record.message for record in caplog.records))
+        job_id, executor = await accept(resources), ScriptedExecutor("hang")
+        async with working(with_queue(resources, nonsense), executor) as worker:
+            await wait_until(lambda: f"job {job_id}: left to its lease" in caplog.text)
+            await wait_until(lambda: len(executor.aborted) == 1)
+            assert worker.open_jobs == 0
+            assert (await job_of(resources, job_id)).state is JobState.RUNNING
 
             async def is_reaped() -> bool:
                 return await resources.queue.reap() > 0

@@ -1,7 +1,7 @@
 """The claim loop and the drain of a worker, with an executor that needs no model."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -9,18 +9,10 @@ import pytest
 from serve_app.domain.jobs import Claim, JobState
 from serve_app.worker.worker import MAX_CLAIM_FAILURES, Worker
 from tests.composition import Resources
+from tests.made_jobs import accept, job_of
 from tests.rewriting import replacing
 from tests.support import wait_until
-from tests.worker.scripted_executor import (
-    QUICK,
-    ScriptedExecutor,
-    accept,
-    is_unhealthy,
-    job_of,
-    until,
-    with_queue,
-    working,
-)
+from tests.worker.scripted_executor import QUICK, ScriptedExecutor, is_unhealthy, until, with_queue, working
 
 
 async def test_the_claim_loop_outlives_a_failure_of_its_own(
@@ -35,7 +27,7 @@ async def test_the_claim_loop_outlives_a_failure_of_its_own(
     assert sum("a round of claiming failed" in record.message for record in caplog.records) == 3
 
 
-async def test_a_claim_loop_that_only_failsis_unhealthy(resources: Resources) -> None:
+async def test_a_claim_loop_that_only_fails_is_unhealthy(resources: Resources) -> None:
     executor = ScriptedExecutor()
     executor.resident_errors = [RuntimeError("the device is gone")] * (MAX_CLAIM_FAILURES + 1000)
     async with working(resources, executor) as worker:
@@ -79,22 +71,3 @@ async def test_a_drain_ends_in_time_whatever_an_attempt_does(resources: Resource
         "its lease runs out, and another worker takes it"
     )
     executor.released.set()
-
-
-class UncountedExecutor(ScriptedExecutor):
-    """Cannot say how far its runs are."""
-
-    def progress(self) -> Mapping[str, tuple[int, int]]:
-        raise RuntimeError("no progress")
-
-
-async def test_an_attempt_that_breaks_leaves_its_job_to_its_lease_and_the_worker_to_others(
-    resources: Resources, caplog: pytest.LogCaptureFixture
-) -> None:
-    executor = UncountedExecutor("hang")
-    async with working(resources, executor) as worker:
-        job_id = await accept(resources)
-        await wait_until(lambda: f"job {job_id}: left to its lease" in caplog.text)
-        await wait_until(lambda: len(executor.aborted) == 1)
-        assert worker.open_jobs == 0
-        assert (await job_of(resources, job_id)).state is JobState.RUNNING

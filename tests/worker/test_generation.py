@@ -21,7 +21,7 @@ from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id
+from tests.support import POCKET, adapter_id, existing
 
 REQUEST = GenerationRequest(
     prompt="a red circle", lora_id=adapter_id("outline"), width=256, height=256, steps=2, seeds=(1,)
@@ -150,8 +150,7 @@ async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: Gene
 async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
     executor: GenerationExecutor, resources: Resources, engine: Engine
 ) -> None:
-    adapter = await resources.catalog.adapter(REQUEST.lora_id)
-    assert adapter is not None
+    adapter = existing(await resources.catalog.adapter(REQUEST.lora_id))
     claim = dataclasses.replace(claim_of(REQUEST), group=adapter.sha256)
     await executor.start(claim, ["1"])
     while executor.has_work:

@@ -3,8 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from contextlib import AsyncExitStack, ExitStack
 from itertools import product
 from typing import NamedTuple
 
@@ -12,18 +11,16 @@ import numpy as np
 import pytest
 
 from serve_app.domain.accounts import Caller
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import Engine, EngineOptions
-from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.png import encode_png
-from serve_app.worker.worker import Worker
 from tests.composition import Resources
-from tests.support import POCKET, wait_until
+from tests.made_jobs import caller_of, job_of
+from tests.support import POCKET, lora_record, wait_until
+from tests.worker.scripted_executor import working
 
-QUICK = WorkerTiming(poll=timedelta(milliseconds=20))
 FILES = {name: POCKET / "loras" / f"{copied}.safetensors" for name, copied in (("acme", "outline"), ("zeta", "sepia"))}
 """Account → the bundled LoRA of which it owns a copy; both copies are called the same."""
 
@@ -63,7 +60,7 @@ async def test_two_hundred_interleaved_jobs_of_two_loras_of_one_name_are_each_th
 async def _draw_interleaved(
     resources: Resources, engines: Sequence[Engine], *, jobs: int, size: int, steps: int, seeds: Sequence[int]
 ) -> None:
-    callers = {name: await _caller(resources, name) for name in FILES}
+    callers = {name: await caller_of(resources, name) for name in FILES}
     wanted: list[Drawn] = []
     for weight, seed, (name, caller) in product((0.5, 1.0), seeds, callers.items()):
         request = GenerationRequest(
@@ -79,58 +76,34 @@ async def _draw_interleaved(
     await _work(resources, engines, [job_id for job_id, _ in asked])
     wrong: Counter[str] = Counter()
     for job_id, drawn in asked:
-        job = await resources.jobs.find(job_id)
-        assert job is not None
+        job = await job_of(resources, job_id)
         wrong[drawn.account] += [image.sha256 for image in job.images] != [drawn.sha256]
     assert wrong == {"acme": 0, "zeta": 0}
 
 
 async def _work(resources: Resources, engines: Sequence[Engine], job_ids: Sequence[str]) -> None:
     """Run a worker for each engine until every job has ended."""
-    workers = [
-        Worker(
-            resources.for_workers,
-            GenerationExecutor(engine, resources.catalog, resources.weights),
-            name=f"w{number}",
-            timing=QUICK,
-        )
-        for number, engine in enumerate(engines)
-    ]
-    for worker in workers:
-        worker.start()
     waiting = list(job_ids)
 
     async def is_over() -> bool:
         while waiting:
-            job = await resources.jobs.find(waiting[-1])
-            if job is None or job.state is not JobState.COMPLETED:
+            if (await job_of(resources, waiting[-1])).state is not JobState.COMPLETED:
                 return False
             waiting.pop()
         return True
 
-    await wait_until(is_over, timeout=240)
-    for worker in workers:
-        await worker.drain(timedelta(seconds=5))
-
-
-async def _caller(resources: Resources, name: str) -> Caller:
-    account = await resources.accounts.create(name)
-    _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-    caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
-    assert caller is not None
-    return caller
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            executor = GenerationExecutor(engine, resources.catalog, resources.weights)
+            await stack.enter_async_context(working(resources, executor))
+        await wait_until(is_over, timeout=240)
 
 
 async def _own_lora(resources: Resources, name: str, caller: Caller) -> str:
     """Return the id of the account's LoRA `Mine`, which nobody else may use."""
-    lora_id = "model_" + name.ljust(26, "2")
-    adapter = Adapter(
-        id=lora_id, name="Mine", description="", created_at=datetime(2026, 11, 1, tzinfo=UTC), file=str(FILES[name]),
-        sha256=hashlib.sha256(FILES[name].read_bytes()).hexdigest(), base_model="pocket", owner=caller.account_id,
-        accounts=frozenset(),
-    )  # fmt: skip
+    adapter = lora_record(FILES[name], id="model_" + name.ljust(26, "2"), owner=caller.account_id)
     await resources.adapter_registry.register(adapter)
-    return lora_id
+    return adapter.id
 
 
 def _alone(engine: Engine, request: GenerationRequest, name: str) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,15 +10,13 @@ from safetensors.numpy import load_file
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.metrics import METRICS
 from serve_app.engine import Engine, EngineOptions
-from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.reports import report
-from serve_app.worker.worker import Worker
 from tests.api.app import BODY_B, TestService, open_service
-from tests.support import POCKET, ROOT, wait_until
+from tests.support import POCKET, ROOT
+from tests.worker.scripted_executor import until, working
 
 pytestmark = pytest.mark.slow
-QUICK = WorkerTiming(poll=timedelta(milliseconds=20), heartbeat=timedelta(milliseconds=50))
 Exported = dict[str, dict[tuple[str, ...], float]]
 """Sample name → label values → number. A metric without a sample has its name all the same."""
 
@@ -34,18 +31,11 @@ async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ex
 async def _after_a_job(service: TestService, engine: Engine) -> Exported:
     member = await service.member(plan_b="premium")
     executor = GenerationExecutor(engine, service.resources.catalog, service.resources.weights)
-    worker = Worker(service.resources.for_workers, executor, name="w", timing=QUICK)
-    worker.start()
-    body = BODY_B | {"width": 256, "height": 256}
-    run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]
-
-    async def is_completed() -> bool:
-        job = await service.resources.jobs.find(run_id)
-        return job is not None and job.state is JobState.COMPLETED
-
-    await wait_until(is_completed, 60)
-    await report(service.resources.measures, executor, worker="w")  # with the adapter in its slot
-    await worker.drain(timedelta(seconds=5))
+    async with working(service.resources, executor, name="w"):
+        body = BODY_B | {"width": 256, "height": 256}
+        run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]
+        await until(service.resources, run_id, JobState.COMPLETED, timeout=60)
+        await report(service.resources.measures, executor, worker="w")  # with the adapter in its slot
     for path in (
         f"/v1/generations/{run_id}",
         "/v1/generations/nothing",

@@ -12,8 +12,7 @@ import yaml
 
 from deployments.args import GeneratorArgs
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Claim, CommitReply, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
 from serve_app.loras.registration import remove_lora
@@ -22,7 +21,8 @@ from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.prefetch import AdapterPrefetch, pause
 from serve_app.worker.worker import Worker
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, wait_until
+from tests.made_jobs import accept, claim
+from tests.support import POCKET, adapter_id, existing, wait_until
 
 OUTLINE, NEON = adapter_id("outline"), adapter_id("neon")
 KIND = JobKind.GENERATION
@@ -45,32 +45,15 @@ async def executor(loaded: Engine, resources: Resources) -> GenerationExecutor:
 
 
 async def digest_of(resources: Resources, lora_id: str) -> str:
-    adapter = await resources.catalog.adapter(lora_id)
-    assert adapter is not None
+    adapter = existing(await resources.catalog.adapter(lora_id))
     return adapter.sha256
-
-
-async def claim_elsewhere(resources: Resources, lora_id: str) -> Claim:
-    """Have another worker claim a job of this LoRA."""
-    await accept(resources, lora_id)
-    (claim,) = await resources.queue.claim("elsewhere", kind=KIND, nonce=new_nonce(), limit=64)
-    return claim
 
 
 async def draw_elsewhere(resources: Resources, lora_id: str) -> None:
     """Have another worker complete a job of this LoRA."""
-    claim = await claim_elsewhere(resources, lora_id)
-    assert await resources.queue.finish(claim.lease, [], seconds=1) is CommitReply.OK
-
-
-async def accept(resources: Resources, lora_id: str) -> str:
-    job_id = new_job_id(KIND)
-    request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(1,))
-    group = await digest_of(resources, lora_id)
-    await resources.queue.accept(
-        NewJob(job_id=job_id, variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=lora_id)
-    )
-    return job_id
+    await accept(resources, lora_id=lora_id, adapter_id=lora_id)
+    (claimed,) = await claim(resources, worker="elsewhere", limit=64)
+    assert await resources.queue.finish(claimed.lease, [], seconds=1) is CommitReply.OK
 
 
 async def add_copy(resources: Resources, name: str, file: str) -> None:
@@ -88,24 +71,30 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
 ) -> None:
     prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
     assert await prefetch.prefetch_one() is None, "nothing was drawn yet"
-    claim = await claim_elsewhere(resources, OUTLINE)
+    await accept(resources, lora_id=OUTLINE, adapter_id=OUTLINE)
+    (claimed,) = await claim(resources, worker="elsewhere")
     assert await prefetch.prefetch_one() is None, "whether it ends its worker is not known yet"
-    await resources.queue.finish(claim.lease, [], seconds=1)
+    await resources.queue.finish(claimed.lease, [], seconds=1)
     assert await prefetch.prefetch_one() == OUTLINE
     group = await digest_of(resources, OUTLINE)
     await wait_until(lambda: group in executor.resident)
     assert await prefetch.prefetch_one() is None, "it is here"
     assert group not in loaded.resident_adapters, "the slots are left to what is drawn"
     await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
-    job_id = await accept(resources, OUTLINE)
-    assert await resources.queue.claim("third", kind=KIND, nonce=new_nonce(), limit=8) == [], "left to its holders"
-    (claim,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
-    assert claim.lease.job_id == job_id
+    job_id = await accept(resources, lora_id=OUTLINE, adapter_id=OUTLINE)
+    assert await claim(resources, worker="third", limit=8) == [], "left to its holders"
+    (claimed,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
+    assert claimed.lease.job_id == job_id
+
+
+async def test_of_two_at_once_one_reads_an_adapter(executor: GenerationExecutor, resources: Resources) -> None:
+    blueprint = adapter_id("blueprint")
+    found = await asyncio.gather(executor.prefetch(blueprint), executor.prefetch(blueprint))
+    assert sorted(found, key=str) == sorted([await digest_of(resources, blueprint), None], key=str)
 
 
 async def test_a_removed_lora_is_no_recent_adapter(resources: Resources) -> None:
-    outline = await resources.catalog.adapter(OUTLINE)
-    assert outline is not None
+    outline = existing(await resources.catalog.adapter(OUTLINE))
     await resources.adapter_registry.register(replace(outline, id="model_mine"))
     await draw_elsewhere(resources, OUTLINE)
     await draw_elsewhere(resources, "model_mine")

@@ -1,9 +1,7 @@
 """The trace of a job, from the request over the queue to the image, as a collector receives it."""
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from serve_app.settings import Settings
 from serve_app.tracing import set_caller
 from tests.api.app import BODY_A, client_of
 from tests.composition import open_resources
+from tests.support import Answering, serving
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -29,21 +28,15 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Span]]:
     """
     spans: list[Span] = []
 
-    class Collector(BaseHTTPRequestHandler):
+    class Collector(Answering):
         def do_POST(self) -> None:
             body = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
             spans.extend(s for r in body.resource_spans for scope in r.scope_spans for s in scope.spans)
-            self.send_response(200)
-            self.end_headers()
+            self.answer(200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    with serving(Collector) as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         yield spans
-        server.shutdown()
 
 
 async def test_a_trace_goes_from_the_request_to_the_stored_image(collected: list[Span], settings: Settings) -> None:

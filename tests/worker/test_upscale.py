@@ -11,12 +11,14 @@ import torch
 from PIL import Image
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
+from serve_app.domain.jobs import Claim, JobKind, JobState, Lease, new_job_id
 from serve_app.domain.requests import UpscaleRequest
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.upscale import UpscaleExecutor
 from tests.composition import Resources
+from tests.made_jobs import accept, job_of
+from tests.worker.scripted_executor import until, working
 
 
 async def stored(resources: Resources, color: tuple[int, int, int]) -> str:
@@ -49,6 +51,15 @@ async def test_factor_and_source_reach_the_upscaler(resources: Resources) -> Non
     assert twice.shape == (20, 40, 3)
     assert (await image_of(executor, claim_of(red, factor=4))).shape == (40, 80, 3)
     assert not np.array_equal(twice, await image_of(executor, claim_of(blue)))
+
+
+async def test_a_worker_stores_what_was_enlarged(resources: Resources) -> None:
+    request = claim_of(await stored(resources, (255, 0, 0)), factor=4).request
+    async with working(resources, UpscaleExecutor(Upscaler.load(None), resources.images)):
+        job_id = await accept(resources, request=request)
+        await until(resources, job_id, JobState.COMPLETED)
+    [image] = (await job_of(resources, job_id)).images
+    assert Image.open(BytesIO(await resources.images.get(image.image_uri))).size == (80, 40)
 
 
 async def test_waiting_and_running_images_take_the_free_runs(resources: Resources) -> None:

@@ -4,47 +4,38 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import redis
 from PIL import Image
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Job, JobKind, JobState, NewJob, new_job_id
+from serve_app.domain.jobs import Claim, Job, JobKind, JobState
 from serve_app.domain.metrics import Metric
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
+from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
-from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.measures import Measures
-from serve_app.store.redis_client import connect
-from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.attempt import WorkerTiming
-from serve_app.worker.executor import Executor
 from serve_app.worker.generation import GenerationExecutor
-from serve_app.worker.upscale import UpscaleExecutor
-from serve_app.worker.worker import Worker
 from tests.audit import audit
 from tests.composition import Resources, open_resources
+from tests.made_jobs import ACCOUNT, accept, failure_of, job_of
 from tests.rewriting import replacing
 from tests.support import POCKET, adapter_id, wait_until, write_catalog
-from tests.worker.scripted_executor import is_unhealthy, job_of
+from tests.worker.scripted_executor import QUICK, is_unhealthy, with_queue, working
 
-ACCOUNT = "acct_worker"
 SHORT, LONG = 3, 400
 """Steps: over before anyone looks, and long enough to be met while running."""
-QUICK = WorkerTiming(poll=timedelta(milliseconds=50), heartbeat=timedelta(milliseconds=50))
 
 
 @pytest.fixture(scope="session")
@@ -73,16 +64,6 @@ def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
     return GenerationExecutor(engine, resources.catalog, resources.weights)
 
 
-@asynccontextmanager
-async def working(resources: Resources, executor: Executor, *, timing: WorkerTiming = QUICK) -> AsyncGenerator[Worker]:
-    worker = Worker(resources.for_workers, executor, name=f"worker-{id(executor)}", timing=timing)
-    worker.start()
-    try:
-        yield worker
-    finally:
-        await worker.drain(timedelta(seconds=2.2))
-
-
 def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outline") -> GenerationRequest:
     return GenerationRequest(
         prompt="a red circle",
@@ -94,19 +75,10 @@ def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outli
     )
 
 
-async def accept(resources: Resources, request: Request) -> str:
-    kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
-    adapter = await resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
-    acceptance = await resources.queue.accept(
-        NewJob(
-            job_id=new_job_id(kind),
-            variant=Variant.A,
-            account_id=ACCOUNT,
-            request=request,
-            group=adapter.sha256 if adapter else "",
-        )
-    )
-    return acceptance.job.id
+async def draw(resources: Resources, request: GenerationRequest) -> str:
+    """Accept a request in the group of its weights."""
+    adapter = await resources.catalog.adapter(request.lora_id)
+    return await accept(resources, request=request, group=adapter.sha256 if adapter else "")
 
 
 async def ended(resources: Resources, job_id: str) -> Job:
@@ -124,10 +96,6 @@ async def running(resources: Resources, job_id: str) -> None:
     await wait_until(has_progress, timeout=60)
 
 
-async def pngs(resources: Resources, done: Job) -> list[bytes]:
-    return [await resources.images.get(image.image_uri) for image in done.images]
-
-
 def objects(resources: Resources) -> list[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*") if path.is_file()]
 
@@ -135,7 +103,7 @@ def objects(resources: Resources) -> list[Path]:
 @pytest.mark.slow
 async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor):
-        done = await ended(resources, await accept(resources, picture(n=2)))
+        done = await ended(resources, await draw(resources, picture(n=2)))
     assert done.state is JobState.COMPLETED
     assert done.progress == 100
     assert len(done.images) == len({image.image_id for image in done.images}) == 2
@@ -153,23 +121,13 @@ async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, execut
 
 @pytest.mark.slow
 async def test_a_png_names_its_job_when_the_settings_ask_for_it(
-    settings: Settings, redis_db: redis.Redis, engine: Engine
+    settings: Settings, redis_db: Any, engine: Engine
 ) -> None:
     async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
         async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
-            done = await ended(resources, await accept(resources, picture()))
+            done = await ended(resources, await draw(resources, picture()))
         png = await resources.images.get(done.images[0].image_uri)
     assert Image.open(BytesIO(png)).info["Job"] == done.id
-
-
-@pytest.mark.slow
-async def test_four_images_equal_four_single_requests(resources: Resources, executor: GenerationExecutor) -> None:
-    async with working(resources, executor):
-        together = await ended(resources, await accept(resources, picture(seed=5, n=4)))
-        alone = [await ended(resources, await accept(resources, picture(seed=5 + i))) for i in range(4)]
-    four = await pngs(resources, together)
-    assert len(set(four)) == 4
-    assert four == [png for done in alone for png in await pngs(resources, done)]
 
 
 @pytest.mark.slow
@@ -188,7 +146,7 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
     ]
     executor = StepsExecutor(engine, resources)
     async with working(resources, executor):  # which loads both
-        for job_id in [await accept(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
+        for job_id in [await draw(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
             await ended(resources, job_id)
     executor.steps = []
     jobs = await resources.submission.generate_all(caller, asked)
@@ -214,37 +172,15 @@ class StepsExecutor(GenerationExecutor):
 
 
 @pytest.mark.slow
-async def test_an_upscale_is_as_many_times_larger(resources: Resources, executor: GenerationExecutor) -> None:
-    upscaling = UpscaleExecutor(Upscaler.load(None), resources.images)
-    async with working(resources, executor), working(resources, upscaling):
-        drawn = await ended(resources, await accept(resources, picture()))
-        source = drawn.images[0]
-        request = UpscaleRequest(
-            image_id=source.image_id,
-            scale_factor=2,
-            source_uri=source.image_uri,
-            source_width=source.width,
-            source_height=source.height,
-        )
-        enlarged = await ended(resources, await accept(resources, request))
-        await resources.images.delete(source.image_uri)
-        orphan = await ended(resources, await accept(resources, request))
-    (large,) = await pngs(resources, enlarged)
-    assert Image.open(BytesIO(large)).size == (512, 512)
-    assert orphan.failure is not None
-    assert "no longer stored" in orphan.failure.message
-
-
-@pytest.mark.slow
 async def test_a_hint_starts_an_idle_worker_at_once(
-    resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
+    resources: Resources, executor: GenerationExecutor, redis_db: Any
 ) -> None:
     asleep = WorkerTiming(poll=timedelta(hours=1), heartbeat=timedelta(milliseconds=50))
     async with working(resources, executor, timing=asleep) as worker:
         await wait_until(
             lambda: redis_db.zcard(redis_key("workers", "generation")) == 1
-        )  # its first look found nothing
-        job_id = await accept(resources, picture())
+        )  # it has looked and found none
+        job_id = await draw(resources, picture())
         worker.hint()
         assert (await ended(resources, job_id)).state is JobState.COMPLETED
 
@@ -254,7 +190,7 @@ async def test_a_canceled_job_leaves_the_engine_and_storage(
     resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
     async with working(resources, executor):
-        job_id = await accept(resources, picture(steps=LONG))
+        job_id = await draw(resources, picture(steps=LONG))
         await running(resources, job_id)
         await resources.queue.cancel(job_id, account_id=ACCOUNT)
         assert (await ended(resources, job_id)).state is JobState.CANCELED
@@ -266,31 +202,14 @@ async def test_a_canceled_job_leaves_the_engine_and_storage(
 async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, executor: GenerationExecutor) -> None:
     hurried = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, job_limit=timedelta(seconds=0.3))
     async with working(resources, executor, timing=hurried):
-        failed = await ended(resources, await accept(resources, picture(steps=LONG)))
-    assert failed.failure is not None
-    assert failed.failure.code is FailureCode.TIMEOUT
-    assert failed.attempt == 1
-
-
-@pytest.mark.slow
-async def test_a_full_storage_delays_a_job_and_does_not_lose_it(
-    resources: Resources, executor: GenerationExecutor
-) -> None:
-    blocked = resources.settings.data_dir / "images"
-    blocked.parent.mkdir(parents=True, exist_ok=True)
-    blocked.write_text("a file where the folder should be")
-    async with working(resources, executor) as worker:
-        job_id = await accept(resources, picture())
-        await running(resources, job_id)
-        await wait_until(lambda: worker.open_jobs == 1)
-        blocked.unlink()
-        assert (await ended(resources, job_id)).state is JobState.COMPLETED
+        failed = await ended(resources, await draw(resources, picture(steps=LONG)))
+    assert (failed.failure and failed.failure.code, failed.attempt) == (FailureCode.TIMEOUT, 1)
 
 
 @pytest.mark.slow
 async def test_a_drain_finishes_what_it_can(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor) as worker:
-        job_id = await accept(resources, picture(steps=30))
+        job_id = await draw(resources, picture(steps=30))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=60))
         assert (await job_of(resources, job_id)).state is JobState.COMPLETED
@@ -301,7 +220,7 @@ async def test_a_drain_releases_what_it_cannot_finish(
     resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
     async with working(resources, executor) as worker:
-        job_id = await accept(resources, picture(steps=LONG))
+        job_id = await draw(resources, picture(steps=LONG))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=2.2))
     assert (await job_of(resources, job_id)).state is JobState.QUEUED
@@ -331,23 +250,22 @@ def _next_format(name: str, text: str) -> str:
 
 @pytest.mark.slow
 async def test_two_versions_of_the_code_work_on_one_queue(
-    resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
+    resources: Resources, executor: GenerationExecutor, redis_db: Any
 ) -> None:
     """This version's worker draws the jobs it can read, and leaves newer records to newer workers.
 
     What is damaged fails alone.
     """
-    newer = resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
-    damaged = await accept(resources, picture(seed=1))
-    cast(Any, redis_db).hset(redis_key("job", damaged), "0", "{}")
+    newer = with_queue(resources, _next_format)
+    damaged = await draw(resources, picture(seed=1))
+    redis_db.hset(redis_key("job", damaged), "0", "{}")
     async with working(resources, executor) as worker:
-        foreign = [await accept(newer, picture(seed=seed)) for seed in range(2, 5)]
-        own = [await accept(resources, picture(seed=seed)) for seed in range(5, 8)]
+        foreign = [await draw(newer, picture(seed=seed)) for seed in range(2, 5)]
+        own = [await draw(resources, picture(seed=seed)) for seed in range(5, 8)]
         for job_id in own:
             assert (await ended(resources, job_id)).state is JobState.COMPLETED
-        failed = await ended(resources, damaged)
-        assert failed.failure is not None
-        assert "cannot be read" in failed.failure.message
+        await ended(resources, damaged)
+        assert "cannot be read" in (await failure_of(resources, damaged)).message
         assert {(await job_of(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
         with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8)) as second:
             async with working(newer, GenerationExecutor(second, newer.catalog, newer.weights)):
@@ -382,21 +300,19 @@ def held(engine: Engine, resources: Resources) -> Iterator[HeldExecutor]:
 
 
 @pytest.fixture
-async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Resources]:
+async def hasty(settings: Settings, redis_db: Any) -> AsyncIterator[Resources]:
     """Return stores with a lease short enough to lose."""
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as opened:
         yield opened
 
 
 @pytest.mark.slow
-async def test_a_hung_step_loses_its_lease_and_its_late_images(
-    hasty: Resources, engine: Engine, redis_db: redis.Redis
-) -> None:
+async def test_a_hung_step_loses_its_lease_and_its_late_images(hasty: Resources, engine: Engine, redis_db: Any) -> None:
     hung = HeldExecutor(engine, hasty)
     strict = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, step_limit=timedelta(seconds=0.2))
     async with working(hasty, hung, timing=strict) as worker:
         hung.hold.clear()
-        job_id = await accept(hasty, picture())
+        job_id = await draw(hasty, picture())
         await wait_until(lambda: is_unhealthy(worker))
 
         async def is_queued_again() -> bool:
@@ -431,20 +347,10 @@ async def keep(resources: Resources, claim: Claim) -> None:
 async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: HeldExecutor) -> None:
     held.errors = [RuntimeError("device lost")]
     async with working(resources, held) as worker:
-        done = await ended(resources, await accept(resources, picture()))
+        done = await ended(resources, await draw(resources, picture()))
         worker.check()
     assert done.state is JobState.COMPLETED
     assert done.attempt == 2
-
-
-@pytest.mark.slow
-async def test_an_executor_that_fails_every_step_is_unhealthy(resources: Resources, held: HeldExecutor) -> None:
-    held.errors = [RuntimeError("device lost") for _ in range(50)]
-    async with working(resources, held) as worker:
-        for seed in range(3):
-            await accept(resources, picture(seed=seed))
-        await wait_until(lambda: is_unhealthy(worker), timeout=60)
-        held.errors = []
 
 
 @pytest.mark.slow
@@ -454,7 +360,7 @@ async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> 
     try:
         async with open_resources(settings) as resources:
             async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
-                job_id = await accept(resources, picture(steps=60))
+                job_id = await draw(resources, picture(steps=60))
                 await running(resources, job_id)
                 os.kill(ensure_redis(home).pid, signal.SIGKILL)
                 await asyncio.to_thread(ensure_redis, home)

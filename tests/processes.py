@@ -72,5 +72,5 @@ def program(pid: int) -> str:
     """The name of the program that a process runs; empty for one that has ended."""
     try:
         return Path(psutil.Process(pid).exe()).name
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return ""
