@@ -35,7 +35,10 @@ DIFFUSERS: Mapping[Sampler, tuple[str, Mapping[str, Any]]] = {
     Sampler.PNDM: ("PNDMScheduler", {"skip_prk_steps": True}),
     Sampler.DPMPP_2M: ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "solver_order": 2}),
     Sampler.DPMPP_2M_SDE: ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "solver_order": 2}),
-    Sampler.DPMPP_2S: ("DPMSolverSinglestepScheduler", {"algorithm_type": "dpmsolver++", "solver_order": 2}),
+    Sampler.DPMPP_2S: (
+        "DPMSolverSinglestepScheduler",
+        {"algorithm_type": "dpmsolver++", "solver_order": 2, "lower_order_final": True},
+    ),
     Sampler.DPMPP_SDE: ("DPMSolverSDEScheduler", {}),
     Sampler.DEIS: ("DEISMultistepScheduler", {"algorithm_type": "deis", "solver_type": "logrho"}),
     Sampler.UNIPC: ("UniPCMultistepScheduler", {}),
@@ -135,7 +138,8 @@ def make_scheduler(sampler: str, own: Any) -> Any:
     chosen = {name: value for name, value in chosen.items() if name in known}
     if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" not in known:
         chosen["trained_betas"] = _zero_snr_betas(own)
-    return cls.from_config(config, **chosen)
+    # diffusers logs a warning for each setting of another class
+    return cls.from_config({name: one for name, one in config.items() if name in known or name[0] == "_"}, **chosen)
 
 
 def _zero_snr_betas(own: Any) -> list[float]:
@@ -157,6 +161,10 @@ def make_schedule(
     timing = {name: value for name, value in (("sigmas", sigmas), ("mu", mu)) if value is not None}
     try:
         scheduler.set_timesteps(steps, **timing)
+        if hasattr(scheduler, "get_lms_coefficient"):  # its integrals take thousands of single numbers, slow in torch
+            scheduler.sigmas = scheduler.sigmas.numpy()
+        if hasattr(scheduler, "set_begin_index"):  # without it, of two first timesteps alike the second would be taken
+            scheduler.set_begin_index(0)
         passes = list(_probe(scheduler))
     except (ValueError, IndexError, ZeroDivisionError, NotImplementedError, TypeError) as error:
         name = type(scheduler).__name__
@@ -305,7 +313,10 @@ def _factors(made: Tensor, units: Mapping[str, Tensor], noise: Tensor) -> dict[s
     told = sum((factor * units[name] for name, factor in factors.items()), torch.zeros_like(made))
     size = max(1.0, *(abs(factor) for factor in factors.values()))
     if not bool(((told - rest)[0, -_CHECKS - _ZEROS :].abs() < 1e-2 * size).all()):
-        raise ValueError("its steps are no sums of what it has seen (clip_sample and thresholding must be off)")
+        raise ValueError(
+            "its steps are no sums of what it has seen (clip_sample and thresholding must be off; with zero terminal "
+            "SNR, another sampler or spacing may do)"
+        )
     return {**factors, NOISE: strength}
 
 
