@@ -139,7 +139,7 @@ class AdapterSlots:
         for name, layer in weights.items():
             ranks[self.names[name]], unscaled[self.names[name]] = layer.rank, layer.unscaled
         layout = Layout(
-            bucket_rank(max(ranks)),
+            bucket_rank(max(ranks)) if weights else 0,
             self._bits(weights),
             self._bits(n for n, layer in weights.items() if layer.magnitude is not None or layer.slope is not None),
             self._bits(name for name, layer in weights.items() if layer.input_slope is not None),

@@ -1,10 +1,13 @@
 """Runs the engine: runs join and leave between passes; a pass is one call of the denoiser for a batch.
 
 add ──▶ waiting ──admit──▶ running ──denoise, pass by pass──▶ decoding ──▶ finished
-        (its adapter        (a slot, latents,                 (on its
-         is being read)      rows in a batch)                  own thread)
+        (its adapter is     (a slot, latents,                 (on its
+         read, its prompt    rows in a batch)                  own thread)
+         encoded, each on
+         its own thread)
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +23,7 @@ from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
-from serve_app.engine.run import AdapterFile, Finished, Measured, Run, RunRequest, StepTiming
+from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine_options import EngineOptions
 
@@ -40,6 +43,8 @@ class Engine:
         self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self.live = LiveRuns()
         self.measured = Measured()
+        self._reading_ahead = threading.Lock()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 
     @torch.inference_mode()
@@ -49,7 +54,11 @@ class Engine:
         Raises AcceleratorError when the device takes no more work from this process: every live run is then lost.
         """
         self._remove_aborted()
+        changes = self.live.changes
         ended = self._admit()
+        if not ended and not self.scheduler:
+            self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
+            ended = self._admit()
         batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
         began = time.monotonic()
         ended += self._denoise(batch)
@@ -58,8 +67,7 @@ class Engine:
             self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
         for run in self.scheduler.pop_finished(batch):
             self._decode(run)
-        decoded = self.live.pop_decoded(within_s=0 if batch or ended else IDLE_WAIT_S)
-        return ended + [outcome_of_decoding(run, image) for run, image in decoded]
+        return ended + [outcome_of_decoding(run, image) for run, image in self.live.pop_decoded()]
 
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
@@ -67,9 +75,12 @@ class Engine:
             self._model(run.request).pool.release(run.slot)
 
     def _admit(self) -> list[Finished]:
-        """Start waiting runs in order while more may join, except those whose adapter is still being read."""
+        """Start waiting runs in order while more may join, except those whose adapter or prompt is not ready."""
         ended: list[Finished] = []
-        for waiting in self.live.waiting():
+        queue = self.live.waiting()
+        if queue:
+            self._prepare()
+        for waiting in queue:
             if not self.scheduler.free_runs:
                 break
             try:
@@ -80,9 +91,13 @@ class Engine:
         return ended
 
     def _start(self, waiting: PendingRun) -> None:
-        """Encode the prompt and acquire the adapter's slot, if the adapter has been read."""
+        """Acquire the adapter's slot, if the prompt has been encoded."""
+        if waiting.error is not None:
+            raise waiting.error
+        if waiting.conditioning is None:
+            return
         model = self._model(waiting.request)
-        run = model.start(waiting.request, waiting.added_at)
+        run = model.start(waiting.request, waiting.conditioning, waiting.added_at)
         if run is None:
             return
         if self.live.start(waiting, run):
@@ -115,14 +130,53 @@ class Engine:
             raise ValueError(f"base model {request.base_model!r} is not loaded here")
         return self.base_models[request.base_model or next(iter(self.base_models))]
 
+    # -- before a run starts ---------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Have adapters read and prompts encoded for the runs that wait now."""
+        self._read_ahead()
+        self._encoder.submit(self._encode_waiting)
+
+    def _read_ahead(self) -> None:
+        with self._reading_ahead:  # between looking who waits and telling it, nobody tells what is newer
+            waiting = [each.request for each in self.live.waiting() if each.error is None]
+            for name, model in self.base_models.items():
+                own = (each for each in waiting if (each.base_model or next(iter(self.base_models))) == name)
+                model.pool.read_ahead(each.adapter for each in own if each.adapter is not None)
+
+    def _on_loaded(self) -> None:
+        self.live.wake()
+        self._encoder.submit(self._encode_waiting)
+
+    def _encode_waiting(self) -> None:
+        """Encode waiting runs' prompts in order, as many as may soon start; for the encoder's thread."""
+        self._read_ahead()
+        encoded = 0
+        for waiting in self.live.waiting():
+            if waiting.conditioning is None and waiting.error is None:
+                try:
+                    waiting.conditioning = self._encode(waiting.request)
+                except Exception as error:  # noqa: BLE001  the step thread makes it the run's failure
+                    waiting.error = error
+                if waiting.conditioning is not None or waiting.error is not None:
+                    self.live.wake()
+            encoded += waiting.conditioning is not None
+            if encoded >= 2 * self.options.runs:
+                return
+
+    @torch.inference_mode()
+    def _encode(self, request: RunRequest) -> Conditioning | None:
+        return self._model(request).encode(request)
+
     # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: RunRequest) -> None:
-        """Queue a run and start reading its adapter. Never blocks. Raises ValueError on an id that is live."""
+        """Queue a run, start reading its adapter and encoding its prompt. Never blocks.
+
+        Raises ValueError on an id that is live.
+        """
         self.live.add(request)
-        is_known = not request.base_model or request.base_model in self.base_models
-        if is_known and request.adapter is not None:
-            self._model(request).pool.prefetch(request.adapter)
+        self._prepare()
 
     def abort(self, run_id: str) -> bool:
         """Remove a run before the next step; it will not be returned. False when no such run is live."""
@@ -189,7 +243,7 @@ class Engine:
         engine = cls(options)
         engine.base_models = {
             name: BaseModel.load(
-                name, source, options, engine.live.wake, base_models=len(sources), measured=engine.measured
+                name, source, options, engine._on_loaded, base_models=len(sources), measured=engine.measured
             )
             for name, source in sources.items()
         }
@@ -205,9 +259,10 @@ class Engine:
 
     def close(self) -> None:
         """Stop the background threads; live runs are dropped."""
-        self._decoder.shutdown(cancel_futures=True)
         for model in self.base_models.values():
             model.pool.close()
+        for thread in (self._encoder, self._decoder):
+            thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Engine":
         return self
