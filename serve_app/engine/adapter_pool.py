@@ -19,6 +19,7 @@ from typing import NamedTuple
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.device import DeviceQueues
 from serve_app.engine.run import AdapterFile, Measured
 
 LOADERS = 4
@@ -51,6 +52,12 @@ class _Placed(NamedTuple):
     """Its first line in the store."""
     packed: _Packed
     """On a CPU the lines of its row are those in the store."""
+    copied: Future[None] | None
+    """On a GPU its lines are copied beside the steps."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.copied is None or self.copied.done()
 
 
 class AdapterPool:
@@ -63,6 +70,7 @@ class AdapterPool:
         self,
         adapter_slots: AdapterSlots,
         store: AdapterStore,
+        queues: DeviceQueues,
         table: LayerTable,
         denoiser: str,
         *,
@@ -74,6 +82,7 @@ class AdapterPool:
         """`denoiser` names the component of the slots; a loader thread calls `on_loaded` when an adapter was read."""
         self._adapter_slots = adapter_slots
         self._store = store
+        self._queues = queues
         self._table = table
         self._denoiser = denoiser
         self._host_memory = host_memory
@@ -170,8 +179,10 @@ class AdapterPool:
         if adapter is None:
             return NO_SLOT
         placed = self._slots.get(adapter.id) or self._fill_slot(adapter)
-        if placed is None:
+        if placed is None or not placed.is_there:
             return None
+        if placed.copied is not None:
+            placed.copied.result()
         with self._lock:
             self._slots.move_to_end(adapter.id)
         self._users[placed.slot] += 1
@@ -207,7 +218,8 @@ class AdapterPool:
         if packed is None or room is None:
             return None
         slot, start = room
-        self._adapter_slots.set(slot, packed.row, start)
+        self._adapter_slots.assign(slot, packed.row, start)
+        copied = self._copy(start, packed.row)
         with self._lock:
             if self._is_host:
                 del self._host[adapter.id]
@@ -215,15 +227,30 @@ class AdapterPool:
                 packed = packed._replace(row=packed.row._replace(lines=held))
             else:
                 self._host.move_to_end(adapter.id)
-            self._slots[adapter.id] = _Placed(slot, start, packed)
+            self._slots[adapter.id] = _Placed(slot, start, packed, copied)
         return self._slots[adapter.id]
+
+    def _copy(self, start: int, row: PackedRow) -> Future[None] | None:
+        """Copy a row into the store, on a GPU by another thread and behind the steps that may still read those lines."""
+        if not self._queues.any:
+            self._store.write(start, row.lines)
+            return None
+        steps = self._queues.mark()
+
+        def copy() -> None:
+            with self._queues.beside(steps):
+                self._store.write(start, row.lines)
+
+        copied = self._loader.submit(copy)
+        copied.add_done_callback(lambda _: self._on_loaded())
+        return copied
 
     def _make_room(self, lines: int, adapter: AdapterFile) -> tuple[int, int] | None:
         """Take a slot and so many lines; None while too many are in use, or needed by runs before this adapter's.
 
         Where none are free, those of adapters that no waiting run needs are taken, then of those needed last.
         """
-        unused = [id for id, placed in self._slots.items() if not self._users[placed.slot]]
+        unused = [id for id, placed in self._slots.items() if placed.is_there and not self._users[placed.slot]]
         removable = [id for id in unused if self._turn(id) >= self._turn(adapter.id)]
         removable.sort(key=self._turn, reverse=True)
         starts = [self._slots[id].start for id in removable]

@@ -11,7 +11,7 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory, torch_dtype
+from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
@@ -42,6 +42,7 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        queues: DeviceQueues | None = None,
     ) -> None:
         """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read."""
         self.name = name
@@ -63,6 +64,7 @@ class BaseModel:
         self.pool = AdapterPool(
             self.adapter_slots,
             self.store,
+            queues or DeviceQueues(family.device),
             LayerTable(family.components, family.denoiser, name=name),
             family.denoiser,
             host_memory=options.host_memory,
@@ -91,6 +93,7 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        queues: DeviceQueues | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
         try:
@@ -98,7 +101,7 @@ class BaseModel:
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
-        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured)
+        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured, queues=queues)
 
     @property
     def denoiser(self) -> nn.Module:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.device import torch_device
+from serve_app.engine.device import DeviceQueues, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
@@ -43,6 +43,7 @@ class Engine:
         self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self.live = LiveRuns()
         self.measured = Measured()
+        self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
@@ -53,21 +54,24 @@ class Engine:
 
         Raises AcceleratorError when the device takes no more work from this process: every live run is then lost.
         """
-        self._remove_aborted()
-        changes = self.live.changes
-        ended = self._admit()
-        if not ended and not self.scheduler:
-            self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
+        with self.queues.steps():
+            self._remove_aborted()
+            changes = self.live.changes
             ended = self._admit()
-        batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
-        began = time.monotonic()
-        ended += self._denoise(batch)
-        if batch:
-            slots = {run.slot for run in batch} - {NO_SLOT}
-            self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
-        for run in self.scheduler.pop_finished(batch):
-            self._decode(run)
-        return ended + [outcome_of_decoding(run, image) for run, image in self.live.pop_decoded()]
+            if not ended and not self.scheduler:
+                self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
+                ended = self._admit()
+            batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
+            began = time.monotonic()
+            ended += self._denoise(batch)
+            if batch:
+                slots = {run.slot for run in batch} - {NO_SLOT}
+                self.measured.steps.append(
+                    StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots))
+                )
+            for run in self.scheduler.pop_finished(batch):
+                self._decode(run)
+            return ended + [outcome_of_decoding(run, image) for run, image in self.live.pop_decoded()]
 
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
@@ -123,7 +127,13 @@ class Engine:
         run.denoised_at = time.monotonic()
         model = self._model(run.request)
         model.pool.release(run.slot)
-        self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))
+        steps = self.queues.mark()
+
+        def decode() -> np.ndarray:
+            with self.queues.beside(steps):
+                return model.decode(run)
+
+        self.live.start_decoding(run, start=lambda: self._decoder.submit(decode))
 
     def _model(self, request: RunRequest) -> BaseModel:
         if request.base_model and request.base_model not in self.base_models:
@@ -166,7 +176,11 @@ class Engine:
 
     @torch.inference_mode()
     def _encode(self, request: RunRequest) -> Conditioning | None:
-        return self._model(request).encode(request)
+        with self.queues.beside():
+            conditioning = self._model(request).encode(request)
+        if conditioning is not None:
+            self.queues.hand_over([conditioning.context, *conditioning.added.values()])
+        return conditioning
 
     # -- any thread ------------------------------------------------------------------------------------------------
 
@@ -206,7 +220,11 @@ class Engine:
         if run is None or run.predicted is None:
             return None
         rgb = self._model(run.request).family.latent_rgb
-        return None if rgb is None else (run.steps_done, rgb.pixels(run.predicted, longest))
+        if rgb is None:
+            return None
+        predicted, done = run.predicted, run.steps_done
+        with self.queues.beside(self.queues.mark()):
+            return done, rgb.pixels(predicted, longest)
 
     @property
     def resident_adapters(self) -> frozenset[str]:
@@ -243,10 +261,17 @@ class Engine:
         engine = cls(options)
         engine.base_models = {
             name: BaseModel.load(
-                name, source, options, engine._on_loaded, base_models=len(sources), measured=engine.measured
+                name,
+                source,
+                options,
+                engine._on_loaded,
+                base_models=len(sources),
+                measured=engine.measured,
+                queues=engine.queues,
             )
             for name, source in sources.items()
         }
+        engine.queues.settle()
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
@@ -254,8 +279,9 @@ class Engine:
 
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
-        for model in self.base_models.values():
-            model.warm_up(width, height)
+        with self.queues.steps():
+            for model in self.base_models.values():
+                model.warm_up(width, height)
 
     def close(self) -> None:
         """Stop the background threads; live runs are dropped."""
