@@ -263,7 +263,7 @@ class AdapterPool:
     def _evict(self, id: str) -> None:
         self._measured.evictions.append(id)
         with self._lock:
-            slot, start, packed = self._slots.pop(id)
+            slot, start, packed, _ = self._slots.pop(id)
             if self._is_host:
                 self._host[id] = Future()
                 self._host[id].set_result(packed._replace(row=packed.row._replace(lines=packed.row.lines.clone())))
