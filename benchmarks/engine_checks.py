@@ -114,7 +114,7 @@ def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, 
             unseen = _copy_of(benchmark.adapters[0], Path(folder) / f"{i}.safetensors", 1 + number + i / 100)
             request = replace(benchmark.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
             (model,) = engine.base_models.values()
-            model.pool.prefetch(unseen)
+            model.pool.read_ahead([unseen])
             busy += [_timed(engine.step, benchmark.thread_work) for _ in range(3)]
             engine.add(request)
             engine.abort(request.run_id)

@@ -1,73 +1,102 @@
-"""Stores adapters on three levels: slots beside the model, host memory, files on disk.
+"""Stores adapters on three levels: slots beside the denoiser, host memory, files on disk.
 
-Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is
-copied into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
-On a CPU slots are host memory, too: there an adapter leaves one level for the other, and is never in both.
+Each level gives up first what no waiting run needs, least recently used, then what is needed last. Reading and packing
+happen on background threads; only a finished row is copied into a slot, between two steps, so that a run which waits
+for its adapter never delays a run that has its own. On a CPU slots are host memory, too: there an adapter leaves one
+level for the other, and is never in both.
 """
 
+import itertools
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.adapters import LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.device import DeviceQueues
 from serve_app.engine.run import AdapterFile, Measured
 
 LOADERS = 4
-"""This many adapters are read at once, so that one on a slow disk does not delay the others."""
+"""This many adapters are read at once, so that one on a slow disk does not delay the others. As many are read ahead of
+waiting runs where host memory has space for fewer."""
 
 
-Packed = Mapping[str, PackedRow]
-"""An adapter in host memory, packed for each component that it changes."""
+class _Packed(NamedTuple):
+    """An adapter in host memory."""
+
+    row: PackedRow
+    encoders: AdapterWeights
+    """The text encoders' parts as they were read, since each prompt needs them only once."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.row.lines.nbytes + self.encoder_bytes
+
+    @property
+    def encoder_bytes(self) -> int:
+        parts = (part for layers in self.encoders.values() for part in layers.values())
+        return sum(part.down.nbytes + part.up.nbytes for part in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """Where an adapter is."""
 
     slot: int
     start: int
-    """Its first line in the store; its components' rows follow each other."""
-    packed: Packed
-    """Its rows, without their lines on a CPU."""
+    """Its first line in the store."""
+    packed: _Packed
+    """On a CPU the lines of its row are those in the store."""
+    copied: Future[None] | None
+    """On a GPU its lines are copied beside the steps."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.copied is None or self.copied.done()
 
 
 class AdapterPool:
     """Assigns slots to adapters.
 
-    `prefetch`, `preload`, `in_memory`, `resident` and the sizes are for any thread, all else for the step thread.
+    `acquire` and `release` are for the step thread, all else for any.
     """
 
     def __init__(
         self,
-        component_slots: Mapping[str, AdapterSlots],
+        adapter_slots: AdapterSlots,
         store: AdapterStore,
+        queues: DeviceQueues,
         table: LayerTable,
+        denoiser: str,
         *,
         host_memory: int,
         max_rank: int,
         on_loaded: Callable[[], None],
         measured: Measured | None = None,
     ) -> None:
-        self._component_slots = component_slots
+        """`denoiser` names the component of the slots; a loader thread calls `on_loaded` when an adapter was read."""
+        self._adapter_slots = adapter_slots
         self._store = store
+        self._queues = queues
         self._table = table
+        self._denoiser = denoiser
         self._host_memory = host_memory
         self._max_rank = max_rank
         self._on_loaded = on_loaded
         self._measured = measured or Measured()
-        self._is_host = store.lines.is_cpu
         self._loader = ThreadPoolExecutor(LOADERS, thread_name_prefix="adapter-loader")
         self._lock = threading.RLock()
-        self._host: OrderedDict[str, Future[Packed]] = OrderedDict()
+        self._is_host = store.lines.is_cpu
+        self._host: OrderedDict[str, Future[_Packed]] = OrderedDict()
         self._slots: OrderedDict[str, _Placed] = OrderedDict()
-        count = next(iter(component_slots.values())).count
-        self._free = list(range(count - 1, NO_SLOT, -1))
+        self._turns: dict[str, int] = {}
+        """The place among the adapters that waiting runs need, by id."""
+        self._free = list(range(adapter_slots.count - 1, NO_SLOT, -1))
         self._users: Counter[int] = Counter()
 
     @property
@@ -79,21 +108,20 @@ class AdapterPool:
     @property
     def slot_bytes(self) -> int:
         """Return bytes of the adapters in slots, and of the rows that batches gather from them."""
-        return self._store.size_bytes + sum(slots.size_bytes for slots in self._component_slots.values())
+        return self._store.size_bytes + self._adapter_slots.size_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Return bytes of the adapters in host memory."""
+        """Return bytes of the adapters in host memory, with the text encoders' parts of those in slots alone."""
         with self._lock:
-            futures = list(self._host.values())
-        return sum(_host_size(future) for future in futures if future.done())
+            beside = sum(placed.packed.encoder_bytes for id, placed in self._slots.items() if id not in self._host)
+            return sum(self._sizes().values()) + beside
 
     @property
     def in_memory(self) -> frozenset[str]:
         """Return ids of the adapters in slots or read into host memory: a run with one waits for no file."""
         with self._lock:
-            read = (id for id, future in self._host.items() if future.done() and not _failed(future))
-            return frozenset((*self._slots, *read))
+            return frozenset((*self._slots, *self._sizes()))
 
     def has_space(self) -> bool:
         """Return whether host memory has space for another adapter, as large as the largest there.
@@ -101,9 +129,8 @@ class AdapterPool:
         While the first is being read nobody knows how large adapters are.
         """
         with self._lock:
-            read = [future for future in self._host.values() if future.done() and not _failed(future)]
+            sizes = self._sizes().values()
             unread = sum(not future.done() for future in self._host.values())
-            sizes = [_host_size(future) for future in read]
             if not sizes:
                 return not unread and self._host_memory > 0
             return sum(sizes) + (unread + 1) * max(sizes) < self._host_memory
@@ -116,24 +143,46 @@ class AdapterPool:
             self._submit(adapter.id, partial(self._load, adapter))
             return True
 
-    def prefetch(self, adapter: AdapterFile) -> None:
-        """Start reading an adapter that a run will need, unless it is in memory already."""
+    def read_ahead(self, adapters: Iterable[AdapterFile]) -> None:
+        """Start reading what waiting runs need, in the order of their turns, as far as host memory has space.
+
+        What is named here takes the place of what was named before, and is kept until its run has it.
+        """
         with self._lock:
-            known = self._host.get(adapter.id)
-            if adapter.id in self._slots or (known is not None and not _failed(known)):
-                return
-            self._submit(adapter.id, partial(self._load, adapter))
+            needed = {adapter.id: adapter for adapter in adapters}
+            self._turns = {id: turn for turn, id in enumerate(needed)}
+            ahead = [id for id in needed if id not in self._slots]
+            fitting = ahead[: self._fitting(ahead)]
+            self._shrink_host(keep=fitting)
+            for id in fitting:
+                if id not in self._host:
+                    self._submit(id, partial(self._load, needed[id]))
+
+    def encoder_parts(self, adapter: AdapterFile | None) -> AdapterWeights | None:
+        """Return what the adapter changes in the text encoders; None until it has been read.
+
+        Raises UnusableAdapter or OSError when the file cannot be used; it is then read again for the next run.
+        """
+        if adapter is None:
+            return {}
+        with self._lock:
+            if adapter.id in self._slots:
+                return self._slots[adapter.id].packed.encoders
+            packed = self._read(adapter)
+            return None if packed is None else packed.encoders
 
     def acquire(self, adapter: AdapterFile | None) -> int | None:
         """Acquire the adapter's slot until `release`; None while it is being read or no slot is free.
 
-        Raises UnusableAdapter or OSError when the file cannot be used.
+        Raises as `encoder_parts` does.
         """
         if adapter is None:
             return NO_SLOT
         placed = self._slots.get(adapter.id) or self._fill_slot(adapter)
-        if placed is None:
+        if placed is None or not placed.is_there:
             return None
+        if placed.copied is not None:
+            placed.copied.result()
         with self._lock:
             self._slots.move_to_end(adapter.id)
         self._users[placed.slot] += 1
@@ -144,7 +193,7 @@ class AdapterPool:
             self._users[slot] -= 1
 
     def wait_for_loader(self) -> None:
-        """Return once every adapter prefetched so far has been read."""
+        """Return once every adapter that is being read has been."""
         with self._lock:
             futures = list(self._host.values())
         wait(futures)
@@ -152,105 +201,121 @@ class AdapterPool:
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)
 
-    def _fill_slot(self, adapter: AdapterFile) -> _Placed | None:
-        """Copy a read adapter into a free or unused slot."""
+    def _read(self, adapter: AdapterFile) -> _Packed | None:
+        """Return what reading gave, or raise its error and forget it, since the file may come back."""
         future = self._host.get(adapter.id)
         if future is None or not future.done():
-            self.prefetch(adapter)
             return None
         if _failed(future):
-            with self._lock:
-                del self._host[adapter.id]  # a later run may try again: the file may have come back
-        packed = future.result()
-        room = self._make_room(sum(len(row.lines) for row in packed.values()))
-        if room is None:
+            del self._host[adapter.id]
+        return future.result()
+
+    def _fill_slot(self, adapter: AdapterFile) -> _Placed | None:
+        """Copy a read adapter into a free or unused slot."""
+        with self._lock:
+            packed = self._read(adapter)
+        room = None if packed is None else self._make_room(max(1, len(packed.row.lines)), adapter)
+        if packed is None or room is None:
             return None
         slot, start = room
-        placed = _Placed(slot, start, self._copy(packed, slot, start))
+        self._adapter_slots.assign(slot, packed.row, start)
+        copied = self._copy(start, packed.row)
         with self._lock:
-            self._slots[adapter.id] = placed
             if self._is_host:
                 del self._host[adapter.id]
+                held = self._store.lines[start : start + len(packed.row.lines)]
+                packed = packed._replace(row=packed.row._replace(lines=held))
             else:
                 self._host.move_to_end(adapter.id)
-        self._shrink_host(keep=adapter.id)
-        return placed
+            self._slots[adapter.id] = _Placed(slot, start, packed, copied)
+        return self._slots[adapter.id]
 
-    def _copy(self, packed: Packed, slot: int, start: int) -> Packed:
-        """Copy an adapter into a slot; return it with its lines in the store where that is host memory."""
-        placed: dict[str, PackedRow] = {}
-        for component, slots in self._component_slots.items():
-            if component not in packed:
-                slots.reset(slot)
-                continue
-            row = packed[component]
-            slots.set(slot, row, start)
-            end = start + len(row.lines)
-            placed[component] = row._replace(lines=self._store.lines[start:end]) if self._is_host else row
-            start = end
-        return placed
+    def _copy(self, start: int, row: PackedRow) -> Future[None] | None:
+        """Copy a row into the store, on a GPU by another thread and behind the steps that may still read those lines."""
+        if not self._queues.any:
+            self._store.write(start, row.lines)
+            return None
+        steps = self._queues.mark()
 
-    def _make_room(self, lines: int) -> tuple[int, int] | None:
-        """Take a slot and so many lines, of unused adapters where none are free; None while too many are in use."""
-        unused = [id for id, placed in self._slots.items() if not self._users[placed.slot]]
-        removable = [self._slots[id].start for id in unused]
-        if not (self._free or unused) or not self._store.could_take(lines, without=removable):
+        def copy() -> None:
+            with self._queues.beside(steps):
+                self._store.write(start, row.lines)
+
+        copied = self._loader.submit(copy)
+        copied.add_done_callback(lambda _: self._on_loaded())
+        return copied
+
+    def _make_room(self, lines: int, adapter: AdapterFile) -> tuple[int, int] | None:
+        """Take a slot and so many lines; None while too many are in use, or needed by runs before this adapter's.
+
+        Where none are free, those of adapters that no waiting run needs are taken, then of those needed last.
+        """
+        unused = [id for id, placed in self._slots.items() if placed.is_there and not self._users[placed.slot]]
+        removable = [id for id in unused if self._turn(id) >= self._turn(adapter.id)]
+        removable.sort(key=self._turn, reverse=True)
+        starts = [self._slots[id].start for id in removable]
+        if not (self._free or removable) or not self._store.could_take(lines, without=starts):
             return None
         while not self._free or (start := self._store.take(lines)) is None:
-            self._evict(unused.pop(0))
+            self._evict(removable.pop(0))
         return self._free.pop(), start
 
     def _evict(self, id: str) -> None:
         self._measured.evictions.append(id)
         with self._lock:
-            placed = self._slots.pop(id)
+            slot, start, packed, _ = self._slots.pop(id)
             if self._is_host:
                 self._host[id] = Future()
-                self._host[id].set_result(
-                    {name: row._replace(lines=row.lines.clone()) for name, row in placed.packed.items()}
-                )
-        self._store.free(placed.start)
-        self._free.append(placed.slot)
+                self._host[id].set_result(packed._replace(row=packed.row._replace(lines=packed.row.lines.clone())))
+        self._store.free(start)
+        self._free.append(slot)
 
-    def _submit(self, id: str, work: Callable[[], Packed]) -> None:
+    def _turn(self, id: str) -> float:
+        return self._turns.get(id, math.inf)
+
+    def _fitting(self, ahead: Sequence[str]) -> int:
+        """Return how many of these adapters host memory has space for, each as large as the largest there if unread."""
+        sizes = self._sizes()
+        largest = max(sizes.values(), default=self._host_memory)
+        totals = itertools.accumulate(sizes.get(id, largest) for id in ahead)
+        return max(LOADERS, sum(total <= self._host_memory for total in totals))
+
+    def _shrink_host(self, *, keep: Collection[str]) -> None:
+        """Make space for what is being read and for `keep`, of which nothing is dropped."""
+        for id in [id for id, future in self._host.items() if _failed(future) and id not in keep]:
+            del self._host[id]
+        sizes = self._sizes()
+        unread = sum(id not in sizes for id in {*self._host, *keep})
+        total = sum(sizes.values()) + unread * max(sizes.values(), default=0)
+        for id in sorted((id for id in sizes if id not in keep), key=self._turn, reverse=True):
+            if total <= self._host_memory:
+                return
+            del self._host[id]
+            total -= sizes[id]
+
+    def _sizes(self) -> dict[str, int]:
+        """Return bytes of each adapter that has been read into host memory, the least recently used first."""
+        return {id: it.result().size_bytes for id, it in self._host.items() if it.done() and not _failed(it)}
+
+    def _submit(self, id: str, work: Callable[[], _Packed]) -> None:
         future = self._loader.submit(work)
         with self._lock:
             self._host[id] = future
         future.add_done_callback(lambda _: self._on_loaded())
 
-    def _load(self, adapter: AdapterFile) -> Packed:
+    def _load(self, adapter: AdapterFile) -> _Packed:
         began = time.monotonic()
-        weights = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._store.dtype)
-        packed = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
+        parts = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._store.dtype)
+        packed = _Packed(self._adapter_slots.pack(parts.pop(self._denoiser, {})), parts)
         self._measured.loads.append(time.monotonic() - began)
-        if _size(packed) > self._store.most_bytes:
+        size = packed.row.lines.nbytes
+        if size > self._store.most_bytes:
             raise UnusableAdapter(
-                f"it takes {_size(packed) / 1e6:.1f} MB beside the model, this server has "
-                f"{self._store.most_bytes / 1e6:.1f} MB for adapters: train a smaller one, or raise adapter_memory"
+                f"it takes {size / 1e6:.1f} MB beside the model, this server has {self._store.most_bytes / 1e6:.1f} MB "
+                "for adapters: train a smaller one, or raise adapter_memory"
             )
         return packed
 
-    def _shrink_host(self, *, keep: str) -> None:
-        with self._lock:
-            ready = [(id, future) for id, future in self._host.items() if future.done()]
-            sizes = {id: _host_size(future) for id, future in ready}
-            total = sum(sizes.values())
-            for id, size in sizes.items():
-                if total <= self._host_memory:
-                    return
-                if id != keep:
-                    del self._host[id]
-                    total -= size
 
-
-def _size(packed: Packed) -> int:
-    return sum(row.lines.nbytes for row in packed.values())
-
-
-def _host_size(future: Future[Packed]) -> int:
-    """Return the bytes of what a finished load gave."""
-    return 0 if _failed(future) else _size(future.result())
-
-
-def _failed(future: Future[Packed]) -> bool:
+def _failed(future: Future[_Packed]) -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)

@@ -139,7 +139,7 @@ class AdapterSlots:
         for name, layer in weights.items():
             ranks[self.names[name]], unscaled[self.names[name]] = layer.rank, layer.unscaled
         layout = Layout(
-            bucket_rank(max(ranks)),
+            bucket_rank(max(ranks)) if weights else 0,
             self._bits(weights),
             self._bits(n for n, layer in weights.items() if layer.magnitude is not None or layer.slope is not None),
             self._bits(name for name, layer in weights.items() if layer.input_slope is not None),
@@ -149,7 +149,11 @@ class AdapterSlots:
 
     def set(self, slot: int, row: PackedRow, start: int) -> None:
         """Copy a packed row into the lines of the store that begin at `start`, and let `slot` stand for it."""
-        self.store.lines[start : start + len(row.lines)].copy_(row.lines, non_blocking=True)
+        self.store.write(start, row.lines)
+        self.assign(slot, row, start)
+
+    def assign(self, slot: int, row: PackedRow, start: int) -> None:
+        """Let `slot` stand for a packed row whose lines in the store begin at `start`."""
         table = row.table.clone()
         starts, sizes = table[: self.starts.shape[1]], table[self.starts.shape[1] :][: self.sizes.shape[1]]
         starts += start * (sizes > 0)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 LINE_BYTES = 128
 """A line is the least that is copied at once: long enough for a device's memory, short enough to waste little."""
@@ -38,6 +39,10 @@ class AdapterStore:
     def size_bytes(self) -> int:
         """Return bytes of the spans that are taken. For any thread."""
         return sum(self._spans.copy().values()) * LINE_BYTES
+
+    def write(self, start: int, lines: Tensor) -> None:
+        """Copy an adapter's lines to where they were given space."""
+        self.lines[start : start + len(lines)].copy_(lines, non_blocking=True)
 
     def take(self, count: int) -> int | None:
         """Take `count` lines in a row; return where they begin, or None where no gap is long enough."""

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from serve_app.engine.adapter_pool import AdapterPool
-from serve_app.engine.adapter_slots import AdapterSlots
+from serve_app.engine.adapter_slots import AdapterSlots, bind_alone
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory, torch_dtype
+from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
-from serve_app.engine.run import BatchKey, Measured, Run, RunRequest
+from serve_app.engine.run import BatchKey, Conditioning, Measured, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise, seeded_generator
 from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
@@ -44,6 +44,7 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        queues: DeviceQueues | None = None,
         findings: Path | None = None,
     ) -> None:
         """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read.
@@ -53,24 +54,25 @@ class BaseModel:
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules)
+        self._encoders_have = ("", 0.0)
+        """The adapter applied to the text encoders, and its scale."""
         self.store = AdapterStore(
             family.device,
             torch_dtype(options),
             options.adapter_memory or spare_memory(family.device, base_models=base_models),
         )
-        self.component_slots = {
-            name: AdapterSlots(
-                [lane.layers for lane in family.lanes] if name == family.denoiser else [component.layers],
-                1 + options.adapter_slots,
-                self.store,
-                uniform=bool(options.compile) and name == family.denoiser,
-            )
-            for name, component in family.components.items()
-        }
-        self.pool = AdapterPool(
-            self.component_slots,
+        self.adapter_slots = AdapterSlots(
+            [lane.layers for lane in family.lanes],
+            1 + options.adapter_slots,
             self.store,
+            uniform=bool(options.compile),
+        )
+        self.pool = AdapterPool(
+            self.adapter_slots,
+            self.store,
+            queues or DeviceQueues(family.device),
             LayerTable(family.components, family.denoiser, name=name),
+            family.denoiser,
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
@@ -78,10 +80,10 @@ class BaseModel:
         )
         if options.compile:
             common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
-            self.component_slots[family.denoiser].reserve(common)
+            self.adapter_slots.reserve(common)
         self.runner = Runner(
             family,
-            self.component_slots[family.denoiser],
+            self.adapter_slots,
             Findings(findings, circumstances(self.denoiser, family.device, options, len(family.lanes))),
             max_rows=options.max_rows,
             exact=options.exact,
@@ -98,6 +100,7 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
+        queues: DeviceQueues | None = None,
         findings: Path | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
@@ -106,14 +109,39 @@ class BaseModel:
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
-        return cls(name, family, options, on_loaded, base_models=base_models, measured=measured, findings=findings)
+        return cls(
+            name,
+            family,
+            options,
+            on_loaded,
+            base_models=base_models,
+            measured=measured,
+            queues=queues,
+            findings=findings,
+        )
 
     @property
     def denoiser(self) -> nn.Module:
         return self.family.components[self.family.denoiser].module
 
-    def start(self, request: RunRequest, added_at: float) -> Run | None:
-        """Start a run, which holds its adapter's slot; None while the adapter is read or no slot is free.
+    def encode(self, request: RunRequest) -> Conditioning | None:
+        """Encode the run's prompts; None until its adapter, which may change the text encoders, has been read.
+
+        For one thread at a time. Raises UnusableAdapter or OSError for the adapter.
+        """
+        parts = self.pool.encoder_parts(request.adapter)
+        if parts is None:
+            return None
+        adapter_id = request.adapter.id if request.adapter is not None and any(parts.values()) else ""
+        if self._encoders_have != (adapter_id, request.scale):
+            for name, component in self.family.components.items():
+                if name != self.family.denoiser:
+                    bind_alone(component.layers, parts.get(name, {}), request.scale)
+            self._encoders_have = (adapter_id, request.scale)
+        return self.family.encode(request, adapter_id)
+
+    def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:
+        """Start a run, which holds its adapter's slot; None while the adapter is packed or no slot is free.
 
         Raises UnusableAdapter or OSError for its adapter, ValueError for its sampler.
         """
@@ -122,13 +150,14 @@ class BaseModel:
         if slot is None:
             return None
         try:
-            return self._first_step(request, added_at, schedule, slot)
+            return self._first_step(request, conditioning, added_at, schedule, slot)
         except BaseException:
             self.pool.release(slot)
             raise
 
-    def _first_step(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
-        conditioning = self.family.encode(request, self._apply_to_encoders(request, slot))
+    def _first_step(
+        self, request: RunRequest, conditioning: Conditioning, added_at: float, schedule: Schedule, slot: int
+    ) -> Run:
         shape = self.family.latent_shape(request)
         run = Run(
             request=request,
@@ -142,14 +171,6 @@ class BaseModel:
         )
         run.state[0] = draw_noise(run) * schedule.noise_scale
         return run
-
-    def _apply_to_encoders(self, request: RunRequest, slot: int) -> str:
-        """Apply the adapter to all components but the denoiser; return its id if it changes any of them."""
-        encoders = [slots for name, slots in self.component_slots.items() if name != self.family.denoiser]
-        for slots in encoders:
-            slots.bind([slot], [request.scale])
-        changed = request.adapter is not None and any(slots.rank_of((slot,)) for slots in encoders)
-        return request.adapter.id if request.adapter is not None and changed else ""
 
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
         """Move every run on by one pass of the denoiser.
@@ -181,7 +202,10 @@ class BaseModel:
     @torch.inference_mode()
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for."""
-        run = self.start(RunRequest(run_id="warm-up", prompt="", width=width, height=height), 0.0)
+        request = RunRequest(run_id="warm-up", prompt="", width=width, height=height)
+        conditioning = self.encode(request)
+        assert conditioning is not None, "only an adapter is ever waited for"
+        run = self.start(request, conditioning, 0.0)
         assert run is not None, "only an adapter is ever waited for"
         self.runner.warm_up(run)
         self.runner.denoise([run])

@@ -1,9 +1,11 @@
-"""Chooses the device and the number type, finds memory for adapters, and recognizes its lack."""
+"""Chooses the device and the number type, orders its work, finds memory for adapters, and recognizes its lack."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from serve_app.engine_options import EngineOptions
 
@@ -18,6 +20,60 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
     if options.dtype != "auto":
         return getattr(torch, options.dtype)
     return torch.float32 if torch_device(options).type == "cpu" else torch.bfloat16
+
+
+class DeviceQueues:
+    """Streams of a GPU's work: steps come first, and all else fills what they leave idle.
+
+    A CPU has none: what a thread computes is done when its call returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._threads = threading.local()
+
+    @property
+    def any(self) -> bool:
+        return self._steps is not None
+
+    def steps(self) -> AbstractContextManager[object]:
+        """Return a context whose work comes first."""
+        return nullcontext() if self._steps is None else torch.cuda.stream(self._steps)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return an event that is reached when all steps that have been queued so far are done."""
+        if self._steps is None:
+            return None
+        reached = torch.cuda.Event()
+        reached.record(self._steps)
+        return reached
+
+    @contextmanager
+    def beside(self, after: torch.cuda.Event | None = None) -> Generator[None]:
+        """Queue the context's work on the calling thread's own stream, behind `after`; leave when it is done."""
+        if self._steps is None:
+            yield
+            return
+        if not hasattr(self._threads, "stream"):
+            self._threads.stream = torch.cuda.Stream(self._device, priority=0)
+        stream: torch.cuda.Stream = self._threads.stream
+        if after is not None:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Keep memory of another stream from being used anew while steps that read these tensors are queued."""
+        for tensor in tensors:
+            if self._steps is not None and tensor.is_cuda:
+                tensor.record_stream(self._steps)
+
+    def settle(self) -> None:
+        """Wait until the device has done all that it was given, on any stream."""
+        if self._steps is not None:
+            torch.cuda.synchronize(self._device)
 
 
 CPU_ADAPTER_MEMORY = 2**30

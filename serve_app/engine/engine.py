@@ -1,10 +1,13 @@
 """Runs the engine: runs join and leave between passes; a pass is one call of the denoiser for a batch.
 
 add ──▶ waiting ──admit──▶ running ──denoise, pass by pass──▶ decoding ──▶ finished
-        (its adapter        (a slot, latents,                 (on its
-         is being read)      rows in a batch)                  own thread)
+        (its adapter is     (a slot, latents,                 (on its
+         read, its prompt    rows in a batch)                  own thread)
+         encoded, each on
+         its own thread)
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +20,10 @@ from PIL import Image
 
 from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.device import torch_device
+from serve_app.engine.device import DeviceQueues, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
-from serve_app.engine.run import AdapterFile, Finished, Measured, Run, RunRequest, StepTiming
+from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine_options import EngineOptions
 
@@ -40,6 +43,9 @@ class Engine:
         self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self.live = LiveRuns()
         self.measured = Measured()
+        self.queues = DeviceQueues(torch_device(options))
+        self._reading_ahead = threading.Lock()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 
     @torch.inference_mode()
@@ -48,18 +54,24 @@ class Engine:
 
         Raises AcceleratorError when the device takes no more work from this process: every live run is then lost.
         """
-        self._remove_aborted()
-        ended = self._admit()
-        batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
-        began = time.monotonic()
-        ended += self._denoise(batch)
-        if batch:
-            slots = {run.slot for run in batch} - {NO_SLOT}
-            self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
-        for run in self.scheduler.pop_finished(batch):
-            self._decode(run)
-        decoded = self.live.pop_decoded(within_s=0 if batch or ended else IDLE_WAIT_S)
-        return ended + [outcome_of_decoding(run, image) for run, image in decoded]
+        with self.queues.steps():
+            self._remove_aborted()
+            changes = self.live.changes
+            ended = self._admit()
+            if not ended and not self.scheduler:
+                self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
+                ended = self._admit()
+            batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
+            began = time.monotonic()
+            ended += self._denoise(batch)
+            if batch:
+                slots = {run.slot for run in batch} - {NO_SLOT}
+                self.measured.steps.append(
+                    StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots))
+                )
+            for run in self.scheduler.pop_finished(batch):
+                self._decode(run)
+            return ended + [outcome_of_decoding(run, image) for run, image in self.live.pop_decoded()]
 
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
@@ -67,9 +79,12 @@ class Engine:
             self._model(run.request).pool.release(run.slot)
 
     def _admit(self) -> list[Finished]:
-        """Start waiting runs in order while more may join, except those whose adapter is still being read."""
+        """Start waiting runs in order while more may join, except those whose adapter or prompt is not ready."""
         ended: list[Finished] = []
-        for waiting in self.live.waiting():
+        queue = self.live.waiting()
+        if queue:
+            self._prepare()
+        for waiting in queue:
             if not self.scheduler.free_runs:
                 break
             try:
@@ -80,9 +95,13 @@ class Engine:
         return ended
 
     def _start(self, waiting: PendingRun) -> None:
-        """Encode the prompt and acquire the adapter's slot, if the adapter has been read."""
+        """Acquire the adapter's slot, if the prompt has been encoded."""
+        if waiting.error is not None:
+            raise waiting.error
+        if waiting.conditioning is None:
+            return
         model = self._model(waiting.request)
-        run = model.start(waiting.request, waiting.added_at)
+        run = model.start(waiting.request, waiting.conditioning, waiting.added_at)
         if run is None:
             return
         if self.live.start(waiting, run):
@@ -108,21 +127,70 @@ class Engine:
         run.denoised_at = time.monotonic()
         model = self._model(run.request)
         model.pool.release(run.slot)
-        self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))
+        steps = self.queues.mark()
+
+        def decode() -> np.ndarray:
+            with self.queues.beside(steps):
+                return model.decode(run)
+
+        self.live.start_decoding(run, start=lambda: self._decoder.submit(decode))
 
     def _model(self, request: RunRequest) -> BaseModel:
         if request.base_model and request.base_model not in self.base_models:
             raise ValueError(f"base model {request.base_model!r} is not loaded here")
         return self.base_models[request.base_model or next(iter(self.base_models))]
 
+    # -- before a run starts ---------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Have adapters read and prompts encoded for the runs that wait now."""
+        self._read_ahead()
+        self._encoder.submit(self._encode_waiting)
+
+    def _read_ahead(self) -> None:
+        with self._reading_ahead:  # between looking who waits and telling it, nobody tells what is newer
+            waiting = [each.request for each in self.live.waiting() if each.error is None]
+            for name, model in self.base_models.items():
+                own = (each for each in waiting if (each.base_model or next(iter(self.base_models))) == name)
+                model.pool.read_ahead(each.adapter for each in own if each.adapter is not None)
+
+    def _on_loaded(self) -> None:
+        self.live.wake()
+        self._encoder.submit(self._encode_waiting)
+
+    def _encode_waiting(self) -> None:
+        """Encode waiting runs' prompts in order, as many as may soon start; for the encoder's thread."""
+        self._read_ahead()
+        encoded = 0
+        for waiting in self.live.waiting():
+            if waiting.conditioning is None and waiting.error is None:
+                try:
+                    waiting.conditioning = self._encode(waiting.request)
+                except Exception as error:  # noqa: BLE001  the step thread makes it the run's failure
+                    waiting.error = error
+                if waiting.conditioning is not None or waiting.error is not None:
+                    self.live.wake()
+            encoded += waiting.conditioning is not None
+            if encoded >= 2 * self.options.runs:
+                return
+
+    @torch.inference_mode()
+    def _encode(self, request: RunRequest) -> Conditioning | None:
+        with self.queues.beside():
+            conditioning = self._model(request).encode(request)
+        if conditioning is not None:
+            self.queues.hand_over([conditioning.context, *conditioning.added.values()])
+        return conditioning
+
     # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: RunRequest) -> None:
-        """Queue a run and start reading its adapter. Never blocks. Raises ValueError on an id that is live."""
+        """Queue a run, start reading its adapter and encoding its prompt. Never blocks.
+
+        Raises ValueError on an id that is live.
+        """
         self.live.add(request)
-        is_known = not request.base_model or request.base_model in self.base_models
-        if is_known and request.adapter is not None:
-            self._model(request).pool.prefetch(request.adapter)
+        self._prepare()
 
     def abort(self, run_id: str) -> bool:
         """Remove a run before the next step; it will not be returned. False when no such run is live."""
@@ -152,7 +220,11 @@ class Engine:
         if run is None or run.predicted is None:
             return None
         rgb = self._model(run.request).family.latent_rgb
-        return None if rgb is None else (run.steps_done, rgb.pixels(run.predicted, longest))
+        if rgb is None:
+            return None
+        predicted, done = run.predicted, run.steps_done
+        with self.queues.beside(self.queues.mark()):
+            return done, rgb.pixels(predicted, longest)
 
     @property
     def resident_adapters(self) -> frozenset[str]:
@@ -201,13 +273,15 @@ class Engine:
                 name,
                 source,
                 options,
-                engine.live.wake,
+                engine._on_loaded,
                 base_models=len(sources),
                 measured=engine.measured,
+                queues=engine.queues,
                 findings=findings,
             )
             for name, source in sources.items()
         }
+        engine.queues.settle()
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
@@ -215,14 +289,16 @@ class Engine:
 
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
-        for model in self.base_models.values():
-            model.warm_up(width, height)
+        with self.queues.steps():
+            for model in self.base_models.values():
+                model.warm_up(width, height)
 
     def close(self) -> None:
         """Stop the background threads; live runs are dropped."""
-        self._decoder.shutdown(cancel_futures=True)
         for model in self.base_models.values():
             model.close()
+        for thread in (self._encoder, self._decoder):
+            thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Engine":
         return self

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,18 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.engine.adapters import UnusableAdapter
 from serve_app.engine.device import OUT_OF_MEMORY_MESSAGE, is_out_of_memory
-from serve_app.engine.run import Finished, Run, RunRequest
+from serve_app.engine.run import Conditioning, Finished, Run, RunRequest
 
 
-class PendingRun(NamedTuple):
+@dataclass(eq=False, slots=True)
+class PendingRun:
+    """A run that waits for its adapter, its encoded prompt and a place in the batch."""
+
     request: RunRequest
     added_at: float
+    conditioning: Conditioning | None = None
+    error: Exception | None = None
+    """Why it cannot be encoded."""
 
 
 class Decoding(NamedTuple):
@@ -38,6 +45,7 @@ class LiveRuns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below, notified of every change; reentrant
+        self._changes = 0
         self._waiting: OrderedDict[str, PendingRun] = OrderedDict()
         self._running: dict[str, Run] = {}
         self._aborted: list[Run] = []
@@ -51,7 +59,7 @@ class LiveRuns:
             if request.run_id in self._waiting or request.run_id in self._running or request.run_id in self._decoding:
                 raise ValueError(f"a run with the id {request.run_id!r} is live")
             self._waiting[request.run_id] = PendingRun(request, time.monotonic())
-            self._changed.notify_all()
+            self.wake()
 
     def abort(self, run_id: str) -> bool:
         with self._changed:
@@ -61,9 +69,21 @@ class LiveRuns:
             return (self._waiting.pop(run_id, None) or self._decoding.pop(run_id, None)) is not None
 
     def wake(self) -> None:
-        """Wake a waiting `pop_decoded`: an adapter has been read or an image decoded."""
+        """Wake a waiting `wait_for_change`: an adapter has been read, a prompt encoded or an image decoded."""
         with self._changed:
+            self._changes += 1
             self._changed.notify_all()
+
+    @property
+    def changes(self) -> int:
+        """Return how often a run was added or `wake` called."""
+        with self._changed:
+            return self._changes
+
+    def wait_for_change(self, since: int, *, within_s: float) -> None:
+        """Wait until there were more than `since` changes, or an image is decoded."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != since or self._decoded(), within_s)
 
     @property
     def any(self) -> bool:
@@ -88,12 +108,12 @@ class LiveRuns:
         with self._changed:
             return self._running.get(run_id)
 
-    # -- the step thread -------------------------------------------------------------------------------------------
-
     def waiting(self) -> list[PendingRun]:
         """Waiting runs in the order of their arrival."""
         with self._changed:
             return list(self._waiting.values())
+
+    # -- the step thread -------------------------------------------------------------------------------------------
 
     def start(self, waiting: PendingRun, run: Run) -> bool:
         """Move a waiting run to running. False when it was aborted meanwhile."""
@@ -135,15 +155,16 @@ class LiveRuns:
             aborted, self._aborted = self._aborted, []
             return aborted
 
-    def pop_decoded(self, *, within_s: float) -> list[Decoding]:
-        """Remove and return the runs that are decoded. Where there are none, first wait once for any change."""
+    def pop_decoded(self) -> list[Decoding]:
+        """Remove and return the runs that are decoded."""
         with self._changed:
-            if within_s and not any(decoding.image.done() for decoding in self._decoding.values()):
-                self._changed.wait(within_s)
-            ready = [decoding for decoding in self._decoding.values() if decoding.image.done()]
+            ready = self._decoded()
             for decoding in ready:
                 del self._decoding[decoding.run.request.run_id]
             return ready
+
+    def _decoded(self) -> list[Decoding]:
+        return [decoding for decoding in self._decoding.values() if decoding.image.done()]
 
 
 def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:

@@ -27,14 +27,14 @@ def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Fin
 
 @torch.inference_mode()
 def start(model: BaseModel, request: RunRequest) -> Run:
-    """Return a run at its first step, its adapter read and in a slot."""
-    if request.adapter is not None:
-        model.pool.prefetch(request.adapter)
+    """Return a run at its first step, its prompt encoded, its adapter read and in a slot."""
     for _ in range(STEP_LIMIT):
-        run = model.start(request, 0.0)
+        model.pool.read_ahead([] if request.adapter is None else [request.adapter])
+        model.pool.wait_for_loader()
+        conditioning = model.encode(request)
+        run = None if conditioning is None else model.start(request, conditioning, 0.0)
         if run is not None:
             return run
-        model.pool.wait_for_loader()
     raise AssertionError("the adapter never arrived")
 
 

@@ -32,7 +32,7 @@ def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
     pool = small.pool
     first = start(small, replace(SHORT, adapter=loras[0]))
     second = start(small, replace(SHORT, adapter=loras[1]))
-    pool.prefetch(loras[2])
+    pool.read_ahead([loras[2]])
     pool.wait_for_loader()
     assert pool.acquire(loras[2]) is None, "both slots are in use"
     pool.release(first.slot)
@@ -50,7 +50,7 @@ def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: lis
     assert runs[0].slot == runs[1].slot
     small.pool.release(runs[0].slot)
     start(small, replace(SHORT, adapter=loras[1]))
-    small.pool.prefetch(loras[2])
+    small.pool.read_ahead([loras[2]])
     small.pool.wait_for_loader()
     assert small.pool.acquire(loras[2]) is None, "one run still holds it"
 
@@ -127,7 +127,7 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
 def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
     """A CPU's slots are host memory, too: what leaves the only slot is held beside it."""
     one = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
-    one.pool.prefetch(loras[0])
+    one.pool.read_ahead([loras[0]])
     one.pool.wait_for_loader()
     size = one.pool.host_bytes
     for_three = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=3 * size), lambda: None)
@@ -144,7 +144,7 @@ def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
 def test_an_adapter_is_in_memory_once(sd: Path, loras: list[AdapterFile]) -> None:
     model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
     empty = model.store.size_bytes
-    model.pool.prefetch(loras[0])
+    model.pool.read_ahead([loras[0]])
     model.pool.wait_for_loader()
     packed = model.pool.host_bytes
     start(model, replace(SHORT, adapter=loras[0]))
@@ -169,6 +169,17 @@ def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
         model.pool.wait_for_loader()
         assert model.pool.host_bytes - packed <= 1.2 * loras[0].path.stat().st_size
         assert np.array_equal(np.asarray(finish(engine, [small])["small"].image), np.asarray(expected))
+
+
+def test_waiting_runs_read_each_adapter_once_however_small_host_memory_is(small_sd: Path, tmp_path: Path) -> None:
+    """64 jobs of as many adapters take turns in eight slots, with one that cannot be read among them."""
+    loras = [tiny_models.write_lora(tmp_path / f"{i}.safetensors", small_sd, rank=4, seed=i) for i in range(64)]
+    requests = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)]
+    gone = replace(SHORT, run_id="gone", adapter=AdapterFile("gone", tmp_path / "gone.safetensors"))
+    with Engine.load(small_sd, replace(EXACT_FLOAT32, adapter_slots=8, host_memory=1)) as engine:
+        ended = finish(engine, [*requests[:3], gone, *requests[3:]])
+        assert {run_id for run_id, one in ended.items() if one.image is None} == {"gone"}
+        assert len(engine.measured.loads) == 64
 
 
 def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
@@ -201,8 +212,8 @@ def test_adapters_are_packed_once_and_not_by_the_step_thread(
         finish(engine, [replace(SHORT, adapter=big)])
         after = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image
     assert np.array_equal(np.asarray(before), np.asarray(after))
-    assert len(packers) == 2
-    assert all(name.startswith("adapter-loader") for name in packers)
+    assert sum(name.startswith("adapter-loader") for name in packers) == 2
+    assert threading.current_thread().name not in packers
 
 
 def finish_one(engine: Engine, request: RunRequest) -> list[Finished]:

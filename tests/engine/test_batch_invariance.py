@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +11,9 @@ import torch
 
 from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.unet import SAMPLERS
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import final_latents, finish
-
-SIZES = ((64, 64), (96, 64))
 
 
 class Adapter(NamedTuple):
@@ -51,45 +47,8 @@ def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFil
     ]
 
 
-def random_request(chance: random.Random, run_id: str, files: list[AdapterFile]) -> RunRequest:
-    """Any of the things that a run may differ in from the runs beside it."""
-    width, height = chance.choice(SIZES)
-    return RunRequest(
-        run_id=run_id,
-        prompt=" ".join(chance.choices(["red", "cat", "on", "a", "mat"], k=chance.choice([1, 3, 12]))),
-        negative_prompt=chance.choice(["", "dull"]),
-        adapter=chance.choice([None, *files]),
-        scale=chance.choice([0.1, 0.75, 1.0, 2.0]),
-        seed=chance.getrandbits(64),
-        steps=chance.randint(1, 5),
-        guidance=chance.choice([1.0, 4.0, 7.5]),
-        width=width,
-        height=height,
-        sampler=chance.choice([None, "dpm++2m-karras", *SAMPLERS]),
-    )
-
-
 def digest(image: object) -> str:
     return hashlib.sha256(bytes(memoryview(image))).hexdigest()  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("two_lanes")
-@pytest.mark.parametrize("runs", [30, pytest.param(400, marks=pytest.mark.soak)])
-def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int) -> None:
-    chance = random.Random(9)
-    requests = [random_request(chance, f"{i}", files) for i in range(runs)]
-    together: dict[str, str] = {}
-    waiting = list(requests)
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
-        while waiting or engine.has_work:
-            for _ in range(min(len(waiting), chance.randint(0, 3))):
-                engine.add(waiting.pop())  # joins between two steps of the others
-            together |= {one.run_id: digest(one.image) for one in engine.step()}
-    with Engine.load(sd, EXACT_FLOAT32) as engine:  # another replica, whose slots fill in another order
-        alone = {request.run_id: digest(finish(engine, [request])[request.run_id].image) for request in requests}
-    assert [run_id for run_id in alone if alone[run_id] != together[run_id]] == []
 
 
 @pytest.mark.slow

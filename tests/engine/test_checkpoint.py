@@ -19,7 +19,7 @@ from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference, open_pipeline
 from tests.engine.original_checkpoint import copy_config, write_original
-from tests.engine.run_engine import final_latents, finish
+from tests.engine.run_engine import final_latents, finish, start
 from tests.engine.tiny_models import diffusers
 
 TOLERANCE = 1e-4
@@ -119,7 +119,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
         image = model.family.decode(made, one).astype(int)
         assert abs(image - reference.image(one)).max() <= 1
         with pytest.raises(ValueError, match="an EDM model draws with its own scheduler only"):
-            model.start(replace(one, sampler="euler"), 0.0)
+            start(model, replace(one, sampler="euler"))
 
 
 @pytest.mark.parametrize(

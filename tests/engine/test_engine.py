@@ -45,13 +45,29 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
 
 
 @pytest.mark.slow
-def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
-    """It waits for nothing, since it needs no adapter."""
-    engine.add(LONG)
-    engine.step()
-    engine.add(SHORT)
-    engine.step()
+def test_a_run_starts_at_the_step_after_its_prompt_was_encoded(engine: Engine) -> None:
+    """It waits for nothing else, since it needs no adapter."""
+    for request in (LONG, SHORT):
+        changes = engine.live.changes
+        engine.add(request)
+        engine.live.wait_for_change(changes + 1, within_s=30)
+        engine.step()
     assert engine.progress() == {"long": (2, 40), "short": (1, 3)}
+
+
+@pytest.mark.slow
+def test_runs_go_on_while_a_prompt_is_encoded(engine: Engine) -> None:
+    finish(engine, [replace(LONG, steps=1)])
+    encoded = threading.Event()
+    (model,) = engine.base_models.values()
+    model.family.components["text_encoder"].module.register_forward_pre_hook(lambda *_: (encoded.wait(60), None)[1])
+    engine.add(LONG)
+    engine.add(replace(SHORT, prompt="a dog"))
+    while engine.progress()["long"] != (20, 40):
+        engine.step()
+    assert engine.progress()["short"] == (0, 3)
+    encoded.set()
+    assert all(one.image is not None for one in finish(engine).values())
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from serve_app.engine import RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.runner import seeded_generator
 from tests.engine.conftest import WIDE_FLOAT32
+from tests.engine.run_engine import start
 
 SMALL_SEEDS = (0, 1, 2**31, 2**32 - 1)
 LARGE_SEEDS = (2**32, 2**32 + 1, 2**53, 2**63, 2**64 - 1)
@@ -35,8 +36,7 @@ def test_seeds_that_share_32_bits_start_from_different_latents(family: str, requ
     model = BaseModel.load("m", request.getfixturevalue(family), WIDE_FLOAT32, lambda: None)
     latents: list[torch.Tensor] = []
     for seed in (0, 2**32, 2**53, 2**63, 7, 2**32 + 7):
-        run = model.start(RunRequest(run_id="r", prompt="", seed=seed, steps=3, width=64, height=64), 0.0)
-        assert run is not None
+        run = start(model, RunRequest(run_id="r", prompt="", seed=seed, steps=3, width=64, height=64))
         assert run.generator.device.type == "cpu"  # the same latents on every device
         expected = torch.randn((1, 4, 8, 8), generator=seeded_generator(seed))[0] * run.schedule.noise_scale
         assert torch.equal(run.latents, expected)
