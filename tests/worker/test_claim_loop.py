@@ -43,6 +43,22 @@ async def test_a_claim_that_is_not_answered_is_asked_again_under_its_nonce(resou
         await until(resources, job_id, JobState.COMPLETED, attempt=1)
 
 
+class TwoPlaces(ScriptedExecutor):
+    @property
+    def free_runs(self) -> int:
+        return 2 - len(self.progress())
+
+
+async def test_every_place_is_used(resources: Resources) -> None:
+    """A run that has been started counts once: in the executor, and no longer among those of its attempt."""
+    executor = TwoPlaces("hang", "hang")
+    async with working(resources, executor):
+        await accept(resources)
+        await wait_until(lambda: len(executor.progress()) == 1)
+        await accept(resources)
+        await wait_until(lambda: len(executor.progress()) == 2)
+
+
 class StubbornExecutor(ScriptedExecutor):
     """Its `start` does not end when it is canceled, before `released` is set."""
 
