@@ -33,15 +33,11 @@ class _Packed(NamedTuple):
     row: PackedRow
     encoders: AdapterWeights
     """The text encoders' parts as they were read, since each prompt needs them only once."""
+    encoder_bytes: int
 
     @property
     def size_bytes(self) -> int:
         return self.row.lines.nbytes + self.encoder_bytes
-
-    @property
-    def encoder_bytes(self) -> int:
-        parts = (part for layers in self.encoders.values() for part in layers.values())
-        return sum(part.down.nbytes + part.up.nbytes for part in parts)
 
 
 class _Placed(NamedTuple):
@@ -152,6 +148,8 @@ class AdapterPool:
             needed = {adapter.id: adapter for adapter in adapters}
             self._turns = {id: turn for turn, id in enumerate(needed)}
             ahead = [id for id in needed if id not in self._slots]
+            if not ahead:
+                return
             fitting = ahead[: self._fitting(ahead)]
             self._shrink_host(keep=fitting)
             for id in fitting:
@@ -222,10 +220,10 @@ class AdapterPool:
         copied = self._copy(start, packed.row)
         with self._lock:
             if self._is_host:
-                del self._host[adapter.id]
+                self._host.pop(adapter.id, None)
                 held = self._store.lines[start : start + len(packed.row.lines)]
                 packed = packed._replace(row=packed.row._replace(lines=held))
-            else:
+            elif adapter.id in self._host:
                 self._host.move_to_end(adapter.id)
             self._slots[adapter.id] = _Placed(slot, start, packed, copied)
         return self._slots[adapter.id]
@@ -274,9 +272,10 @@ class AdapterPool:
         return self._turns.get(id, math.inf)
 
     def _fitting(self, ahead: Sequence[str]) -> int:
-        """Return how many of these adapters host memory has space for, each as large as the largest there if unread."""
+        """Return how many of these adapters host memory has space for, each as large as the largest known if unread."""
         sizes = self._sizes()
-        largest = max(sizes.values(), default=self._host_memory)
+        known = (*sizes.values(), *(placed.packed.size_bytes for placed in self._slots.values()))
+        largest = max(known, default=self._host_memory)
         totals = itertools.accumulate(sizes.get(id, largest) for id in ahead)
         return max(LOADERS, sum(total <= self._host_memory for total in totals))
 
@@ -306,9 +305,11 @@ class AdapterPool:
     def _load(self, adapter: AdapterFile) -> _Packed:
         began = time.monotonic()
         parts = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._store.dtype)
-        packed = _Packed(self._adapter_slots.pack(parts.pop(self._denoiser, {})), parts)
+        row = self._adapter_slots.pack(parts.pop(self._denoiser, {}))
+        beside = [part for layers in parts.values() for part in layers.values()]
+        packed = _Packed(row, parts, sum(part.down.nbytes + part.up.nbytes for part in beside))
         self._measured.loads.append(time.monotonic() - began)
-        size = packed.row.lines.nbytes
+        size = row.lines.nbytes
         if size > self._store.most_bytes:
             raise UnusableAdapter(
                 f"it takes {size / 1e6:.1f} MB beside the model, this server has {self._store.most_bytes / 1e6:.1f} MB "

@@ -44,8 +44,8 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
-        queues: DeviceQueues | None = None,
         findings: Path | None = None,
+        queues: DeviceQueues | None = None,
     ) -> None:
         """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read.
 
@@ -54,8 +54,8 @@ class BaseModel:
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules)
-        self._encoders_have = ("", 0.0)
-        """The adapter applied to the text encoders, and its scale."""
+        self._encoders_have: tuple[str, float] | None = None
+        """The adapter applied to the text encoders, and its scale; None where that is not certain."""
         self.store = AdapterStore(
             family.device,
             torch_dtype(options),
@@ -100,8 +100,8 @@ class BaseModel:
         *,
         base_models: int = 1,
         measured: Measured | None = None,
-        queues: DeviceQueues | None = None,
         findings: Path | None = None,
+        queues: DeviceQueues | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
         try:
@@ -116,8 +116,8 @@ class BaseModel:
             on_loaded,
             base_models=base_models,
             measured=measured,
-            queues=queues,
             findings=findings,
+            queues=queues,
         )
 
     @property
@@ -133,11 +133,13 @@ class BaseModel:
         if parts is None:
             return None
         adapter_id = request.adapter.id if request.adapter is not None and any(parts.values()) else ""
-        if self._encoders_have != (adapter_id, request.scale):
+        wanted = (adapter_id, request.scale if adapter_id else 0.0)
+        if self._encoders_have != wanted:
+            self._encoders_have = None
             for name, component in self.family.components.items():
                 if name != self.family.denoiser:
                     bind_alone(component.layers, parts.get(name, {}), request.scale)
-            self._encoders_have = (adapter_id, request.scale)
+            self._encoders_have = wanted
         return self.family.encode(request, adapter_id)
 
     def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:

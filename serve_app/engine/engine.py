@@ -22,6 +22,7 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import DeviceQueues, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
+from serve_app.engine.lanes import take_threads
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
@@ -45,8 +46,9 @@ class Engine:
         self.measured = Measured()
         self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-        self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
+        threads = torch.get_num_threads()  # lanes change for a moment what a new thread takes
+        self._encoder = ThreadPoolExecutor(1, "encoder", take_threads, (threads,))
+        self._decoder = ThreadPoolExecutor(1, "decoder", take_threads, (threads,))
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -276,8 +278,8 @@ class Engine:
                 engine._on_loaded,
                 base_models=len(sources),
                 measured=engine.measured,
-                queues=engine.queues,
                 findings=findings,
+                queues=engine.queues,
             )
             for name, source in sources.items()
         }

@@ -57,7 +57,7 @@ class Lanes:
         torch keeps the number for each calling thread, and gives a thread that is new the number that any set last.
         """
         if share != self._share:
-            wait([executor.submit(_take_threads, share) for executor in self._executors])
+            wait([executor.submit(take_threads, share) for executor in self._executors])
             torch.set_num_threads(self._threads)
             self._share = share
 
@@ -66,6 +66,7 @@ class Lanes:
             executor.shutdown()
 
 
-def _take_threads(count: int) -> None:
+def take_threads(count: int) -> None:
+    """Let operators that the calling thread runs take `count` threads, whatever others take."""
     torch.get_num_threads()  # at a thread's first question torch sets the process's number, which must not come later
     torch.set_num_threads(count)

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
+from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet import SAMPLERS
 from serve_app.engine_options import SigmaSpacing
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish
 
-OPTIONS = replace(EXACT_FLOAT32, adapter_slots=10, host_memory=2**20)
+OPTIONS = replace(EXACT_FLOAT32, max_rows=8, adapter_slots=10, host_memory=2**20)
 """Of more adapters than slots and host memory hold, some always leave and come back."""
 SIZES = ((64, 64), (96, 64), (60, 72))
 LINEARS = (*tiny_models.ATTENTION, "ff.net.2", "proj_in")
@@ -118,10 +120,23 @@ def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFil
             AdapterFile("gone", into / "gone.safetensors")]  # fmt: skip
 
 
-def random_request(chance: random.Random, run_id: str, files: list[AdapterFile]) -> RunRequest:
+@pytest.fixture(scope="module")
+def samplers(sd: Path) -> list[str]:
+    """Return every sampler with every spacing that it takes."""
+    spacings = ("", *(f"-{spacing}" for spacing in SigmaSpacing))
+    model = BaseModel.load("m", sd, OPTIONS, lambda: None)
+    taken: list[str] = []
+    for name in (f"{sampler}{spacing}" for sampler in SAMPLERS for spacing in spacings):
+        with suppress(ValueError):
+            model.family.schedule(RunRequest(run_id="", prompt="", steps=3, sampler=name))
+            taken.append(name)
+    model.close()
+    return taken
+
+
+def random_request(chance: random.Random, run_id: str, files: list[AdapterFile], samplers: list[str]) -> RunRequest:
     """Draw any of the things that a run may differ in from the runs beside it."""
     width, height = chance.choice(SIZES)
-    spacing = chance.choice(["", "", *(f"-{spacing}" for spacing in SigmaSpacing)])
     return RunRequest(
         run_id=run_id,
         prompt=" ".join(chance.choices(["red", "cat", "on", "a", "mat"], k=chance.choice([1, 3, 12]))),
@@ -134,7 +149,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile])
         width=width,
         height=height,
         base_model=chance.choice(["plain", "skipping"]),
-        sampler=chance.choice([None, *(f"{sampler}{spacing}" for sampler in SAMPLERS)]),
+        sampler=chance.choice([None, *samplers]),
     )
 
 
@@ -155,9 +170,11 @@ def in_company(engine: Engine, chance: random.Random, requests: list[RunRequest]
     return together
 
 
-def one_by_one(sources: Mapping[str, Checkpoint], requests: list[RunRequest]) -> Iterator[tuple[str, str]]:
+def one_by_one(
+    sources: Mapping[str, Checkpoint], findings: Path, requests: list[RunRequest]
+) -> Iterator[tuple[str, str]]:
     for first in range(0, len(requests), FRESH_EVERY):
-        with Engine.load(sources, OPTIONS) as engine:
+        with Engine.load(sources, OPTIONS, findings=findings) as engine:
             for request in requests[first : first + FRESH_EVERY]:
                 yield request.run_id, outcome(finish(engine, [request])[request.run_id])
 
@@ -165,15 +182,17 @@ def one_by_one(sources: Mapping[str, Checkpoint], requests: list[RunRequest]) ->
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("two_lanes")
 @pytest.mark.parametrize("runs", [60, pytest.param(1000, marks=pytest.mark.soak)])
-def test_runs_keep_their_bytes_in_any_company(sd: Path, files: list[AdapterFile], runs: int) -> None:
+def test_runs_keep_their_bytes_in_any_company(
+    sd: Path, files: list[AdapterFile], samplers: list[str], tmp_path: Path, runs: int
+) -> None:
     chance = random.Random(runs)
-    requests = [random_request(chance, f"{i}", files) for i in range(runs)]
+    requests = [random_request(chance, f"{i}", files, samplers) for i in range(runs)]
     sources = {"plain": Checkpoint(sd), "skipping": Checkpoint(sd, clip_skip=1)}
-    with Engine.load(sources, OPTIONS) as engine:
+    with Engine.load(sources, OPTIONS, findings=tmp_path) as engine:
         together = in_company(engine, chance, requests)
-    alone = dict(one_by_one(sources, [request for request in requests if request.run_id in together]))
+    alone = dict(one_by_one(sources, tmp_path, [request for request in requests if request.run_id in together]))
     differing = {run_id: requests[int(run_id)] for run_id in alone if alone[run_id] != together[run_id]}
     assert not differing, [(each, alone[run_id], together[run_id]) for run_id, each in differing.items()]
     images = sum(len(each) == 64 for each in alone.values())
     print(f"\n{len(alone)} runs keep their bytes in any company: {images} images, {len(alone) - images} failures")  # noqa: T201 - with `-s`
-    assert images > runs / 2
+    assert images > 0.7 * runs
