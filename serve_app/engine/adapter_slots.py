@@ -14,7 +14,7 @@ is [rank, …] as `LoRALayer.arrange_down` orders it and `up` is [rank, out], bo
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -34,12 +34,14 @@ from serve_app.engine.gathered_rows import (
     SLOPE,
     SQUARE,
     UP,
+    AddLora,
     Lane,
     Layout,
     Plan,
     RowViews,
+    ones,
 )
-from serve_app.engine.lora_layers import LoRALayer
+from serve_app.engine.lora_layers import LoRALayer, LoRALinear
 
 NO_SLOT = 0
 """The slot without an adapter, for rows that have none and for padding."""
@@ -90,12 +92,19 @@ class AdapterSlots:
     """Slots over one module's layers. For the step thread alone, but for `pack`."""
 
     def __init__(
-        self, lanes: Sequence[Mapping[str, LoRALayer]], count: int, store: AdapterStore, *, uniform: bool = False
+        self,
+        lanes: Sequence[Mapping[str, LoRALayer]],
+        count: int,
+        store: AdapterStore,
+        *,
+        uniform: bool = False,
+        add_lora: AddLora | None = None,
     ) -> None:
         """`lanes` are module objects over the same weights; each keeps what was bound to it, and shares the slots.
 
         `uniform` binds every layer that any adapter has changed, at the highest rank of all, for any batch, so that a
-        compiled forward never changes.
+        compiled forward never changes. With `add_lora` linear layers read the slots themselves: nothing is gathered for
+        them, and every batch binds all of them that adapters have changed, so that few captured graphs serve all.
         """
         self.layers = lanes[0]
         self.count = count
@@ -103,17 +112,24 @@ class AdapterSlots:
         self.layout = NOTHING
         """What adapters have needed so far, all together."""
         self._uniform = uniform
-        self._lanes = [Lane(layers, store.device) for layers in lanes]
         self._keys: list[Hashable] = [None] * len(lanes)
         self._layers = list(self.layers.values())
         self.names = {name: i for i, name in enumerate(self.layers)}
         """Layer → its place in tables and layouts."""
+        is_read = {
+            name for name, layer in self.layers.items() if add_lora is not None and isinstance(layer, LoRALinear)
+        }
+        self._straight = self._bits(is_read)
+        self._add_lora = add_lora
         self._slots = [NOTHING] * count
         self._plans: dict[Layout, Plan] = {}
         layers, parts = len(self._layers), len(KINDS) * len(self._layers)
         self._table = torch.empty(count, 2 * parts + 2 * layers, dtype=torch.int32, device=store.device)
         self._table[NO_SLOT] = 0
         self.starts, self.sizes, self.ranks, self.unscaled = self._table.split([parts, parts, layers, layers], dim=1)
+        tables = (store.numbers, self.starts, self.ranks, self.unscaled)
+        read = None if add_lora is None else partial(add_lora, *tables)
+        self._lanes = [Lane(layers, store.device, read) for layers in lanes]
 
     @property
     def size_bytes(self) -> int:
@@ -203,11 +219,12 @@ class AdapterSlots:
         bound, rows = self._lanes[lane], (tuple(slots), tuple(scales))
         if rows == bound.bound:
             return
-        layout = self.layout if self._uniform else self._layout_of(slots)
+        layout = self._layout_to_bind(slots)
         on_device = bound.upload(slots, scales)
         if layout.changed:
             views = bound.views(layout, self._plan(layout), len(slots))
-            self._gather(layout, views, *on_device)
+            if len(views.lines):
+                self._gather(layout, views, *on_device)
             bound.change(views.changes)
         else:
             bound.change({})
@@ -236,6 +253,10 @@ class AdapterSlots:
                 part = view[:, : view.shape[1] * RANK_BUCKETS[0] // layout.rank]
                 part.copy_(torch.randn(part.shape[1:], generator=generator) * 0.05)
         views.ups.mul_(scales)
+        if self._add_lora is not None:
+            read = partial(self._add_lora, *plan.as_slots(views.lines, len(rows), RANK_BUCKETS[0]))
+            for i in ones(layout.changed & self._straight):
+                views.changes[i] = views.changes[i]._replace(add=partial(read, i))
         self._lanes[lane].change(views.changes)
         self._lanes[lane].bound = self._keys[lane] = None
 
@@ -254,6 +275,12 @@ class AdapterSlots:
 
     def _layout_of(self, slots: Iterable[int]) -> Layout:
         return reduce(Layout.joined, {self._slots[slot] for slot in slots})
+
+    def _layout_to_bind(self, slots: Iterable[int]) -> Layout:
+        layout = self.layout if self._uniform else self._layout_of(slots)
+        straight = self.layout.changed & self._straight
+        changed = layout.changed | straight
+        return layout._replace(rank=layout.rank if changed & ~straight else 0, changed=changed, straight=straight)
 
     def _gather(self, layout: Layout, views: RowViews, slots: Tensor, scales: Tensor) -> None:
         """Copy the rows' lines from the store, scale them, and compute their gains."""

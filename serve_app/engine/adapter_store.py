@@ -36,6 +36,11 @@ class AdapterStore:
         self.most_bytes = (len(self.lines) - RESERVED) * LINE_BYTES
 
     @property
+    def numbers(self) -> Tensor:
+        """View all lines as numbers of the adapters' type, [lines · numbers a line]."""
+        return self.lines.view(self.dtype).view(-1)
+
+    @property
     def size_bytes(self) -> int:
         """Return bytes of the spans that are taken. For any thread."""
         return sum(self._spans.copy().values()) * LINE_BYTES

@@ -12,7 +12,7 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
+from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
@@ -61,11 +61,13 @@ class BaseModel:
             torch_dtype(options),
             options.adapter_memory or spare_memory(family.device, base_models=base_models),
         )
+        add_lora = lora_kernel(options)
         self.adapter_slots = AdapterSlots(
             [lane.layers for lane in family.lanes],
             1 + options.adapter_slots,
             self.store,
             uniform=bool(options.compile),
+            add_lora=add_lora,
         )
         self.pool = AdapterPool(
             self.adapter_slots,
@@ -81,10 +83,13 @@ class BaseModel:
         if options.compile:
             common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
             self.adapter_slots.reserve(common)
+        known = circumstances(
+            self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
+        )
         self.runner = Runner(
             family,
             self.adapter_slots,
-            Findings(findings, circumstances(self.denoiser, family.device, options, len(family.lanes))),
+            Findings(findings, known),
             max_rows=options.max_rows,
             exact=options.exact,
             static=bool(options.compile),

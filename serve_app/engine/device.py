@@ -1,5 +1,7 @@
 """Chooses the device and the number type, orders its work, finds memory for adapters, and recognizes its lack."""
 
+import importlib
+import logging
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,7 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.gathered_rows import AddLora
 from serve_app.engine_options import EngineOptions
+
+log = logging.getLogger(__name__)
 
 
 def torch_device(options: EngineOptions) -> torch.device:
@@ -20,6 +25,26 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
     if options.dtype != "auto":
         return getattr(torch, options.dtype)
     return torch.float32 if torch_device(options).type == "cpu" else torch.bfloat16
+
+
+def lora_kernel(options: EngineOptions) -> AddLora | None:
+    """Return the kernel that adds adapters' changes, or None where torch's products do.
+
+    It is for NVIDIA GPUs since Ampere and numbers of 16 bits, where Triton can compile it; it is tried out first. A
+    compiled denoiser takes torch's products, which its compiler fuses.
+    """
+    device, dtype = torch_device(options), torch_dtype(options)
+    if device.type != "cuda" or dtype == torch.float32 or options.compile:
+        return None
+    if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+        return None
+    try:
+        kernels = importlib.import_module("serve_app.engine.lora_kernels")
+        kernels.check(device, dtype)
+    except Exception:
+        log.warning("adapters are added by torch's products: the LoRA kernel does not work here", exc_info=True)
+        return None
+    return kernels.add_lora
 
 
 class DeviceQueues:

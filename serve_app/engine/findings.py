@@ -65,8 +65,13 @@ class Findings:
         return content["found"] if fits and isinstance(content.get("found"), dict) else {}
 
 
-def circumstances(denoiser: nn.Module, device: torch.device, options: EngineOptions, lanes: int) -> dict[str, object]:
-    """Return, as JSON has it, all that the bits of a forward pass may depend on besides its numbers."""
+def circumstances(
+    denoiser: nn.Module, device: torch.device, options: EngineOptions, *, lanes: int, by_kernel: bool
+) -> dict[str, object]:
+    """Return, as JSON has it, all that the bits of a forward pass may depend on besides its numbers.
+
+    `by_kernel` tells whether a kernel of the engine's own adds the adapters.
+    """
     weights = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in denoiser.state_dict().items()]
     return {
         "hardware": _digest(_processor()) if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -75,7 +80,15 @@ def circumstances(denoiser: nn.Module, device: torch.device, options: EngineOpti
         "build": _digest(torch.__config__.show()),
         "engine": _digest(*(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))),
         "model": _digest(repr(denoiser), str(getattr(denoiser, "config", "")), repr(weights)),
-        "options": [str(device), options.dtype, options.compile, options.max_rows, torch.get_num_threads(), lanes],
+        "options": [
+            str(device),
+            options.dtype,
+            options.compile,
+            options.max_rows,
+            torch.get_num_threads(),
+            lanes,
+            by_kernel,
+        ],
     }
 
 

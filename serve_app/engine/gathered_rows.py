@@ -4,7 +4,8 @@ A layout is the layers and the rank that some batch needs. Its plan says which p
 gathered row holds, and is made once; from the rows' slots the device then computes which lines of the store they are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ ABSENT = (ZEROS, ZEROS, ONES, ZEROS, ZEROS, ONES, ZEROS, ZEROS)
 FLOAT = torch.float32
 """Gains are computed in this type."""
 FLOATS = LINE_BYTES // FLOAT.itemsize
+AddLora = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, Tensor], None]
+"""Adds a layer's change to y, as `lora_kernels.add_lora`: its arguments are the store's numbers, the tables `starts`,
+`ranks` and `unscaled`, a lane's rows, the layer's number, y and x."""
 KEPT_VIEWS = 64
 """The views of so many layouts and row counts are kept."""
 
@@ -37,13 +41,15 @@ class Layout(NamedTuple):
     """What gathered rows hold; layers are bits of a number, the first of `AdapterSlots.layers` the lowest."""
 
     rank: int = 0
-    """One of `RANK_BUCKETS`; 0 where no layer changes."""
+    """One of `RANK_BUCKETS`; 0 where no layer changes by what is gathered."""
     changed: int = 0
     gained: int = 0
     """Layers whose output has a gain."""
     input_gained: int = 0
     unscaled: int = 0
     """Layers whose BA acts whole at every scale but 0."""
+    straight: int = 0
+    """Changed layers whose down and up a kernel reads in the slots, so that they are not gathered."""
 
     def joined(self, other: "Layout") -> "Layout":
         return Layout(max(self.rank, other.rank), *(a | b for a, b in zip(self[1:], other[1:], strict=True)))
@@ -62,7 +68,7 @@ class RowViews(NamedTuple):
     """[2, rows, numbers]: the gains of outputs, and their offsets."""
     input_slopes: Tensor
     input_gains: Tensor
-    changes: Mapping[int, Change]
+    changes: dict[int, Change]
     """Layer → its change."""
 
 
@@ -74,9 +80,8 @@ class Plan:
         self._numbers = LINE_BYTES // dtype.itemsize
         sizes = {part: line_count(size) for part, size in self._part_bytes()}
         self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        part, starts = (
-            np.repeat(np.array([*each], np.int32), [*sizes.values()]) for each in (sizes, self._starts.values())
-        )
+        lengths = np.array([*sizes.values()], int)
+        part, starts = (np.repeat(np.array([*each], np.int32), lengths) for each in (sizes, self._starts.values()))
         self._bounds = [int(each) for each in np.searchsorted(part, np.arange(len(KINDS) + 1) * len(layers))]
         """The first line of each kind, and the end of the last."""
         self.part, self.within, self.absent = (
@@ -110,9 +115,12 @@ class Plan:
         changes: dict[int, Change] = {}
         for i in ones(self._layout.changed):
             layer = self._layers[i]
-            down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * rank, first=0)
-            up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * rank, first=0)
-            changes[i] = Change(layer.view_down(down, rank), layer.view_up(up, rank))
+            if self._layout.straight >> i & 1:
+                changes[i] = Change(numbers[:, :0], numbers[:, :0])
+            else:
+                down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * rank, first=0)
+                up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * rank, first=0)
+                changes[i] = Change(layer.view_down(down, rank), layer.view_up(up, rank))
             if self._layout.gained >> i & 1:
                 gain, offset = self._cut(gains, FLOATS, SLOPE, i, layer.fan_out)[:, :, None]
                 changes[i] = changes[i]._replace(gain=gain, offset=None if layer.bias is None else offset)
@@ -129,11 +137,22 @@ class Plan:
             changes,
         )
 
+    def as_slots(self, lines: Tensor, rows: int, rank: int) -> tuple[Tensor, ...]:
+        """Return the first arguments of `AddLora` by which it reads gathered rows as slots of this rank, unscaled."""
+        places = torch.arange(rows, dtype=torch.int32)
+        starts = torch.zeros(rows, len(KINDS) * len(self._layers), dtype=torch.int32)
+        for part, start in self._starts.items():
+            starts[:, part] = places * self._bounds[-1] + start
+        ranks = torch.full((rows, len(self._layers)), rank, dtype=torch.int32)
+        tables = (starts, ranks, torch.zeros_like(ranks), torch.stack([places, torch.ones(rows).view(torch.int32)]))
+        return lines.view(self._dtype).flatten(), *(each.to(lines.device) for each in tables)
+
     def _part_bytes(self) -> Iterable[tuple[int, int]]:
         """Return the bytes of each part of a gathered row, by part, in order."""
         layout = self._layout
         for kind in KINDS:
-            chosen = layout.changed if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
+            gathered = layout.changed & ~layout.straight
+            chosen = gathered if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
             size = layout.rank * self._dtype.itemsize if kind in (DOWN, UP) else FLOAT.itemsize
             for i in ones(chosen):
                 layer = self._layers[i]
@@ -152,13 +171,17 @@ class Plan:
 class Lane:
     """One lane's module objects, what is bound to them, and the buffer that it lies in."""
 
-    def __init__(self, layers: Mapping[str, LoRALayer], device: torch.device) -> None:
+    def __init__(
+        self, layers: Mapping[str, LoRALayer], device: torch.device, add_lora: Callable[..., None] | None = None
+    ) -> None:
+        """`add_lora` is an `AddLora` that lacks its arguments from the rows on."""
         self.rows = torch.zeros(2, 0, dtype=torch.int32, device=device)
         """[2, rows or more]: each row's slot, and the bits of its scale in float32; the same tensor while rows fit."""
         self.buffer = torch.empty(0, WORDS, dtype=WORD, device=device)
         self.bound: tuple[tuple[int, ...], tuple[float, ...]] | None = None
         """The slots and scales that are bound; None where something else is, or slots have changed since."""
         self._layers = [vars(layer) for layer in layers.values()]
+        self._add_lora = add_lora
         self._views: dict[tuple[Layout, int], RowViews] = {}
         self._changes: Mapping[int, Change] = {}
         for layer in self._layers:
@@ -168,6 +191,7 @@ class Lane:
         """Return slots and scales of the rows on the device, after one copy."""
         count = len(slots)
         if count > self.rows.shape[1]:
+            self._views.clear()
             self.rows = self.rows.new_zeros(2, count)
         both = torch.zeros(self.rows.shape, dtype=torch.int32, pin_memory=self.rows.is_cuda)
         both[:, :count] = torch.from_numpy(np.array([slots, np.array(scales, np.float32).view(np.int32)], np.int32))
@@ -181,7 +205,11 @@ class Lane:
         if rows * plan.length > len(self.buffer):
             self.buffer = self.buffer.new_empty(rows * plan.length, WORDS)
         if (layout, rows) not in self._views:
-            self._views[layout, rows] = plan.views(self.buffer[: rows * plan.length], rows)
+            made = plan.views(self.buffer[: rows * plan.length], rows)
+            if self._add_lora is not None:
+                for i in ones(layout.straight):
+                    made.changes[i] = made.changes[i]._replace(add=partial(self._add_lora, self.rows, i))
+            self._views[layout, rows] = made
         return self._views[layout, rows]
 
     def change(self, changes: Mapping[int, Change]) -> None:

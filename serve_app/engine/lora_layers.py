@@ -6,7 +6,7 @@ multiply the output or the input by a gain per row.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,9 @@ class Change(NamedTuple):
     """[rows, 1, out], bias·(1 - gain): (y - bias)·gain + bias = y·gain + offset."""
     input_gain: Tensor | None = None
     """[rows, in], by which the input or its channels are multiplied."""
+    add: Callable[[Tensor, Tensor], None] | None = None
+    """Where a kernel reads the slots itself, it adds the change of x [rows, positions, in] to y [rows, positions, out],
+    and `down` and `up` are empty."""
 
 
 class LoRALayer(nn.Module):
@@ -76,9 +79,8 @@ class LoRALayer(nn.Module):
         raise NotImplementedError
 
 
-def _add(y: Tensor, shrunk: Tensor, change: Change) -> Tensor:
-    """Add shrunk·up to y and apply the gain: y [rows, positions, out], shrunk [rows, positions, rank]."""
-    y.baddbmm_(shrunk, change.up)
+def _apply_gain(y: Tensor, change: Change) -> Tensor:
+    """Apply the gain of each row to y [rows, positions, out], in place."""
     if change.gain is None:
         return y
     y *= change.gain
@@ -98,8 +100,12 @@ class LoRALinear(LoRALayer):
         y = self._multiply(x, self.base.weight.flatten(1), self.base.bias)
         if change is None:
             return y
-        shrunk = torch.bmm(x.reshape(rows, -1, x.shape[-1]), change.down.transpose(1, 2))
-        return _add(y.view(rows, -1, y.shape[-1]), shrunk, change).view(y.shape)
+        flat, inputs = y.view(rows, -1, y.shape[-1]), x.reshape(rows, -1, x.shape[-1])
+        if change.add is not None:
+            change.add(flat, inputs)
+        else:
+            flat.baddbmm_(torch.bmm(inputs, change.down.transpose(1, 2)), change.up)
+        return _apply_gain(flat, change).view(y.shape)
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
         return flat.view(-1, rank, self.fan_in)
@@ -135,8 +141,8 @@ class LoRAConv(LoRALayer):
             return y
         last = y.permute(0, 2, 3, 1)
         shrunk = (self._shrink_by_fold if self.folds else self._shrink_by_groups)(x, change.down)
-        out = _add(last.reshape(x.shape[0], -1, self.fan_out), shrunk.flatten(2).transpose(1, 2), change)
-        return out.view(last.shape).permute(0, 3, 1, 2)
+        flat = last.reshape(x.shape[0], -1, self.fan_out).baddbmm_(shrunk.flatten(2).transpose(1, 2), change.up)
+        return _apply_gain(flat, change).view(last.shape).permute(0, 3, 1, 2)
 
     def _shrink_by_fold(self, x: Tensor, down: Tensor) -> Tensor:
         """Compute x·down as [rows, rank, height, width]: a batched product over the kernel, summed by `fold`.

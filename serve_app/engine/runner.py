@@ -13,6 +13,7 @@ from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots
 from serve_app.engine.batch_invariance import BatchInvariance, Division, Probe, static_widths
 from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
+from serve_app.engine.graphs import StepGraphs, step_graphs
 from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning, Run
 from serve_app.engine.sampler import advance
@@ -69,6 +70,7 @@ class Runner:
             if exact
             else None
         )
+        self.graphs: StepGraphs | None = None if static else step_graphs(family, adapter_slots, max_rows=max_rows)
         self._last_batch: ForwardBatch | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
@@ -88,8 +90,10 @@ class Runner:
         self.lanes.close()
 
     def invalidate(self) -> None:
-        """Drop the inputs kept from the last batch."""
+        """Drop the inputs kept from the last batch, and captured graphs."""
         self._last_batch = None
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def pads_less(self, batch_key: BatchKey, rows: int) -> bool:
         """Reduce the padding of a key of which `rows` rows did not fit in memory.
@@ -127,7 +131,8 @@ class Runner:
 
     def _forward(self, lane: int, rows: ForwardPass, inputs: Tensor, timesteps: Tensor) -> Tensor:
         chosen = rows.run_of_row
-        return self.family.denoise(inputs[chosen], timesteps[chosen], rows.conditioning, lane=lane)
+        denoise = partial(self.family.denoise, lane=lane) if self.graphs is None else self.graphs.denoise
+        return denoise(inputs[chosen], timesteps[chosen], rows.conditioning)
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
         """Return the runs in one batch, or one per rank where this machine's bits depend on the rank beside them."""

@@ -1,0 +1,221 @@
+"""The LoRA kernel, in Triton's interpreter, adds what torch's products add, whatever stands beside a row."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from serve_app.engine import RunRequest, base_model
+from serve_app.engine.adapter_slots import AdapterSlots, AddLora, LayerWeights, ModuleWeights
+from serve_app.engine.adapter_store import AdapterStore
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.lora_layers import wrap_layers
+from tests.engine import tiny_models
+from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.run_engine import final_latents
+
+pytest.importorskip("triton", reason="Triton is made for Linux alone")
+RANKS = (3, 8, 16, 33, 70, 200)
+SCALES = (0.0, 0.5, -1.0, 0.3, 1.5, 0.75, 0.1)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Any]:
+    """The module of kernels, whose functions Triton interprets."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    yield importlib.import_module("serve_app.engine.lora_kernels")
+    del os.environ["TRITON_INTERPRET"]
+
+
+@pytest.fixture
+def add_lora(kernels: Any) -> AddLora:
+    return kernels.add_lora
+
+
+def adapter(rank: int) -> LayerWeights:
+    """One of random numbers; some have a gain, some act whole at every scale."""
+    generator = torch.Generator().manual_seed(rank)
+    shapes = {"0": (40, 24, 1, 1), "1": (72, 40, 3, 3), "3": (80, 72)}
+    return {
+        name: ModuleWeights(
+            torch.randn(rank, *shape[1:], generator=generator) / 10,
+            torch.randn(shape[0], rank, generator=generator) / 10,
+            0.5,
+            slope=torch.randn(shape[0], generator=generator) if rank in (8, 70) else None,
+            unscaled=rank in (16, 70),
+        )
+        for name, shape in shapes.items()
+        if (rank, name) != (3, "3")
+    }
+
+
+def net_with_adapters(dtype: torch.dtype, add_lora: AddLora | None) -> tuple[nn.Module, AdapterSlots]:
+    """Return a pointwise convolution, one of 3×3 and a linear layer, and adapters of each rank in slots from 1 up."""
+    torch.manual_seed(0)
+    last = nn.Sequential(nn.Flatten(2), nn.Unflatten(2, (-1, 1)))
+    net = nn.Sequential(nn.Conv2d(24, 40, 1), nn.Conv2d(40, 72, 3, padding=1), _Positions(), nn.Linear(72, 80), last)
+    net = net.to(dtype).eval()
+    slots = AdapterSlots(
+        [wrap_layers(net)], 1 + len(RANKS), AdapterStore(torch.device("cpu"), dtype, 2**21), add_lora=add_lora
+    )
+    for slot, rank in enumerate(RANKS, 1):
+        row = slots.pack(adapter(rank))
+        start = slots.store.take(len(row.lines))
+        assert start is not None
+        slots.set(slot, row, start)
+    return net, slots
+
+
+class _Positions(nn.Module):
+    """[rows, channels, height, width] as [rows, positions, channels], not contiguous."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+@pytest.fixture(params=[torch.float32, torch.float16], ids=str)
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    if request.param == torch.float16:
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # few processors have it for float16
+    return request.param
+
+
+@torch.inference_mode()
+def test_rows_get_what_torch_gives_them_and_keep_their_bits_in_any_company(
+    dtype: torch.dtype, add_lora: AddLora
+) -> None:
+    torch_net, torch_slots = net_with_adapters(dtype, None)
+    net, slots = net_with_adapters(dtype, add_lora)
+    x = torch.randn(1 + len(RANKS), 24, 9, 8).to(dtype)
+    everyone = list(range(1 + len(RANKS)))
+
+    def output(places: list[int], net: nn.Module = net, slots: AdapterSlots = slots) -> torch.Tensor:
+        slots.bind(places, [SCALES[i] for i in places])
+        return net(x[places]).clone()
+
+    together, expected = output(everyone), output(everyone, torch_net, torch_slots)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert torch.allclose(together, expected, rtol=tolerance, atol=tolerance)
+    for company in ([3, 0, 6, 1, 5, 2, 4], [4, 1], [6, 5, 4]):
+        assert torch.equal(output(company), together[company]), company
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the operators that torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def test_batch_invariance_is_measured_by_the_kernel(add_lora: AddLora) -> None:
+    torch_net, torch_slots = net_with_adapters(torch.float32, None)
+    net, slots = net_with_adapters(torch.float32, add_lora)
+    x = torch.randn(4, 24, 9, 8)
+    for each in (slots, torch_slots):
+        each.bind_random(range(4), 8, each.widest_layout)
+    with _Operators() as operators:
+        answer = net(x)
+    assert torch.allclose(answer, torch_net(x), rtol=1e-5, atol=1e-5)
+    assert operators.count["atelier::add_lora"] == 2, "one launch a layer, but for the convolution of 3×3"
+    slots.bind_random(range(2), 8, slots.widest_layout)
+    assert torch.equal(net(x[:2]), answer[:2])
+
+
+@torch.inference_mode()
+def test_a_row_keeps_its_bits_when_its_outputs_are_spread_over_more_programs(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, slots = net_with_adapters(torch.float32, kernels.add_lora)
+    x = torch.randn(2, 24, 9, 8)
+    slots.bind([5, 6], [1.0, 1.0])
+    spread = net(x)
+    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    assert torch.equal(net(x), spread)
+
+
+def test_the_check_at_load_passes_and_tells_of_a_kernel_that_is_wrong(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels.check(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(kernels, "LINE_BYTES", 64)
+    with pytest.raises(RuntimeError, match="off by up to"):
+        kernels.check(torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.slow
+def test_an_image_is_drawn_as_by_torch_and_exact_in_company(
+    small_sd: Path, tmp_path: Path, add_lora: AddLora, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(EXACT_FLOAT32, max_rows=2)
+    files = [
+        tiny_models.write_lora(tmp_path / "4.safetensors", small_sd, rank=4, seed=4, size=0.05),
+        tiny_models.write_lora(
+            tmp_path / "24.safetensors",
+            small_sd,
+            rank=24,
+            seed=24,
+            targets=tiny_models.EVERYTHING,
+            text=True,
+            size=0.05,
+        ),
+    ]
+    plain = RunRequest(run_id="", prompt="a cat", guidance=1.0, steps=1, width=32, height=32)
+    requests = [replace(plain, run_id=f"{i}", adapter=file, seed=i) for i, file in enumerate(files)]
+    expected = final_latents(BaseModel.load("m", small_sd, options, lambda: None), requests)
+    monkeypatch.setattr(base_model, "lora_kernel", lambda _: add_lora)  # as on a GPU
+    model = BaseModel.load("m", small_sd, options, lambda: None)
+    together = final_latents(model, requests)
+    for request in requests:
+        key = request.run_id
+        assert torch.allclose(together[key], expected[key], atol=1e-5)
+        assert torch.equal(final_latents(model, [request])[key], together[key])
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from serve_app.engine import lora_kernels
+
+pointers = dict.fromkeys(("y", "x", "numbers"), "*bf16") | dict.fromkeys(("starts", "ranks", "unscaled", "slots"), "*i32")
+tiles = {"LINE": 64, "BM": lora_kernels.POSITIONS, "BK": 64, "BN": lora_kernels.OUTPUTS}
+names = lora_kernels._kernel.arg_names
+signature = {name: {**pointers, "scales": "*fp32", **dict.fromkeys(tiles, "constexpr")}.get(name, "i32") for name in names}
+aligned = [*pointers, "scales", "fan_in", "fan_out"]
+source = ASTSource(
+    lora_kernels._kernel, signature=signature, constexprs=tiles,
+    attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+)
+for capability in (80, 90):
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+    print(capability, made.metadata.shared, "mma" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_compiles_for_gpus_since_ampere_within_the_shared_memory_of_the_smallest(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", COMPILE]
+    lines = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["80", "90"]
+    for line in lines:
+        _, shared, *is_done = line.split()
+        assert int(shared) <= 99 * 1024
+        assert is_done == ["True", "True"]
