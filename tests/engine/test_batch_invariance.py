@@ -77,17 +77,17 @@ def digest(image: object) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("two_lanes")
 @pytest.mark.parametrize("runs", [30, pytest.param(400, marks=pytest.mark.soak)])
-def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int) -> None:
+def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int, tmp_path: Path) -> None:
     chance = random.Random(9)
     requests = [random_request(chance, f"{i}", files) for i in range(runs)]
     together: dict[str, str] = {}
     waiting = list(requests)
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, EXACT_FLOAT32, findings=tmp_path) as engine:
         while waiting or engine.has_work:
             for _ in range(min(len(waiting), chance.randint(0, 3))):
                 engine.add(waiting.pop())  # joins between two steps of the others
             together |= {one.run_id: digest(one.image) for one in engine.step()}
-    with Engine.load(sd, EXACT_FLOAT32) as engine:  # another replica, whose slots fill in another order
+    with Engine.load(sd, EXACT_FLOAT32, findings=tmp_path) as engine:  # a later replica, whose slots fill otherwise
         alone = {request.run_id: digest(finish(engine, [request])[request.run_id].image) for request in requests}
     assert [run_id for run_id in alone if alone[run_id] != together[run_id]] == []
 
