@@ -13,6 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from deployments.generator import FINDINGS
 from deployments.runtime import runtime_home
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.settings import Settings
@@ -100,6 +101,7 @@ def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> N
     service.kill("ServeReplica:atelier:generator")
     again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
+    assert len(list((service.data_dir / FINDINGS).iterdir())) == 1, "both replicas found the same circumstances"
 
 
 def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:

@@ -74,12 +74,14 @@ def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine
     assert len(set(seen)) == 4
 
 
-async def test_a_replica_warms_up_before_it_works(resources: Resources) -> None:
-    engine = load_engine(await resources.applied_catalog.base_models(), EngineOptions(max_rows=2), threads=1)
+async def test_a_replica_warms_up_before_it_works(resources: Resources, tmp_path: Path) -> None:
+    base_models = await resources.applied_catalog.base_models()
+    engine = load_engine(base_models, EngineOptions(max_rows=2), threads=1, findings=tmp_path / "found")
     seen = passes(engine)
     engine.generate("a cat", steps=1)
     engine.close()
     assert len(seen) == 1
+    assert len(list((tmp_path / "found").iterdir())) == 1, "what was measured is kept"
 
 
 def test_a_negative_time_is_refused() -> None:
