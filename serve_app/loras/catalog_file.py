@@ -251,7 +251,7 @@ def _load_sections(path: Path) -> Sections:
     except OSError as error:
         raise CatalogError(f"{path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise CatalogError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
+        raise CatalogError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except pydantic.ValidationError as error:
         raise CatalogError(f"{path}: {describe(error)}") from error
 

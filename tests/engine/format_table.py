@@ -51,7 +51,7 @@ Each of these is refused by its name, with the family that it is for where its s
 - LoRAs of Flux, SD 3, the SDXL refiner, diffusion transformers and video models, and those of cloneofsimo's trainer;
 - networks that are no LoRA: ControlNet, ControlNet-LLLite, IP-Adapter, T2I-Adapter, AnimateDiff, hypernetworks,
   upscalers, textual inversions, VAEs, whole checkpoints;
-- pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors.
+- pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors, weights as integers.
 
 A layer's rank is at most `max_rank` of the generators (128 unless set, 256 at most), so that slots stay small. A LoHa
 of dimension d has the rank d², a LoKr the product of its factors' ranks; neither exceeds the smaller side of the layer,

@@ -83,6 +83,8 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
     ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
     ("blocks.0.self_attn.q.lora_A.weight", "looks like a LoRA of a video model"),
+    ("diffusion_model.layers.0.attention.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
+    ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "looks like a language model, or a LoRA of one"),
     ("emb_params", "looks like a textual inversion"),
     ("conv_in.weight", "looks like a whole UNet"),
     ("model.diffusion_model.input_blocks.0.0.weight", "looks like a whole checkpoint"),
@@ -112,11 +114,18 @@ def test_a_key_that_cannot_be_placed_refuses_the_file_by_name(
         read(saved(tmp_path / "a.safetensors", tensors), table)
 
 
+def test_a_whole_checkpoint_is_not_called_after_a_part_of_it(table: LayerTable, tmp_path: Path) -> None:
+    names = ("model.diffusion_model.out.0.weight", "first_stage_model.decoder.conv_in.weight")
+    with pytest.raises(UnusableAdapter, match="looks like a whole checkpoint"):
+        read(saved(tmp_path / "a.safetensors", {name: torch.zeros(4, 4) for name in names}), table)
+
+
 @pytest.mark.parametrize(("change", "reason"), [
     ({"down": torch.full((4, 32), float("nan"))}, "not finite"),
     ({"up": torch.full((32, 4), float("inf"))}, "not finite"),
     ({"down": torch.zeros(5, 32)}, "do not fit"),
     ({"up": None}, "needs both"),
+    ({"down": torch.ones(4, 32, dtype=torch.int8)}, "down is quantized as int8"),
 ])  # fmt: skip
 def test_weights_that_could_poison_or_do_not_fit_are_refused(
     table: LayerTable, tmp_path: Path, change: dict[str, torch.Tensor | None], reason: str
@@ -297,9 +306,10 @@ def test_a_folder_that_is_no_adapter_is_refused(table: LayerTable, tmp_path: Pat
         read(tmp_path, table)
 
 
-@pytest.mark.parametrize("twice", [".lora_down.weight", ".lora_A.default.weight"])
+@pytest.mark.parametrize("twice", [".lora_down.weight", ".lora_A.default.weight", ".lora_alpha"])
 def test_two_tensors_of_one_part_are_refused(table: LayerTable, tmp_path: Path, twice: str) -> None:
     tensors = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight") | {f"unet.{Q}{twice}": torch.ones(4, 32)}
+    tensors[f"unet.{Q}.alpha"] = torch.tensor(4.0)
     with pytest.raises(UnusableAdapter, match="two tensors of one part: "):
         read(saved(tmp_path / "a.safetensors", tensors), table)
 

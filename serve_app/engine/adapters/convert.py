@@ -19,6 +19,8 @@ LORA = {"down", "up", "mid"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"}
 LOKR = {"lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"}
 ONE_NUMBER = {"alpha", "scalar"}
+WHOLE_NUMBERS = {"alpha", "ia3_on_input"}
+"""Trainers write these as integers and flags, too; all other parts are weights."""
 MAGNITUDES = {"peft_magnitude", "dora_scale"}
 
 
@@ -28,6 +30,10 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
     Only shapes are looked at: the parts may be of torch's meta device. Raises UnusableAdapter with the layer's name.
     """
     _require_one_algorithm(name, parts)
+    for part in parts.keys() - WHOLE_NUMBERS:
+        if not parts[part].is_floating_point():
+            kind = str(parts[part].dtype).removeprefix("torch.")
+            raise UnusableAdapter(f"{name}: {part} is quantized as {kind}: save it in floating point")
     if parts.keys() <= IA3:
         _require_ia3(name, parts, shape)
         return
