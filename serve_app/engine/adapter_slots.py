@@ -229,7 +229,7 @@ class AdapterSlots:
         else:
             bound.change({})
         bound.bound = rows
-        self._keys[lane] = (layout, len(slots), bound.buffer.data_ptr(), bound.rows.data_ptr())
+        self._keys[lane] = (layout, len(slots), bound.moves)
 
     def key(self, lane: int = 0) -> Hashable:
         """Return what tells whether a forward pass of the lane runs the same operators on the same addresses again.
@@ -248,9 +248,9 @@ class AdapterSlots:
         layout = Layout(layout.rank, layout.changed)
         plan = self._plan(layout)
         views = plan.views(torch.zeros(len(rows) * plan.length, WORDS, dtype=WORD, device=self.store.device), len(rows))
-        for change in views.changes.values():
-            for view in change[:2]:
-                part = view[:, : view.shape[1] * RANK_BUCKETS[0] // layout.rank]
+        for i, change in views.changes.items():
+            for view, rank in ((change.down, self._layers[i].down_rank(layout.rank)), (change.up, layout.rank)):
+                part = view[:, : view.shape[1] * RANK_BUCKETS[0] // rank]
                 part.copy_(torch.randn(part.shape[1:], generator=generator) * 0.05)
         views.ups.mul_(scales)
         if self._add_lora is not None:

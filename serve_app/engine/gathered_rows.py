@@ -17,9 +17,8 @@ from serve_app.engine.adapter_store import LINE_BYTES, ONES, WORD, WORDS, ZEROS,
 from serve_app.engine.lora_layers import Change, LoRALayer
 from serve_app.engine_options import MAX_RANK
 
-RANK_BUCKETS = (16, 32, 64, 128, MAX_RANK)
-"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros. From 16
-on the padding leaves a row's bits alone; at 8 a CPU sums otherwise, and takes nearly as long (measured)."""
+RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
+"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
 DOWN, UP, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KINDS = range(8)
 """The kinds of an adapter's parts in a layer. The output's gain is
 √(square / (norm_0 + scale·norm_1 + scale²·norm_2)) + scale·slope, where DoRA's norms are the coefficients of
@@ -118,9 +117,9 @@ class Plan:
             if self._layout.straight >> i & 1:
                 changes[i] = Change(numbers[:, :0], numbers[:, :0])
             else:
-                down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * rank, first=0)
+                down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * layer.down_rank(rank), first=0)
                 up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * rank, first=0)
-                changes[i] = Change(layer.view_down(down, rank), layer.view_up(up, rank))
+                changes[i] = Change(layer.view_down(down, layer.down_rank(rank)), layer.view_up(up, rank))
             if self._layout.gained >> i & 1:
                 gain, offset = self._cut(gains, FLOATS, SLOPE, i, layer.fan_out)[:, :, None]
                 changes[i] = changes[i]._replace(gain=gain, offset=None if layer.bias is None else offset)
@@ -153,11 +152,12 @@ class Plan:
         for kind in KINDS:
             gathered = layout.changed & ~layout.straight
             chosen = gathered if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
-            size = layout.rank * self._dtype.itemsize if kind in (DOWN, UP) else FLOAT.itemsize
             for i in ones(chosen):
-                layer = self._layers[i]
-                numbers = layer.fan_in if kind == DOWN else layer.channels if kind == INPUT_SLOPE else layer.fan_out
-                yield kind * len(self._layers) + i, numbers * size
+                layer, item = self._layers[i], self._dtype.itemsize
+                size = FLOAT.itemsize * (layer.channels if kind == INPUT_SLOPE else layer.fan_out)
+                if kind in (DOWN, UP):
+                    size = item * (layer.fan_in * layer.down_rank(layout.rank), layer.fan_out * layout.rank)[kind]
+                yield kind * len(self._layers) + i, size
 
     def _length(self, kind: int) -> int:
         return self._bounds[kind + 1] - self._bounds[kind]
@@ -180,6 +180,8 @@ class Lane:
         self.buffer = torch.empty(0, WORDS, dtype=WORD, device=device)
         self.bound: tuple[tuple[int, ...], tuple[float, ...]] | None = None
         """The slots and scales that are bound; None where something else is, or slots have changed since."""
+        self.moves = 0
+        """How often the rows or the buffer had to move."""
         self._layers = [vars(layer) for layer in layers.values()]
         self._add_lora = add_lora
         self._views: dict[tuple[Layout, int], RowViews] = {}
@@ -192,7 +194,7 @@ class Lane:
         count = len(slots)
         if count > self.rows.shape[1]:
             self._views.clear()
-            self.rows = self.rows.new_zeros(2, count)
+            self.rows, self.moves = self.rows.new_zeros(2, count), self.moves + 1
         both = torch.zeros(self.rows.shape, dtype=torch.int32, pin_memory=self.rows.is_cuda)
         both[:, :count] = torch.from_numpy(np.array([slots, np.array(scales, np.float32).view(np.int32)], np.int32))
         self.rows.copy_(both, non_blocking=True)
@@ -203,7 +205,7 @@ class Lane:
         if rows * plan.length > len(self.buffer) or len(self._views) >= KEPT_VIEWS:
             self._views.clear()
         if rows * plan.length > len(self.buffer):
-            self.buffer = self.buffer.new_empty(rows * plan.length, WORDS)
+            self.buffer, self.moves = self.buffer.new_empty(rows * plan.length, WORDS), self.moves + 1
         if (layout, rows) not in self._views:
             made = plan.views(self.buffer[: rows * plan.length], rows)
             if self._add_lora is not None:
