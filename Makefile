@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots pocket-model pocket-report gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -109,6 +109,9 @@ pocket-model: setup ## train the bundled model from its recipe, going on from ch
 
 pocket-report: setup ## measure the bundled model, by the checker that is not the model
 	@$(BIN)/python -m models.pocket.recipe.report $(ARGS)
+
+gpu: setup ## measure the engine on this machine's GPU, piece by piece, into var/gpu/gpu.md; ARGS=--tiny rehearses on a CPU
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## remove the environment and caches; data under var/ stays
 	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,13 +1,11 @@
 """Compares the engine with three ways of serving many adapters.
 
-    python -m benchmarks.engine --model pocket
+    python -m benchmarks.engine
     python -m benchmarks.engine --distinct --checks late-arrival          # one check alone
-    python -m benchmarks.engine --device cuda --model sdxl
 
 Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their
-spread, and every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes JSON
-and a plot. The last command is for a GPU machine with torch, transformers, peft and diffusers, and gives the figures
-with goals.
+spread, and every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes
+JSON. `benchmarks.gpu` measures a GPU.
 """
 
 import argparse
@@ -24,7 +22,6 @@ import numpy as np
 import torch
 
 from benchmarks.engine_checks import CHECKS
-from benchmarks.engine_goals import goals
 from benchmarks.engine_models import ROOT, BenchmarkModel, make_model
 from benchmarks.engine_policies import (
     Policy,
@@ -45,51 +42,22 @@ COMPARED: dict[str, Callable[[BenchmarkModel], Policy]] = {
     "one-per-batch": one_adapter_per_batch,
     "load-per-job": load_per_job,
 }
-LABELS = {
-    "ours": "Atelier, any adapters in one batch",
-    "no adapters": "Atelier, no adapters",
-    "preloaded": "diffusers per job, adapters preloaded",
-    "one-per-batch": "Atelier's engine, one adapter per batch",
-    "load-per-job": "diffusers, load and unload per job",
-}
-"""What the plot calls each."""
-SIZES = {"pocket": 512, "sd15": 512, "sdxl": 1024}
-GPU_SETUP = {"distinct": [1, 16, 64], "jobs": 16, "adapters": 64, "rank": 32, "repeats": 1, "checks": "none", "solo": 8}
-CPU_SETUP = {"distinct": [1, 8, 16], "jobs": 8, "adapters": 16, "rank": 8, "repeats": 3, "checks": "all", "solo": 16}
-"""What is taken where nothing else is said: on a GPU what the goals ask for, in minutes rather than hours."""
 
 
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
-    options = EngineOptions(
-        device=args.device,
-        max_rows=args.rows,
-        adapter_slots=args.adapters,
-        compile=args.compile,
-    )
+    options = EngineOptions(device="cpu", adapter_slots=args.adapters)
     with tempfile.TemporaryDirectory() as folder:
-        benchmark = make_model(
-            args.model,
-            options,
-            Path(folder),
-            adapters=args.adapters,
-            rank=args.rank,
-            side=args.side or SIZES[args.model],
-        )
-        report: dict[str, Any] = {"machine": _machine(args), "arguments": vars(args)}
+        benchmark = make_model("pocket", options, Path(folder), adapters=args.adapters, rank=8, side=args.side)
+        report: dict[str, Any] = {"machine": _machine(), "arguments": vars(args)}
         report["throughput"] = throughput(benchmark, args)
         report["checks"] = {
             name: check(benchmark, args) for name, check in CHECKS.items() if args.checks in ("all", name)
         }
-        if args.goals and report["throughput"]:
-            report["goals"] = goals(benchmark, report["throughput"], args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
-    print(json.dumps(report["throughput"] | report["checks"] | report.get("goals", {}), indent=2, default=str))
-    if args.plot and len(report["throughput"]) > 1:
-        threads = "" if args.device.startswith("cuda") else f", threads: {torch.get_num_threads()}"
-        plot(report["throughput"], args.plot, f"{args.model} {benchmark.side}², {args.steps} steps{threads}")
+    print(json.dumps(report["throughput"] | report["checks"], indent=2, default=str))
 
 
 def throughput(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
@@ -143,16 +111,11 @@ def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     ratios: dict[str, Any] = {}
     for name in [name for name in rounds if name in COMPARED]:
         pairs = list(zip(rounds["ours"], rounds[name], strict=True))
-        walls, cpus = (
-            [theirs.wall_s / own.wall_s for own, theirs in pairs],
-            [theirs.cpu_s / own.cpu_s for own, theirs in pairs],
-        )
-        ratios[f"ours / {name}"] = {
-            "wall": round(statistics.median(walls), 2),
-            "wall_spread": [round(min(walls), 2), round(max(walls), 2)],
-            "cpu": round(statistics.median(cpus), 2),
-            "cpu_spread": [round(min(cpus), 2), round(max(cpus), 2)],
-        }
+        ratios[f"ours / {name}"] = one = dict[str, Any]()
+        for clock, field in (("wall", "wall_s"), ("cpu", "cpu_s")):
+            times = [getattr(theirs, field) / getattr(own, field) for own, theirs in pairs]
+            one[clock] = round(statistics.median(times), 2)
+            one[f"{clock}_spread"] = [round(min(times), 2), round(max(times), 2)]
     return ratios
 
 
@@ -172,36 +135,9 @@ def _compare(rounds: Mapping[str, Sequence[Result]], alone: Policy, requests: Se
     return {"identical_to_alone": f"{same}/{len(solo)}", "largest_difference": far}
 
 
-def plot(table: Mapping[str, Any], path: Path, title: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.2))
-    counts = [int(adapters) for adapters in table]
-    for name, label in LABELS.items():
-        if name in table[str(counts[0])]:
-            axes.plot(counts, [table[str(count)][name]["images_per_s"] for count in counts], marker="o", label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("distinct LoRA adapters among the jobs")
-    axes.set_ylabel("images per second")
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-
-
-def _machine(args: argparse.Namespace) -> dict[str, Any]:
-    device = (
-        torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or platform.machine()
-    )
+def _machine() -> dict[str, Any]:
     return {
-        "device": device,
+        "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "when": time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()),
@@ -210,43 +146,28 @@ def _machine(args: argparse.Namespace) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", choices=sorted(SIZES), default="pocket")
-    parser.add_argument("--side", type=int, default=0, help="pixels; 0 takes the model's own")
+    parser.add_argument("--side", type=int, default=512, help="pixels")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--jobs", type=int, help="at least one per adapter")
-    parser.add_argument("--adapters", type=int)
+    parser.add_argument("--jobs", type=int, default=8, help="at least one per adapter")
+    parser.add_argument("--adapters", type=int, default=16)
     parser.add_argument(
-        "--distinct", type=int, nargs="*", help="adapters among the jobs, a round of each; none: no throughput"
+        "--distinct", type=int, nargs="*", default=[1, 8, 16], help="adapters among the jobs, a round of each; or none"
     )
     parser.add_argument("--policies", nargs="*", choices=list(COMPARED), default=list(COMPARED))
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--solo", type=int, default=1000, help="so many images of a round are made again alone and compared"
+        "--solo", type=int, default=16, help="so many images of a round are made again alone and compared"
     )
-    parser.add_argument("--resident", type=int, default=64, help="adapters placed to show that slots hold them")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--policy-threads", type=int, nargs="*", help="each policy runs with each, its fastest counts; none: as ours"
     )
-    parser.add_argument("--compile", default="")
-    parser.add_argument("--checks", choices=["all", "none", *CHECKS])
-    parser.add_argument("--goals", action="store_true", help="the figures with goals also on a CPU, to rehearse them")
+    parser.add_argument("--checks", choices=["all", "none", *CHECKS], default="all")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    on_gpu = args.device.startswith("cuda")
-    for name, value in (GPU_SETUP if on_gpu else CPU_SETUP).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    args.goals |= on_gpu
     args.policy_threads = args.policy_threads or [args.threads]
     what = "engine" if args.distinct else f"engine-{args.checks}"
-    label = f"{what}-{args.model}" if on_gpu else what
-    args.out = args.out or ROOT / "benchmarks" / "results" / f"{label}.json"
-    args.plot = args.plot or ROOT / "benchmarks" / "plots" / f"{label}.png"
+    args.out = args.out or ROOT / "benchmarks" / "results" / f"{what}.json"
     return args
 
 

@@ -63,11 +63,11 @@ def enqueue_to_first_step(benchmark: BenchmarkModel, _: argparse.Namespace) -> d
     import random
     import threading
 
-    engine, chance = _loaded(benchmark, runs=4), random.Random(0)
+    engine, chance = loaded(benchmark, runs=4), random.Random(0)
     waits: list[float] = []
     for i in range(20):
         late = benchmark.requests(1, adapters=4, steps=50, first=1000 + i)[0]
-        typical = _timed(engine.step, benchmark.wall)
+        typical = timed(engine.step, benchmark.wall)
         added = list[float]()
 
         def add(late: RunRequest = late, added: list[float] = added) -> None:
@@ -88,8 +88,10 @@ def enqueue_to_first_step(benchmark: BenchmarkModel, _: argparse.Namespace) -> d
 
 def mixed_over_bare(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a full batch with eight adapters over the same batch with none."""
-    mixed, bare = _loaded(benchmark, runs=8), _loaded(benchmark, runs=8, adapters=0)
-    ratios = [_timed(mixed.step, benchmark.work) / _timed(bare.step, benchmark.work) for _ in range(5 * args.repeats)]
+    mixed, bare = loaded(benchmark, runs=8), loaded(benchmark, runs=8, adapters=0)
+    ratios = [
+        timed(mixed.step, time.process_time) / timed(bare.step, time.process_time) for _ in range(5 * args.repeats)
+    ]
     return {"ratio": round(statistics.median(ratios), 3), "spread": [round(min(ratios), 3), round(max(ratios), 3)]}
 
 
@@ -98,7 +100,7 @@ def loading_during_steps(benchmark: BenchmarkModel, args: argparse.Namespace) ->
 
     The adapter is read and placed for the first time.
     """
-    engine = _loaded(benchmark, runs=7)
+    engine = loaded(benchmark, runs=7)
     rounds = [_stall(benchmark, engine, number) for number in range(args.repeats)]
     ratios = [one["while_loading_ms"]["p99"] / one["quiet_ms"]["p99"] for one in rounds]
     spread = [round(min(ratios), 3), round(max(ratios), 3)]
@@ -107,7 +109,7 @@ def loading_during_steps(benchmark: BenchmarkModel, args: argparse.Namespace) ->
 
 def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, dict[str, float]]:
     """Thirty steps in peace, and thirty during which ten adapters come in, one after the other."""
-    quiet = [_timed(engine.step, benchmark.thread_work) for _ in range(30)]
+    quiet = [timed(engine.step, time.thread_time) for _ in range(30)]
     busy: list[float] = []
     with TemporaryDirectory() as folder:
         for i in range(10):
@@ -115,7 +117,7 @@ def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, 
             request = replace(benchmark.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
             (model,) = engine.base_models.values()
             model.pool.read_ahead([unseen])
-            busy += [_timed(engine.step, benchmark.thread_work) for _ in range(3)]
+            busy += [timed(engine.step, time.thread_time) for _ in range(3)]
             engine.add(request)
             engine.abort(request.run_id)
     return {"quiet_ms": _percentiles(quiet), "while_loading_ms": _percentiles(busy)}
@@ -129,12 +131,10 @@ CHECKS: dict[str, Callable[[BenchmarkModel, argparse.Namespace], dict[str, Any]]
 }
 
 
-def _loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engine:
+def loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engine:
     """Return an engine in the middle of long runs, warm."""
     engine = benchmark.engine()
-    for request in benchmark.requests(
-        runs, adapters=adapters and min(adapters, runs), steps=1000 if benchmark.name == "pocket" else 999
-    ):
+    for request in benchmark.requests(runs, adapters=adapters and min(adapters, runs), steps=999):
         engine.add(request)
     while min(done for done, _ in engine.progress().values()) < 2:
         engine.step()
@@ -151,7 +151,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
     return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 2) for p in (50, 99)}
 
 
-def _timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
+def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
     began = clock()
     work()
     return clock() - began

@@ -62,8 +62,11 @@ def bare(benchmark: BenchmarkModel) -> Policy:
 
 
 def one_adapter_per_batch(benchmark: BenchmarkModel) -> Policy:
-    """Build our engine with vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
-    engine = benchmark.engine()
+    """Build our engine with vLLM-Omni's rule: the oldest run's adapter and weight choose the batch.
+
+    It need not be exact, so that its small batches are not padded.
+    """
+    engine = benchmark.engine(exact=False)
     engine.scheduler = OneAdapterPerBatch(max_runs=benchmark.options.runs, max_rows=benchmark.options.max_rows)
     return lambda requests: _drive(engine, requests)
 

@@ -74,7 +74,7 @@ def circumstances(
     """
     weights = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in denoiser.state_dict().items()]
     return {
-        "hardware": _digest(_processor()) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _digest(_processor()),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(LIBRARY_SETTINGS)},
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "diffusers", "transformers")},
         "build": _digest(torch.__config__.show()),

@@ -1,0 +1,122 @@
+"""SD 1.5 and SDXL at their true size with random weights, and adapters for them.
+
+The pipelines are those of the published configs. Where they are made on `meta` they take no memory.
+"""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from serve_app.engine.lora_layers import LoRALayer
+
+diffusers: Any = importlib.import_module("diffusers")
+transformers: Any = importlib.import_module("transformers")
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "pocket" / "tokenizer"
+TRAINING = {
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+}
+
+
+def random_pipeline(name: str, device: torch.device, *, tiny: bool = False) -> Any:
+    """Return `sd15` or `sdxl` with random weights, from the published configs; `tiny` has few channels and layers."""
+    with torch.device(device):
+        parts = (_sd15 if name == "sd15" else _sdxl)(tiny)
+    parts["scheduler"] = diffusers.EulerDiscreteScheduler(**TRAINING)
+    if name == "sdxl":
+        tokenizers = {"tokenizer": _tokenizer(), "tokenizer_2": _tokenizer()}
+        return diffusers.StableDiffusionXLPipeline(**parts, **tokenizers, add_watermarker=False)
+    none = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    return diffusers.StableDiffusionPipeline(**parts, tokenizer=_tokenizer(), **none)
+
+
+def _sd15(tiny: bool) -> dict[str, Any]:
+    """Return the parts of stable-diffusion-v1-5."""
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=64,
+        block_out_channels=(32, 64, 64, 64) if tiny else (320, 640, 1280, 1280),
+        cross_attention_dim=768,
+        attention_head_dim=8,
+    )
+    return {"unet": unet, "vae": _vae(0.18215, 512, tiny), "text_encoder": transformers.CLIPTextModel(_clip(tiny))}
+
+
+def _sdxl(tiny: bool) -> dict[str, Any]:
+    """Return the parts of stable-diffusion-xl-base-1.0."""
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=128,
+        block_out_channels=(32, 64, 64) if tiny else (320, 640, 1280),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 1, 2) if tiny else (1, 2, 10),
+        attention_head_dim=(1, 2, 2) if tiny else (5, 10, 20),
+        cross_attention_dim=2048,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=2816,
+    )
+    large = _clip(
+        tiny, hidden_size=1280, intermediate_size=5120, num_attention_heads=20, num_hidden_layers=32,
+        projection_dim=1280, hidden_act="gelu",
+    )  # fmt: skip
+    return {
+        "unet": unet,
+        "vae": _vae(0.13025, 1024, tiny),
+        "text_encoder": transformers.CLIPTextModel(_clip(tiny, projection_dim=768)),
+        "text_encoder_2": transformers.CLIPTextModelWithProjection(large),
+    }
+
+
+def _clip(tiny: bool, **config: Any) -> Any:
+    base = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+    return transformers.CLIPTextConfig(**base | config | ({"num_hidden_layers": 2} if tiny else {}))
+
+
+def _vae(scaling: float, side: int, tiny: bool) -> Any:
+    return diffusers.AutoencoderKL(
+        block_out_channels=(32,) * 4 if tiny else (128, 256, 512, 512),
+        layers_per_block=2,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        scaling_factor=scaling,
+        sample_size=side,
+    )
+
+
+def _tokenizer() -> Any:
+    """Return the pocket model's, given CLIP's window: random weights read any ids."""
+    return transformers.CLIPTokenizer.from_pretrained(str(TOKENIZER), model_max_length=77)
+
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+TRANSFORMER = (*ATTENTION, "ff.net.0.proj", "ff.net.2")
+
+
+def random_adapter(
+    unet: torch.nn.Module, path: Path, rank: int, seed: int, targets: Sequence[str] = TRANSFORMER
+) -> Path:
+    """Write a random adapter in float16 for the layers whose names end in one of `targets`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, module in unet.named_modules():
+        if not name.endswith(tuple(targets)) or isinstance(module, LoRALayer) or not hasattr(module, "weight"):
+            continue
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        tensors[f"unet.{name}.lora_A.weight"] = torch.randn(rank, *weight.shape[1:], generator=generator) * 0.02
+        tensors[f"unet.{name}.lora_B.weight"] = (
+            torch.randn(weight.shape[0], rank, *(1,) * (weight.dim() - 2), generator=generator) * 0.02
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
+    return path
