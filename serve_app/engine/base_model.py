@@ -165,6 +165,8 @@ class BaseModel:
     def _first_step(
         self, request: RunRequest, conditioning: Conditioning, added_at: float, schedule: Schedule, slot: int
     ) -> Run:
+        self.adapter_slots.bind([slot], [request.scale])
+        conditioning = self.family.prepare(conditioning)
         shape = self.family.latent_shape(request)
         run = Run(
             request=request,

@@ -1,5 +1,6 @@
 """Chooses the device and the number type, orders its work, finds memory for adapters, and recognizes its lack."""
 
+import ctypes
 import importlib
 import logging
 import threading
@@ -99,6 +100,23 @@ class DeviceQueues:
         """Wait until the device has done all that it was given, on any stream."""
         if self._steps is not None:
             torch.cuda.synchronize(self._device)
+
+
+FREED_MEMORY = 2**28
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt(3)."""
+
+
+def reuse_freed_memory() -> None:
+    """Let this process keep up to `FREED_MEMORY` bytes that its tensors freed, where its C library is glibc.
+
+    glibc gives large blocks back to the system at once. Each tensor of the next pass is then new memory, whose page
+    faults took a tenth of a pass of the bundled model's 16 rows at 256² (7,000 faults, measured).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, FREED_MEMORY)
+        mallopt(_M_MMAP_THRESHOLD, FREED_MEMORY)
 
 
 CPU_ADAPTER_MEMORY = 2**30

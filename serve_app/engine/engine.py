@@ -20,7 +20,7 @@ from PIL import Image
 
 from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.device import DeviceQueues, torch_device
+from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.lanes import take_threads
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
@@ -264,6 +264,7 @@ class Engine:
         What is measured about exactness is kept in the folder `findings`, so that the next engine need not measure it.
         """
         options = options or EngineOptions()
+        reuse_freed_memory()
         if options.threads:
             torch.set_num_threads(options.threads)
         sources = base_models if isinstance(base_models, Mapping) else {name_of(base_models): base_models}

@@ -6,7 +6,7 @@ multiply the output or the input by a gain per row.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -101,8 +101,8 @@ class LoRALinear(LoRALayer):
         super().__init__(base)
         self._multiply = onednn_linear if _has_onednn_linear(base.weight) else F.linear
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x is [rows, …, in]."""
+    def forward(self, x: Tensor, shrunk: Tensor | None = None) -> Tensor:
+        """x is [rows, …, in]; `shrunk` is this layer's part of `shrink_together`, where that has been called."""
         change, rows = self.change, x.shape[0]
         if change is not None and change.input_gain is not None:
             x = x * change.input_gain.view(rows, *(1,) * (x.dim() - 2), -1)
@@ -113,7 +113,8 @@ class LoRALinear(LoRALayer):
         if change.add is not None:
             change.add(flat, inputs)
         else:
-            shrunk = torch.bmm(inputs, change.down.transpose(1, 2))
+            if shrunk is None:
+                shrunk = torch.bmm(inputs, change.down.transpose(1, 2))
             flat.baddbmm_(shrunk[..., : change.up.shape[1]], change.up)
         return _apply_gain(flat, change).view(y.shape)
 
@@ -133,8 +134,8 @@ class LoRAPointwise(LoRALinear):
     With one thread torch computes a small batch of 1×1 convolutions by another kernel than a large one, and a row's
     bits would depend on the other rows."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+    def forward(self, x: Tensor, shrunk: Tensor | None = None) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1).contiguous(), shrunk).permute(0, 3, 1, 2)
 
 
 class LoRAConv(LoRALayer):
@@ -203,11 +204,48 @@ def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
     return layers
 
 
+def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | None]:
+    """Return x·down for each of the `layers`, None where there is none, as one product; x is [rows, positions, in].
+
+    It is always as wide as for all layers: in a narrower product a row's bits differ (measured on CPU), and they must
+    not depend on which layers the adapters beside it change.
+    """
+    changes = [None if layer.change is None or layer.change.add is not None else layer.change for layer in layers]
+    blank = next((change.down for change in changes if change is not None), None)
+    if blank is None:
+        return [None] * len(layers)
+    downs = [torch.zeros_like(blank) if change is None else change.down for change in changes]
+    joined, whole = _join(downs).transpose(1, 2), None
+    parts: list[Tensor | None] = []
+    for i, change in enumerate(changes):
+        if change is not None and change.input_gain is not None:
+            product = torch.bmm(x * change.input_gain[:, None], joined)
+        else:
+            product = whole = torch.bmm(x, joined) if whole is None else whole
+        parts.append(product.split(blank.shape[1], 2)[i])
+    return parts
+
+
+def _join(downs: Sequence[Tensor]) -> Tensor:
+    """Return matrices [rows, rank, in] as one [rows, all ranks, in], a view where they lie side by side."""
+    first, (rows, rank, width) = downs[0], downs[0].shape
+
+    def follows(down: Tensor, place: int) -> bool:
+        is_same = down.untyped_storage() is first.untyped_storage()
+        return is_same and down.storage_offset() == first.storage_offset() + place * rank * width
+
+    if torch.compiler.is_compiling() or not all(follows(down, i) for i, down in enumerate(downs)):
+        return torch.cat(list(downs), 1)
+    return first.as_strided((rows, len(downs) * rank, width), first.stride())
+
+
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by the kernel that torch.compile emits on CPUs.
 
     Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch
-    size from two up (measured, see benchmarks/RESULTS.md)."""
+    size from two up (measured, see benchmarks/RESULTS.md). torch.compile itself fails on it."""
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -77,6 +77,8 @@ class Runner:
         """Move every run on by one pass of the denoiser. A run changes only once its own pass has been computed."""
         for batch in self._forward_batches(runs):
             self._step(batch)
+        if any(run.is_done for run in runs):
+            self._last_batch = None  # an idle engine keeps no inputs
 
     def warm_up(self, run: Run) -> None:
         """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import torch
 from torch import fx
 
 from serve_app.engine import AdapterFile
+from serve_app.engine.adapter_slots import AdapterSlots, ModuleWeights
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.unet import compile_denoiser
+from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
 from serve_app.engine_options import EngineOptions
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import start
+from tests.engine.test_lora_layers import new_store, place
 
 COMPOSITIONS = 1000
 
@@ -107,3 +112,15 @@ def test_a_warm_size_has_all_its_graphs_over_a_thousand_compositions(compiled: C
             if batch:
                 model.runner.denoise(batch)
     assert len(graphs) == 3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++ on a CPU")
+@torch.inference_mode()
+def test_inductor_compiles_layers_whose_rows_have_adapters_and_none() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU())
+    adapter_slots = AdapterSlots([wrap_layers(net)], 3, new_store())
+    place(adapter_slots, 1, {"0": ModuleWeights(torch.randn(4, 16), torch.randn(8, 4), 0.5)})
+    adapter_slots.bind([1, 0], [0.7, 0.0])
+    x = torch.randn(2, 5, 16)
+    assert torch.allclose(compile_denoiser(net, "inductor")(x), net(x), atol=1e-5)

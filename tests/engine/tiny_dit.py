@@ -114,6 +114,9 @@ class TinyDiTFamily:
             added["guidance"] = torch.full((1,), request.guidance, device=self.device)
         return Conditioning(torch.cat([one.chunks[:1] for one in encoded]), added)
 
+    def prepare(self, conditioning: Conditioning) -> Conditioning:
+        return conditioning
+
     def schedule(self, request: RunRequest) -> Schedule:
         if request.sampler not in (None, Sampler.FLOW_EULER):
             raise ValueError(f"sampler {request.sampler}: this base model uses flow-euler")

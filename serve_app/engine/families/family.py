@@ -128,6 +128,13 @@ class Family(Protocol):
         """
         ...
 
+    def prepare(self, conditioning: Conditioning) -> Conditioning:
+        """Compute once what every pass of a run would compute again.
+
+        The run's adapter is applied to one row of the denoiser.
+        """
+        ...
+
     def schedule(self, request: RunRequest) -> Schedule:
         """Return the run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
         ...

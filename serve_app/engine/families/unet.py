@@ -19,6 +19,7 @@ from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pip
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
+from serve_app.engine.families.unet_blocks import run_constants, use_blocks
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -74,6 +75,7 @@ class UNetFamily:
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
         )
+        self._crosses = use_blocks(self.unet)
         self.components = {"unet": unet_component(self.unet)}
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
@@ -138,6 +140,13 @@ class UNetFamily:
             added["timestep_cond"] = added["timestep_cond"].expand(len(sides), -1).to(self.device, self.dtype)
         return Conditioning(context, added)
 
+    def prepare(self, conditioning: Conditioning) -> Conditioning:
+        if not self._crosses:
+            return conditioning
+        context, added = conditioning
+        constants = run_constants(self.unet, self._crosses, context, added)
+        return Conditioning(context, constants | {name: added[name] for name in added if name == "timestep_cond"})
+
     # -- noise and steps -------------------------------------------------------------------------------------------
 
     @property
@@ -169,12 +178,13 @@ class UNetFamily:
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         added = dict(conditioning.added)
-        timestep_cond = added.pop("timestep_cond", None)
+        timestep_cond, keys_values = added.pop("timestep_cond", None), added.pop("keys_values", None)
         answer = self._forwards[lane](
             latents.to(self.dtype, memory_format=torch.channels_last),
             timesteps,
             conditioning.context,
             timestep_cond=timestep_cond,
+            cross_attention_kwargs=None if keys_values is None else {"keys_values": keys_values},
             added_cond_kwargs=added or None,
             return_dict=False,
         )
