@@ -3,8 +3,7 @@
 It has not run on a GPU yet: `tests/engine/test_graphs.py` drives it by a recorder of torch's operators on a CPU.
 
 A graph repeats the launches of one pass at the addresses of that pass, and no Python. So a pass takes its inputs from
-buffers that stay, and reads adapters where they were bound: a graph serves the passes that have the
-key of its own (`AdapterSlots.key`).
+buffers that stay, and reads adapters where they were bound: a graph serves passes of its own key (`AdapterSlots.key`).
 """
 
 import logging
