@@ -249,7 +249,8 @@ class AdapterSlots:
         plan = self._plan(layout)
         views = plan.views(torch.zeros(len(rows) * plan.length, WORDS, dtype=WORD, device=self.store.device), len(rows))
         for i, change in views.changes.items():
-            for view, rank in ((change.down, self._layers[i].down_rank(layout.rank)), (change.up, layout.rank)):
+            ranks = self._layers[i].down_rank(layout.rank), self._layers[i].up_rank(layout.rank)
+            for view, rank in zip((change.down, change.up), ranks, strict=True):
                 part = view[:, : view.shape[1] * RANK_BUCKETS[0] // rank]
                 part.copy_(torch.randn(part.shape[1:], generator=generator) * 0.05)
         views.ups.mul_(scales)

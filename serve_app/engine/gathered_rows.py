@@ -118,8 +118,10 @@ class Plan:
                 changes[i] = Change(numbers[:, :0], numbers[:, :0])
             else:
                 down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * layer.down_rank(rank), first=0)
-                up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * rank, first=0)
-                changes[i] = Change(layer.view_down(down, layer.down_rank(rank)), layer.view_up(up, rank))
+                up = self._cut(numbers, self._numbers, UP, i, layer.fan_out * layer.up_rank(rank), first=0)
+                changes[i] = Change(
+                    layer.view_down(down, layer.down_rank(rank)), layer.view_up(up, layer.up_rank(rank))
+                )
             if self._layout.gained >> i & 1:
                 gain, offset = self._cut(gains, FLOATS, SLOPE, i, layer.fan_out)[:, :, None]
                 changes[i] = changes[i]._replace(gain=gain, offset=None if layer.bias is None else offset)
@@ -156,7 +158,8 @@ class Plan:
                 layer, item = self._layers[i], self._dtype.itemsize
                 size = FLOAT.itemsize * (layer.channels if kind == INPUT_SLOPE else layer.fan_out)
                 if kind in (DOWN, UP):
-                    size = item * (layer.fan_in * layer.down_rank(layout.rank), layer.fan_out * layout.rank)[kind]
+                    down, up = layer.down_rank(layout.rank), layer.up_rank(layout.rank)
+                    size = item * (layer.fan_in * down, layer.fan_out * up)[kind]
                 yield kind * len(self._layers) + i, size
 
     def _length(self, kind: int) -> int:

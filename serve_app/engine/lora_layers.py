@@ -17,14 +17,18 @@ LEAST_SHRUNK = 16
 """A linear's `down` is padded to this rank: from here on a product with more columns leaves these columns' bits alone
 (measured on CPU; with 8 it sums otherwise, in nearly the same time), so that ranks may mix in exact mode."""
 
+LEAST_PRODUCT = 400
+"""A product of fewer multiplications torch gives to a kernel that sums otherwise: a linear's `up` is padded so that one
+position's has as many."""
+
 
 class Change(NamedTuple):
     """The change of every row in one layer. `down` and `up` are views made by the layer's own `view_*`."""
 
     down: Tensor
-    """Its rank is the layer's `down_rank` of the rank of `up`."""
+    """[rows, …]; of `down_rank`, which is no less than that of `up`."""
     up: Tensor
-    """[rows, rank, out]"""
+    """[rows, rank, out], of the layer's `up_rank`."""
     gain: Tensor | None = None
     """[rows, 1, out], by which (y - bias) is multiplied."""
     offset: Tensor | None = None
@@ -71,8 +75,12 @@ class LoRALayer(nn.Module):
         """Return how many inputs, or channels of the input, have a gain of their own."""
         return self.weight.shape[1]
 
+    def up_rank(self, rank: int) -> int:
+        """Return the rank that an `up` of `rank` is padded to with zeros."""
+        return rank
+
     def down_rank(self, rank: int) -> int:
-        """Return the rank that `down` is padded to with zeros where `up` has `rank`."""
+        """Return the rank that a `down` of `rank` is padded to with zeros."""
         return rank
 
     def view_up(self, flat: Tensor, rank: int) -> Tensor:
@@ -118,8 +126,11 @@ class LoRALinear(LoRALayer):
             flat.baddbmm_(shrunk[..., : change.up.shape[1]], change.up)
         return _apply_gain(flat, change).view(y.shape)
 
+    def up_rank(self, rank: int) -> int:
+        return max(rank, -(-LEAST_PRODUCT // self.fan_out))
+
     def down_rank(self, rank: int) -> int:
-        return max(rank, LEAST_SHRUNK)
+        return max(LEAST_SHRUNK, self.up_rank(rank))
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
         return flat.view(-1, rank, self.fan_in)
