@@ -3,9 +3,9 @@
 Rows never mix, but a kernel may add numbers in another order when it is given more rows, or more threads, and the
 result then differs in its last bit. Which shapes agree depends on the machine, so it is measured there: random rows go
 through every pass that a batch may be divided into, at shuffled places, and must come out bit for bit as they do in the
-widest batch. The result is a row multiple, to whose multiples batches are padded, and how many passes may run side by
-side. Where nothing narrower agrees it is the widest shape itself, in one pass. A widest shape that does not fit in the
-device's memory is halved: then bits may differ from those of a larger device.
+widest batch. The result is a row multiple, to whose multiples batches are padded, how many passes may run side by side,
+and whether each takes one thread only. Where nothing narrower agrees it is the widest shape itself. A widest shape that
+does not fit in the device's memory is halved: then bits may differ from those of a larger device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,6 +36,8 @@ class Division(NamedTuple):
     """How many passes at most run side by side."""
     widths: Sequence[int] = ()
     """The row counts that have compiled graphs; empty where forward passes are not compiled."""
+    single: bool = False
+    """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""
@@ -117,7 +119,8 @@ class BatchInvariance:
                 probe = self._probe(batch_key, like, rows + division.row_multiple)
                 passes = probe.in_order(division.passes(rows))
                 ranks = [rank for rank in RANK_BUCKETS if rank <= highest]
-                low, *higher = (probe.output(passes, self._adapter_slots.layout_at(rank)) for rank in ranks)
+                layouts = map(self._adapter_slots.layout_at, ranks)
+                low, *higher = (probe.output(passes, layout, single=division.single) for layout in layouts)
                 agree = all(torch.equal(low, each) for each in higher)
                 self._findings.keep(name, agree)
             self._ranks_agree[batch_key, highest] = agree
@@ -141,26 +144,30 @@ class BatchInvariance:
         return candidates[found]
 
     def _candidates(self, widest: int) -> Iterator[Division]:
-        """Yield divisions in the order of preference: less padding first, then more lanes."""
+        """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
         lane_counts = sorted({self._lanes.count, 1}, reverse=True)
         for row_multiple, lanes in product((each for each in ROW_MULTIPLES if each < widest), lane_counts):
             yield self._divided(row_multiple, lanes)
         yield self._divided(widest, 1)
+        if self._lanes.count > 1:
+            for row_multiple in (*(each for each in ROW_MULTIPLES if each < widest), widest):
+                yield Division(row_multiple, self._lanes.count, single=True)
 
     def _divided(self, row_multiple: int, lanes: int) -> Division:
         return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
 
     def _first_exact(self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]) -> int:
-        """Return the place of the first division that keeps bits; the last one has a single shape."""
+        """Return the place of the first division that keeps bits; the last one has a single shape, and nothing is left."""
         widest = self._widest(batch_key)
         probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
         layout = self._adapter_slots.widest_layout
-        whole: dict[tuple[int, ...], Tensor] = {}
+        whole: dict[tuple[bool, tuple[int, ...]], Tensor] = {}
         for place, division in enumerate(candidates[:-1]):
-            passes = tuple(division.passes(widest))
-            if passes not in whole:
-                whole[passes] = probe.output(probe.in_order(passes), layout)
-            if all(probe.keeps(whole[passes], each, layout) for each in division.all_passes(widest)):
+            passes, single = tuple(division.passes(widest)), division.single
+            if (single, passes) not in whole:
+                whole[single, passes] = probe.output(probe.in_order(passes), layout, single=single)
+            expected = whole[single, passes]
+            if all(probe.keeps(expected, each, layout, single=single) for each in division.all_passes(widest)):
                 return place
         return len(candidates) - 1
 
@@ -213,16 +220,17 @@ class Probe:
         """Return which rows each pass takes: the first, in their order."""
         return torch.arange(sum(passes)).split(list(passes))
 
-    def keeps(self, whole: Tensor, passes: Sequence[int], layout: Layout) -> bool:
+    def keeps(self, whole: Tensor, passes: Sequence[int], layout: Layout, *, single: bool) -> bool:
         """Return whether some of the rows of `whole`, shuffled over such passes, come out as they are there."""
         rows = torch.randperm(len(whole), generator=torch.Generator().manual_seed(sum(passes)))[: sum(passes)]
-        return torch.equal(self.output(rows.split(list(passes)), layout), whole[rows.to(whole.device)])
+        output = self.output(rows.split(list(passes)), layout, single=single)
+        return torch.equal(output, whole[rows.to(whole.device)])
 
-    def output(self, passes: Sequence[Tensor], layout: Layout) -> Tensor:
+    def output(self, passes: Sequence[Tensor], layout: Layout, *, single: bool = False) -> Tensor:
         """Return the denoiser's output for the rows of each pass side by side, their adapters bound by `layout`."""
         for lane, rows in enumerate(passes):
             self._adapter_slots.bind_random(rows.tolist(), self._max_rows, layout, lane=lane)
-        return self._lanes.run([partial(self._forward, lane, rows) for lane, rows in enumerate(passes)])
+        return self._lanes.run([partial(self._forward, lane, rows) for lane, rows in enumerate(passes)], single=single)
 
     def _forward(self, lane: int, rows: Tensor) -> Tensor:
         rows = rows.to(self._latents.device)

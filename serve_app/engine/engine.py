@@ -10,7 +10,6 @@ add ──▶ waiting ──admit──▶ running ──denoise, pass by pass�
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.lanes import take_threads
+from serve_app.engine.lanes import start_threads
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
@@ -30,6 +29,9 @@ from serve_app.engine_options import EngineOptions
 
 IDLE_WAIT_S = 0.05
 """A step with nothing to denoise waits this long for a read adapter, a decoded image or a new run."""
+DECODERS = 2
+"""So many images are decoded at once on a CPU, each with its share of the threads: its operators are too small to be
+worth dividing (1.8 times as many a second as one after the other, measured on two cores), and each takes memory."""
 
 
 class Engine:
@@ -47,8 +49,9 @@ class Engine:
         self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
         threads = torch.get_num_threads()  # lanes change for a moment what a new thread takes
-        self._encoder = ThreadPoolExecutor(1, "encoder", take_threads, (threads,))
-        self._decoder = ThreadPoolExecutor(1, "decoder", take_threads, (threads,))
+        self._encoder = start_threads(1, "encoder", threads)
+        decoders = 1 if self.device.type != "cpu" else min(DECODERS, threads)
+        self._decoder = start_threads(decoders, "decoder", threads // decoders)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:

@@ -5,6 +5,7 @@ threads: few operators are large enough to be worth dividing. Each pass needs mo
 adapters are bound to them; the weights are the same tensors (`Component.another`).
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -36,14 +37,14 @@ class Lanes:
         self._share = 0
         self._executors = [ThreadPoolExecutor(1, thread_name_prefix=f"lane-{i}") for i in range(count)]
 
-    def run(self, passes: Sequence[Callable[[], Tensor]]) -> Tensor:
+    def run(self, passes: Sequence[Callable[[], Tensor]], *, single: bool = False) -> Tensor:
         """Return the rows of all passes, computed side by side; one alone runs on this thread, with all its threads.
 
-        Every pass has ended when this raises the error of one.
+        `single` gives each one thread. Every pass has ended when this raises the error of one.
         """
-        if len(passes) == 1:
+        if len(passes) == 1 and not single:
             return passes[0]()
-        self._share_threads(self._threads // len(passes))
+        self._share_threads(1 if single else self._threads // len(passes))
         futures = [
             executor.submit(torch.inference_mode()(each))
             for executor, each in zip(self._executors, passes, strict=False)
@@ -70,3 +71,14 @@ def take_threads(count: int) -> None:
     """Let operators that the calling thread runs take `count` threads, whatever others take."""
     torch.get_num_threads()  # at a thread's first question torch sets the process's number, which must not come later
     torch.set_num_threads(count)
+
+
+def start_threads(count: int, name: str, share: int) -> ThreadPoolExecutor:
+    """Start threads whose operators take `share` threads each. Those that start later take the calling thread's number."""
+    executor, own = ThreadPoolExecutor(count, name, take_threads, (share,)), torch.get_num_threads()
+    started = threading.Barrier(count + 1)
+    for _ in range(count):
+        executor.submit(started.wait)
+    started.wait()
+    torch.set_num_threads(own)
+    return executor

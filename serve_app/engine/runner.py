@@ -115,7 +115,8 @@ class Runner:
         for lane, each in enumerate(batch.passes):
             self.adapter_slots.bind(each.slots, each.scales, lane=lane)
         output = self.lanes.run(
-            [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)]
+            [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)],
+            single=self._division(runs[0]).single,
         )
         negative, positive = output[batch.negative_row], output[batch.positive_row]
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022

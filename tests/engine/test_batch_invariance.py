@@ -77,6 +77,12 @@ def depend_on_threads(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: 
     return (answer[0] * (1 + torch.get_num_threads() / 32), *answer[1:])
 
 
+def depend_on_place(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: Any) -> Any:
+    """Depend on a row's place, as operators do that divide few rows among several threads."""
+    places = torch.arange(len(answer[0])) if torch.get_num_threads() > 1 else torch.zeros(len(answer[0]))
+    return (answer[0] * (1 + places[:, None, None, None] / 32), *answer[1:])
+
+
 def alone_and_beside_others(engine: Engine, request: RunRequest, count: int = 3) -> tuple[str, str]:
     others = [replace(request, run_id=f"{i}", seed=i) for i in range(count)]
     alone = digest(finish(engine, [request])[request.run_id].image)
@@ -85,7 +91,10 @@ def alone_and_beside_others(engine: Engine, request: RunRequest, count: int = 3)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_lanes")
-@pytest.mark.parametrize(("hook", "others"), [(depend_on_eight, 3), (depend_on_eight, 7), (depend_on_threads, 3)])
+@pytest.mark.parametrize(
+    ("hook", "others"),
+    [(depend_on_eight, 3), (depend_on_eight, 7), (depend_on_threads, 3), (depend_on_place, 3)],
+)
 def test_every_row_count_and_number_of_threads_in_use_is_measured(sd: Path, hook: Any, others: int) -> None:
     """Eight rows come in one pass of four runs with one lane, of eight with two."""
     with Engine.load(sd, EXACT_FLOAT32) as engine:
