@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +47,12 @@ def lora_kernel(options: EngineOptions) -> AddLora | None:
         log.warning("adapters are added by torch's products: the LoRA kernel does not work here", exc_info=True)
         return None
     return kernels.add_lora
+
+
+def upload(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Copy numbers to the device at once; on a GPU nobody waits for it."""
+    on_host = torch.from_numpy(numbers)
+    return (on_host.pin_memory() if device.type == "cuda" else on_host).to(device, non_blocking=True)
 
 
 class DeviceQueues:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots
 from serve_app.engine.batch_invariance import BatchInvariance, Division, Probe, static_widths
+from serve_app.engine.device import upload
 from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
 from serve_app.engine.graphs import StepGraphs, step_graphs
@@ -161,9 +162,11 @@ class Runner:
         assert len(owners) <= self.max_rows, f"a batch of {len(owners)} rows, at most {self.max_rows}"
         counts = self._division(runs[0]).passes(len(owners))
         padding = sum(counts) - len(owners)
-        device = self.family.device
-        guidance = torch.tensor([run.request.guidance for run in runs], device=device)
-        run_of_row = torch.tensor(owners + [0] * padding, device=device)
+        indices = [*owners, *[0] * padding, *starts, *(end - 1 for end in ends)]
+        guidances = np.array([run.request.guidance for run in runs], np.float32).view(np.int32)
+        run_of_row, negative_row, positive_row, guidance = upload(
+            np.concatenate([np.array(indices, np.int32), guidances]), self.family.device
+        ).split([sum(counts), *[len(runs)] * 3])
         conditioning = _join([run.conditioning for run in runs], padding)
         slots = [runs[i].slot for i in owners] + [NO_SLOT] * padding
         scales = [runs[i].request.scale for i in owners] + [0.0] * padding
@@ -174,9 +177,9 @@ class Runner:
         return ForwardBatch(
             runs=runs,
             passes=passes,
-            negative_row=torch.tensor(starts, device=device),
-            positive_row=torch.tensor([end - 1 for end in ends], device=device),
-            guidance=_per_run(guidance, runs[0].latents.dim()),
+            negative_row=negative_row,
+            positive_row=positive_row,
+            guidance=_per_run(guidance.view(torch.float32), runs[0].latents.dim()),
         )
 
     def _division(self, like: Run) -> Division:
