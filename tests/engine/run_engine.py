@@ -25,6 +25,17 @@ def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Fin
     raise AssertionError(f"still at work after {STEP_LIMIT} steps: {engine.progress()}")
 
 
+def add_together(engine: Engine, requests: Iterable[RunRequest]) -> None:
+    """Add requests that need no adapter, and wait until their prompts are encoded: as many as may join the next step."""
+    for request in requests:
+        engine.add(request)
+    while True:
+        changes = engine.live.changes
+        if all(waiting.conditioning is not None for waiting in engine.live.waiting()[: engine.options.runs]):
+            return
+        engine.live.wait_for_change(changes, within_s=1.0)
+
+
 @torch.inference_mode()
 def start(model: BaseModel, request: RunRequest) -> Run:
     """Return a run at its first step, its prompt encoded, its adapter read and in a slot."""

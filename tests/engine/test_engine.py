@@ -17,7 +17,7 @@ from serve_app.engine.device import OUT_OF_MEMORY_MESSAGE
 from serve_app.engine.families.unet import UNetFamily
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import finish
+from tests.engine.run_engine import add_together, finish
 
 SHORT = RunRequest(run_id="short", prompt="a cat", steps=3, width=64, height=64)
 LONG = replace(SHORT, run_id="long", steps=40)
@@ -110,8 +110,7 @@ def test_abort_while_waiting_for_an_adapter(engine: Engine, loras: list[AdapterF
 @pytest.mark.slow
 def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
     with Engine.load(sd, EngineOptions(device="cpu", dtype="float32", max_rows=4)) as engine:
-        for i in range(5):
-            engine.add(replace(SHORT, run_id=f"{i}"))
+        add_together(engine, [replace(SHORT, run_id=f"{i}") for i in range(5)])
         assert engine.free_runs == 0
         engine.step()
         assert sum(done > 0 for done, _ in engine.progress().values()) == 2
@@ -201,7 +200,8 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
         expected = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
         device = _Forward(engine, error, rows_above=4)
-        ended = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
+        add_together(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
+        ended = finish(engine)
     assert all(one.image is not None for one in ended.values())
     for key, one in ended.items():
         assert abs(np.asarray(one.image, int) - np.asarray(expected[key].image, int)).max() <= 1
@@ -225,8 +225,9 @@ def test_out_of_memory_after_the_forward_pass_changes_no_noise(sd: Path) -> None
     requests = [replace(SHORT, run_id=f"{i}", seed=i, sampler="euler-a") for i in range(4)]
     with Engine.load(sd, EXACT_FLOAT32) as engine:
         expected = finish(engine, requests)
+        add_together(engine, requests)
         with _FullAfterTheForwardPass() as device:
-            ended = finish(engine, requests)
+            ended = finish(engine)
     assert device.failed
     for key, one in ended.items():
         assert same(one, expected[key])
@@ -235,7 +236,8 @@ def test_out_of_memory_after_the_forward_pass_changes_no_noise(sd: Path) -> None
 def test_an_error_of_a_batch_that_is_no_lack_of_memory_leaves_batches_as_wide(sd: Path) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
         device = _Forward(engine, RuntimeError("not today"), rows_above=2)
-        ended = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(2)])
+        add_together(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(2)])
+        ended = finish(engine)
     assert all(one.image is not None for one in ended.values())
     assert device.widths == [4, 2, 2] * SHORT.steps
 
