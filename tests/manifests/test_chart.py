@@ -335,20 +335,6 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
     assert everything["timeouts"]["request"] == "60s"
 
 
-def test_a_changed_environment_makes_a_new_cluster() -> None:
-    """Environment, catalog and secrets are read once, when a process starts."""
-
-    def annotations(**values: Any) -> dict[str, str]:
-        service = find(production(**values), "RayService")
-        return service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
-
-    before = annotations()
-    assert annotations(limits={"requestSeconds": 70}) == before
-    assert annotations(environment={"ATELIER_LEASE": "PT20S"}) != before
-    assert annotations(secrets={"revision": "2"}) != before
-    assert annotations(plans=[{"interface": "a", "name": "studio", "limit": 5, "window_s": 1}]) != before
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
