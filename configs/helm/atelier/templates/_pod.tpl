@@ -173,6 +173,16 @@ checksum/not-in-kuberays-hash: {{ pick $group "minReplicas" "maxReplicas" "toler
 {{- with $root.Values.secrets.revision }}
 revision/secrets: {{ . | quote }}
 {{- end }}
+{{- with $group.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Items of a list behind those that the chart has. */}}
+{{- define "atelier.more" -}}
+{{- with . }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Takes (list $ group). */}}
@@ -182,7 +192,7 @@ revision/secrets: {{ . | quote }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" "topologySpreadConstraints" }}
 {{- with get $group $key }}
 {{ $key }}: {{- if kindIs "string" . }} {{ . }}{{ else }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
