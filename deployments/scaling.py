@@ -85,7 +85,8 @@ class BacklogPolicy:
     """A Serve autoscaling policy that never blocks and never raises.
 
     Serve's controller calls it ten times a second on its event loop. Without a recent reading it keeps the number of
-    replicas.
+    replicas, and until one has run it gives none up: a first start may take longer than Serve's delays, and a cluster
+    where none can start is not healthy with none.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class BacklogPolicy:
     ) -> None:
         self._target_s, self._spare = target_s, spare
         self._stale_after_s = stale_after_s
+        self._has_run = False
         self._latest: list[Reading] = []
         """Holds the latest reading; empty before the first."""
         stop = threading.Event()
@@ -109,10 +111,12 @@ class BacklogPolicy:
         weakref.finalize(self, stop.set)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        self._has_run = self._has_run or context.current_num_replicas > 0
         reading = self._latest[-1] if self._latest else None
         if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
-        return wanted_replicas(reading.backlog, reading.units_per_second, self._target_s, self._spare), {}
+        wanted = wanted_replicas(reading.backlog, reading.units_per_second, self._target_s, self._spare)
+        return wanted if self._has_run else max(wanted, context.target_num_replicas), {}
 
 
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float, spare: float = SPARE) -> int:

@@ -196,6 +196,7 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
     """Do now what the first image of each size would wait for, the smallest first.
 
     Another size is begun while less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
+    Raises torch.OutOfMemoryError or MemoryError where not even the smallest fits.
     """
     began = time.monotonic()
     for width, height in SIZES[:1] if within is None and engine.device.type == "cpu" else SIZES:
@@ -204,6 +205,8 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
         try:
             engine.warm_up(width, height)
         except (torch.OutOfMemoryError, MemoryError):
+            if (width, height) == SIZES[0]:
+                raise
             log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
         else:
             log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)

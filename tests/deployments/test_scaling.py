@@ -26,8 +26,9 @@ def backlog(*, busy: float = 0.5, **numbers: float) -> Backlog:
     return Backlog(busy_seconds_per_unit=busy, **facts)
 
 
-def context(replicas: int) -> Any:
-    return SimpleNamespace(target_num_replicas=replicas)
+def context(replicas: int, *, running: int | None = None) -> Any:
+    """What Serve tells a policy: as many run as are wanted when no number is given."""
+    return SimpleNamespace(target_num_replicas=replicas, current_num_replicas=replicas if running is None else running)
 
 
 def test_jobs_of_minutes_ago_keep_no_replica() -> None:
@@ -114,6 +115,21 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     await wait_until(lambda: policy(context(5))[0] == 0)
     await accept(resources, images=4)
     await wait_until(lambda: policy(context(0))[0] > 1)
+
+
+async def test_replicas_that_have_not_run_yet_are_not_given_up() -> None:
+    """Serve takes a cluster for healthy once as many run as are wanted: with none wanted, where none can start."""
+    asked: list[JobKind] = []
+
+    def read(kind: JobKind) -> Backlog:
+        asked.append(kind)
+        return backlog()
+
+    policy = BacklogPolicy("generation", 30, read=read)
+    await wait_until(lambda: len(asked) > 1)
+    assert policy(context(1, running=0))[0] == 1
+    assert policy(context(1, running=1))[0] == 0
+    assert policy(context(1, running=0))[0] == 0, "one could start here"
 
 
 async def test_an_outage_keeps_the_target() -> None:

@@ -74,6 +74,18 @@ def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine
     assert len(set(seen)) == 4
 
 
+def test_a_replica_that_can_draw_no_image_does_not_start(engine: Engine) -> None:
+    """So that a cluster without any that can does not take the place of another."""
+
+    def refuse(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    (model,) = engine.base_models.values()
+    model.denoiser.register_forward_pre_hook(refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        warm_up(engine, None)
+
+
 async def test_a_replica_warms_up_before_it_works(resources: Resources, tmp_path: Path) -> None:
     base_models = await resources.applied_catalog.base_models()
     engine = load_engine(base_models, EngineOptions(max_rows=2), threads=1, findings=tmp_path / "found")

@@ -32,6 +32,8 @@ def templates(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
     match document["kind"]:
         case "StatefulSet" | "Deployment" | "Job":
             yield name, document["spec"]["template"]
+        case "CronJob":
+            yield name, document["spec"]["jobTemplate"]["spec"]["template"]
         case "RayService":
             cluster = document["spec"]["rayClusterConfig"]
             yield f"{name}/head", _ray_template(cluster["headGroupSpec"], cluster)

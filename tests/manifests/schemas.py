@@ -40,7 +40,7 @@ def _mistakes(document: Document) -> list[str]:
         parts.append({"apiVersion": "v1", "kind": "Service", **document["spec"]["serveService"]})
         found = [mistake for schema in schemas for mistake in _errors(schema, document)]
         return found + [mistake for part in parts for mistake in _kubernetes_mistakes(part)]
-    if document["apiVersion"].endswith(("gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1")):
+    if document["apiVersion"].startswith(("gateway.", "monitoring.coreos.com/")):
         return _errors(excerpt(document["kind"]), document)
     return _kubernetes_mistakes(document)
 

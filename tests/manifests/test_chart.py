@@ -73,14 +73,19 @@ def test_helm_finds_nothing_to_warn_of(profile: str) -> None:
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
-GATEWAY: dict[str, Any] = {
-    "ingress": {"enabled": False},
-    "gateway": {"enabled": True, "host": "images.example.com", "className": "envoy", "tlsSecret": "tls"},
+INGRESS: dict[str, Any] = {
+    "gateway": {"enabled": False},
+    "ingress": {
+        "enabled": True,
+        "host": "images.example.com",
+        "tlsSecret": "tls",
+        "annotations": {"cert-manager.io/cluster-issuer": "letsencrypt"},
+    },
 }
 
 
 def test_a_typo_is_found_in_each_kind() -> None:
-    documents = [*rendered("production"), *production(**GATEWAY)]
+    documents = [*rendered("production"), *production(**INGRESS)]
     for document in [each for each in documents if each["kind"] != "RayService"]:
         assert mistakes(document) == []
         for part in (document, document.get("spec", {})):
@@ -233,7 +238,7 @@ def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
         if {"port": 8000, "protocol": "TCP"} in rule.get("ports", [])
         for peer in rule["from"]
     ]
-    assert peers == ["ingress-nginx", "monitoring"]
+    assert peers == ["envoy-gateway-system", "monitoring"]
     generation = find(documents, "NetworkPolicy", "atelier-generation")["spec"]["ingress"]
     assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
 
@@ -285,7 +290,7 @@ def test_addresses_of_images_begin_with_what_customers_open() -> None:
         return shared_environment(production(**values))["ATELIER_PUBLIC_URL"]
 
     assert address() == "https://images.example.com"
-    assert address(**merge(GATEWAY, {"gateway": {"host": "other.example.com"}})) == "https://other.example.com"
+    assert address(**merge(INGRESS, {"ingress": {"host": "other.example.com"}})) == "https://other.example.com"
     assert address(publicUrl="https://cdn.example.com/") == "https://cdn.example.com"
 
 
@@ -298,7 +303,8 @@ BODY_SIZES = {
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
-    documents = production(ingress={"controller": controller}, limits={"loraMegabytes": 300})
+    edge = merge(INGRESS, {"ingress": {"controller": controller}})
+    documents = production(**edge, limits={"loraMegabytes": 300})
     largest = Settings(max_lora_size=shared_environment(documents)["ATELIER_MAX_LORA_SIZE"]).max_lora_size
     form = MAX_CONFIG_BYTES + FRAME_BYTES
     by_path = {
@@ -328,25 +334,11 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
 
 def test_a_gateway_does_not_cut_an_upload_short() -> None:
     """A gigabyte takes longer than a request may: the service bounds an upload by its rate."""
-    route = find(production(**GATEWAY), "HTTPRoute")
+    route = find(rendered("production"), "HTTPRoute")
     uploads, everything = route["spec"]["rules"]
     assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/console/loras/new"}
     assert uploads["timeouts"]["request"] == "0s"
     assert everything["timeouts"]["request"] == "60s"
-
-
-def test_a_changed_environment_makes_a_new_cluster() -> None:
-    """Environment, catalog and secrets are read once, when a process starts."""
-
-    def annotations(**values: Any) -> dict[str, str]:
-        service = find(production(**values), "RayService")
-        return service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
-
-    before = annotations()
-    assert annotations(limits={"requestSeconds": 70}) == before
-    assert annotations(environment={"ATELIER_LEASE": "PT20S"}) != before
-    assert annotations(secrets={"revision": "2"}) != before
-    assert annotations(plans=[{"interface": "a", "name": "studio", "limit": 5, "window_s": 1}]) != before
 
 
 @pytest.mark.parametrize(
@@ -366,8 +358,10 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"storage": {"url": ""}}, "storage.url: name the bucket"),
         ({"ray": {"tls": {"caSecret": ""}}}, "ray.tls.caSecret: name a Secret with a CA"),
         ({"storage": {"url": "file:///var/lib/images"}}, "several nodes need a bucket"),
-        ({"publicUrl": "", "ingress": {"enabled": False}}, "publicUrl"),
-        ({"ingress": {"tlsSecret": ""}}, "ingress.tlsSecret"),
+        ({"publicUrl": "", "gateway": {"enabled": False}}, "publicUrl"),
+        ({"gateway": {"tlsSecret": ""}}, "gateway.tlsSecret"),
+        ({"gateway": {"controler": "none"}}, "'controler' not allowed"),
+        (merge(INGRESS, {"ingress": {"tlsSecret": ""}}), "ingress.tlsSecret"),
         ({"models": {"persistence": {"enabled": False}}}, "models.persistence.enabled"),
         ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
@@ -378,6 +372,10 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"serve": {"args": {"generator": {"engine": {"max_row": 4}}}}}, "'max_row' not allowed"),
         ({"serve": {"args": {"upscaler": {"drain_s": -1}}}}, "/serve/args/upscaler/drain_s"),
         ({"serve": {"scaling": {"generator": {"max_replica": 2}}}}, "'max_replica' not allowed"),
+        (
+            {"serve": {"scaling": {"generator": {"initial_replicas": 9}}}},
+            "generator: initial_replicas 9 is not between",
+        ),
         (
             {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
             "generator: min_replicas 9 is above max_replicas 8",

@@ -33,6 +33,11 @@ app.kubernetes.io/part-of: {{ include "atelier.name" . }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{/* Takes (list $ component settings): the component's labels with those of `podLabels`, which cannot change them. */}}
+{{- define "atelier.podLabels" -}}
+{{- merge (include "atelier.componentLabels" . | fromYaml) (default (dict) (index . 2).podLabels) | toYaml -}}
+{{- end -}}
+
 {{/* Selects every Ray pod of this release, of an old and a new cluster during an upgrade alike. */}}
 {{- define "atelier.rayLabels" -}}
 {{ include "atelier.selectorLabels" . }}
@@ -83,6 +88,13 @@ ray.io/is-ray-node: "yes"
 {{- if or (empty $keys) (and (hasKey $keys "redis-scaler-password") (hasKey $keys "redis-operator-password")) -}}
 true
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The address of your own Redis for Ray; empty when the chart makes one or there is none. */}}
+{{- define "atelier.ownGcsRedis" -}}
+{{- if not .Values.redis.gcs.enabled -}}
+{{- .Values.redis.gcs.address -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,13 +1,18 @@
 {{/* Peers and rules of the network policies. */}}
 
-{{/* Takes {namespaceLabels, podLabels}. */}}
+{{/* Takes {namespaceLabels, podLabels, cidrs}: pods by their labels, and addresses. */}}
 {{- define "atelier.peer" -}}
+{{- with .namespaceLabels }}
 - namespaceSelector:
-    matchLabels: {{- toYaml .namespaceLabels | nindent 6 }}
-  {{- with .podLabels }}
+    matchLabels: {{- toYaml . | nindent 6 }}
+  {{- with $.podLabels }}
   podSelector:
     matchLabels: {{- toYaml . | nindent 6 }}
   {{- end }}
+{{- end }}
+{{- range .cidrs }}
+- ipBlock: {cidr: {{ . }}}
+{{- end }}
 {{- end -}}
 
 {{- define "atelier.dnsEgress" -}}

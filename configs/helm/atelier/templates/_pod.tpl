@@ -159,14 +159,29 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
-{{/* A changed environment, catalog or revision of the Secret makes new pods, by a new cluster. */}}
+{{/* Annotations of a Ray pod. Takes (list $ group), the group with what KubeRay's hash of a cluster leaves out, so that a change
+     of that makes a new cluster too. So does a changed environment, revision of the Secret, plan or base model, which processes
+     read when they start; adapters of the catalog are read again while they run. */}}
 {{- define "atelier.podAnnotations" -}}
-checksum/environment: {{ include (print .Template.BasePath "/configmap-environment.yaml") . | sha256sum }}
-{{- if or .Values.catalog .Values.plans }}
-checksum/catalog: {{ include (print .Template.BasePath "/configmap-catalog.yaml") . | sha256sum }}
+{{- $root := index . 0 -}}
+{{- $group := index . 1 -}}
+checksum/environment: {{ include (print $root.Template.BasePath "/configmap-environment.yaml") $root | sha256sum }}
+{{- if or $root.Values.catalog $root.Values.plans }}
+checksum/models-and-plans: {{ list $root.Values.catalog.base_models $root.Values.plans | toJson | sha256sum }}
 {{- end }}
-{{- with .Values.secrets.revision }}
+checksum/not-in-kuberays-hash: {{ pick $group "minReplicas" "maxReplicas" "tolerations" | toJson | sha256sum }}
+{{- with $root.Values.secrets.revision }}
 revision/secrets: {{ . | quote }}
+{{- end }}
+{{- with $group.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Items of a list behind those that the chart has. */}}
+{{- define "atelier.more" -}}
+{{- with . }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -177,7 +192,7 @@ revision/secrets: {{ . | quote }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" "topologySpreadConstraints" }}
 {{- with get $group $key }}
 {{ $key }}: {{- if kindIs "string" . }} {{ . }}{{ else }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}

@@ -55,9 +55,11 @@ spec:
     matchLabels: {{- $labels | nindent 6 }}
   template:
     metadata:
-      labels:
-        {{- $labels | nindent 8 }}
+      labels: {{- include "atelier.podLabels" (list $root .name .settings) | nindent 8 }}
       annotations:
+        {{- with .settings.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
         checksum/limit: {{ $limit | quote }}
         {{- if .users }}
         checksum/users: {{ print .known ($root.Files.Get "files/users.acl") | sha256sum }}
@@ -147,17 +149,19 @@ spec:
         {{- end }}
         resources:
           requests: {storage: {{ .settings.persistence.size }}}
+{{- $name := .name }}
+{{- with .settings.podDisruptionBudget }}
 ---
-# One server is one server: a node with it is drained by hand, when a pause of half a minute suits.
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ $fullname }}
   labels:
     {{- include "atelier.labels" $root | nindent 4 }}
-    app.kubernetes.io/component: {{ .name }}
+    app.kubernetes.io/component: {{ $name }}
 spec:
-  minAvailable: 1
+  {{- toYaml . | nindent 2 }}
   selector:
     matchLabels: {{- $labels | nindent 6 }}
+{{- end }}
 {{- end -}}

@@ -1,0 +1,101 @@
+"""What a changed value does to an installation that runs: a new Job, a new cluster, or neither.
+
+A cluster is made anew when KubeRay's hash of its specification changes. What KubeRay 1.7 computes is emulated here
+(`GenerateHashWithoutReplicasAndWorkersToDelete` and `isClusterSpecHashEqual` of its operator): no cluster is at hand.
+"""
+
+import base64
+import copy
+import hashlib
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.manifests.chart import CHART, Document, find, merge, profile_values, render, rendered
+
+NOT_HASHED = ("replicas", "minReplicas", "maxReplicas")
+NOT_HASHED_OF_PODS = ("tolerations", "schedulingGates")
+
+
+def cluster(documents: list[Document]) -> dict[str, Any]:
+    return find(documents, "RayService")["spec"]["rayClusterConfig"]
+
+
+def kuberays_hash(specification: dict[str, Any], *, groups: int | None = None) -> str:
+    """The hash of the cluster with its first worker groups; with all of them when no number is given."""
+    hashed = copy.deepcopy(specification)
+    hashed["workerGroupSpecs"] = hashed.get("workerGroupSpecs", [])[:groups]
+    for group in hashed["workerGroupSpecs"]:
+        for name in NOT_HASHED:
+            group.pop(name, None)
+        group.get("scaleStrategy", {}).pop("workersToDelete", None)
+    for pods in [hashed["headGroupSpec"], *hashed["workerGroupSpecs"]]:
+        for name in NOT_HASHED_OF_PODS:
+            pods["template"]["spec"].pop(name, None)
+    for name in ("upgradeStrategy", "suspend"):
+        hashed.pop(name, None)
+    digest = hashlib.sha1(json.dumps(hashed, sort_keys=True).encode(), usedforsecurity=False).digest()
+    return base64.b32hexencode(digest).decode()
+
+
+def is_new_cluster(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether KubeRay makes another cluster: groups that only follow those that are there are added to it."""
+    there = len(running.get("workerGroupSpecs", []))
+    return kuberays_hash(running) not in (kuberays_hash(wanted), kuberays_hash(wanted, groups=there))
+
+
+GPU_TAINT = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+PLAN = {"interface": "a", "name": "studio", "limit": 5, "window_s": 1}
+CHANGES: list[tuple[dict[str, Any], bool]] = [
+    ({"image": {"digest": "sha256:" + 64 * "7"}}, True),
+    ({"environment": {"ATELIER_LEASE": "PT20S"}}, True),
+    ({"secrets": {"revision": "2"}}, True),
+    ({"plans": [PLAN]}, True),
+    ({"catalog": {"base_models": [{"id": "sdxl", "source": "/models/other"}]}}, True),
+    ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True),
+    ({"workerGroups": {"ingress": {"minReplicas": 3}}}, True),
+    ({"workerGroups": {"generation": {"tolerations": [GPU_TAINT]}}}, True),
+    ({"head": {"tolerations": [GPU_TAINT]}}, True),
+    ({"catalog": {"adapters": []}}, False),
+    ({"serve": {"scaling": {"generator": {"max_replicas": 4}}}}, False),
+    ({"serve": {"args": {"generator": {"drain_s": 100}}}}, False),
+    ({"limits": {"requestSeconds": 70}}, False),
+    ({"ray": {"upgradeStrategy": "None"}}, False),
+]
+
+
+@pytest.mark.parametrize(("change", "is_new"), CHANGES, ids=lambda each: json.dumps(each)[:60])
+def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(change: dict[str, Any], is_new: bool) -> None:
+    changed = render(merge(profile_values("production"), change))
+    assert changed != rendered("production")
+    assert is_new_cluster(cluster(rendered("production")), cluster(changed)) is is_new
+
+
+def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
+    """KubeRay compares the groups that are there; they are in the order of their names."""
+    generation = yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"]["generation"]
+    for name, is_new in (("generation-2", True), ("workers-2", False)):
+        added = {"workerGroups": {name: generation}}
+        wanted = cluster(render(merge(profile_values("production"), added)))
+        assert is_new_cluster(cluster(rendered("production")), wanted) is is_new
+
+
+def test_a_job_has_another_name_when_its_pods_change() -> None:
+    """Kubernetes refuses a changed `spec.template`; the list of models is in a ConfigMap."""
+    before = jobs(rendered("production"))
+    assert len(before) == 2
+    for change in (
+        {"image": {"digest": "sha256:" + 64 * "7"}},
+        {"image": {"pullSecrets": [{"name": "registry"}]}},
+        {"podSecurityContext": {"runAsUser": 2000}},
+    ):
+        assert before.keys().isdisjoint(jobs(render(merge(profile_values("production"), change)))), change
+    more = {"models": {"downloads": [{"name": "sdxl", "url": "s3://weights/sdxl"}]}}
+    assert len(before.keys() & jobs(render(merge(profile_values("production"), more))).keys()) == 1
+    assert jobs(render(merge(profile_values("production"), {"limits": {"requestSeconds": 70}}))) == before
+
+
+def jobs(documents: list[Document]) -> dict[str, Any]:
+    return {each["metadata"]["name"]: each["spec"]["template"] for each in documents if each["kind"] == "Job"}

@@ -1,0 +1,214 @@
+"""What operators add by values is in the rendered objects, valid, and refused when it is misspelt."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.manifests.chart import Document, find, merge, profile_values, render
+from tests.manifests.pods import pods, templates
+from tests.manifests.schemas import mistakes
+
+POD_VALUES: dict[str, Any] = {
+    "podLabels": {"team": "images"},
+    "podAnnotations": {"sidecar.example.com/inject": "true"},
+    "schedulerName": "volcano",
+    "priorityClassName": "images",
+    "runtimeClassName": "nvidia",
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+}
+"""These may be set for every group of pods that stays."""
+RAY_VALUES: dict[str, Any] = {
+    "extraContainers": [
+        {"name": "logs", "image": "collector:1", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    ],
+    "extraVolumes": [{"name": "fonts", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "tmp", "mountPath": "/fonts"}],
+}
+"""These may be set for pods of Ray."""
+PLACES = {
+    "head": "head",
+    "workerGroups.generation": "generation",
+    "redis.jobs": "redis-jobs",
+    "redis.gcs": "redis-gcs",
+}
+"""By their place among the values: the components of pods."""
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+def with_value(path: str, value: Any) -> list[Document]:
+    """The production installation with this value; every object is valid."""
+    documents = render(merge(profile_values("production"), nested(path, value)))
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+    return documents
+
+
+def template(documents: list[Document], component: str) -> dict[str, Any]:
+    """The pod template of a component, as the chart writes it."""
+    found = [pod for document in documents for _, pod in _written(document)]
+    (pod,) = [each for each in found if each["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+    return pod
+
+
+def _written(document: Document) -> Iterable[tuple[str, dict[str, Any]]]:
+    if document["kind"] != "RayService":
+        return templates(document)
+    cluster = document["spec"]["rayClusterConfig"]
+    return [("", group["template"]) for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_group_of_pods_takes_what_operators_add(place: str) -> None:
+    values = POD_VALUES if place.startswith("redis") else POD_VALUES | RAY_VALUES
+    pod = template(with_value(place, values), PLACES[place])
+    metadata, spec = pod["metadata"], pod["spec"]
+    assert metadata["labels"]["team"] == "images"
+    assert metadata["annotations"].items() >= POD_VALUES["podAnnotations"].items()
+    for name in ("schedulerName", "priorityClassName", "runtimeClassName", "topologySpreadConstraints"):
+        assert spec[name] == POD_VALUES[name]
+    if not place.startswith("redis"):
+        container, *others = spec["containers"]
+        assert others == RAY_VALUES["extraContainers"], "the first is Ray's for KubeRay"
+        assert RAY_VALUES["extraVolumes"][0] in spec["volumes"]
+        assert RAY_VALUES["extraVolumeMounts"][0] in container["volumeMounts"]
+    for name, value in values.items():
+        refused(f"{place}.{name}s", value, "not allowed")
+        refused(f"{place}.{name}", 1, f"/{name}")
+
+
+def refused(path: str, value: Any, message: str) -> None:
+    with pytest.raises(helm_python.HelmError) as error:
+        render(merge(profile_values("production"), nested(path, value)))
+    assert message in str(error.value)
+
+
+def test_labels_of_operators_do_not_change_what_policies_select_by() -> None:
+    own = {"app.kubernetes.io/component": "head"}
+    documents = with_value("workerGroups.generation.podLabels", own)
+    assert "generation" in {pod.component for pod in pods(documents)}
+
+
+def cluster(documents: list[Document]) -> dict[str, Any]:
+    return find(documents, "RayService")["spec"]["rayClusterConfig"]
+
+
+def generation(documents: list[Document]) -> dict[str, Any]:
+    (group,) = [each for each in cluster(documents)["workerGroupSpecs"] if each["groupName"] == "generation"]
+    return group
+
+
+def limits(documents: list[Document]) -> dict[str, Any]:
+    return generation(documents)["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def edges(documents: list[Document]) -> list[dict[str, Any]]:
+    rules = find(documents, "NetworkPolicy", "atelier-ingress")["spec"]["ingress"]
+    return [
+        peer for rule in rules if {"port": 8000, "protocol": "TCP"} in rule.get("ports", []) for peer in rule["from"]
+    ]
+
+
+def backup(documents: list[Document]) -> dict[str, Any]:
+    return find(documents, "CronJob")["spec"]
+
+
+def budgets(documents: list[Document]) -> list[str]:
+    return [each["metadata"]["name"] for each in documents if each["kind"] == "PodDisruptionBudget"]
+
+
+OWN_GCS = {"enabled": False, "address": "rediss://redis.example.com:6379", "username": "ray"}
+SIZES = {kind: {"cpu": 8, "memory": "32Gi", "rdma/ib": 1} for kind in ("requests", "limits")}
+Seen = Callable[[list[Document]], object]
+VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
+    (
+        "ray.upgradeStrategy",
+        "None",
+        lambda found: find(found, "RayService")["spec"]["upgradeStrategy"] == {"type": "None"},
+        ("ray.upgradeStrategy", "Never", "/ray/upgradeStrategy"),
+    ),
+    (
+        "workerGroups.generation.idleTimeoutSeconds",
+        30,
+        lambda found: generation(found)["idleTimeoutSeconds"] == 30,
+        ("workerGroups.generation.idleTimeoutSecond", 30, "not allowed"),
+    ),
+    (
+        "workerGroups.generation.gpuResource",
+        "nvidia.com/mig-3g.40gb",
+        lambda found: limits(found)["nvidia.com/mig-3g.40gb"] == "1" and "nvidia.com/gpu" not in limits(found),
+        ("workerGroups.generation.gpuResource", "mig-3g.40gb", "/gpuResource"),
+    ),
+    (
+        "workerGroups.generation.resources",
+        SIZES,
+        lambda found: limits(found)["rdma/ib"] == 1,
+        ("workerGroups.generation.resources.limits", {"cpuu": 1}, "'cpuu' not allowed"),
+    ),
+    (
+        "gateway.controller",
+        "envoy-gateway",
+        lambda found: (
+            find(found, "BackendTrafficPolicy")["spec"]["targetRefs"][0]["name"]
+            == find(found, "HTTPRoute")["metadata"]["name"]
+        ),
+        ("gateway.controller", "envoy", "/gateway/controller"),
+    ),
+    (
+        "networkPolicy.edge",
+        {"namespaceLabels": None, "cidrs": ["10.1.0.0/16"]},
+        lambda found: {"ipBlock": {"cidr": "10.1.0.0/16"}} in edges(found) and len(edges(found)) == 2,
+        ("networkPolicy.edge", {"cidr": ["10.1.0.0/16"]}, "'cidr' not allowed"),
+    ),
+    (
+        "redis.jobs.podDisruptionBudget",
+        {"minAvailable": 1},
+        lambda found: budgets(found) == ["atelier-ingress", "atelier-redis-jobs"],
+        ("redis.jobs.podDisruptionBudget", {"minAvailable": "50%"}, "podDisruptionBudget"),
+    ),
+    (
+        "redis.jobs.backup",
+        {"enabled": True, "schedule": "@hourly"},
+        lambda found: backup(found)["schedule"] == "@hourly",
+        ("redis.jobs.backup", {"schedule": "17 3 *"}, "/backup/schedule"),
+    ),
+    (
+        "redis.gcs",
+        OWN_GCS,
+        lambda found: (
+            cluster(found)["gcsFaultToleranceOptions"].items()
+            >= {"redisAddress": OWN_GCS["address"], "redisUsername": {"value": "ray"}}.items()
+        ),
+        ("redis.gcs", {"adress": "redis:6379"}, "'adress' not allowed"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "seen", "typo"), VALUES, ids=[path for path, *_ in VALUES])
+def test_a_value_is_rendered_and_its_typo_refused(
+    path: str, value: Any, seen: Seen, typo: tuple[str, Any, str]
+) -> None:
+    assert seen(with_value(path, value))
+    refused(*typo)
+
+
+def test_a_server_of_ones_own_is_not_copied_by_the_chart() -> None:
+    own = {"enabled": False, "urlSecret": {"name": "redis", "key": "url"}, "backup": {"enabled": True}}
+    refused("redis.jobs", own, "a server of your own is copied by its own means")
+
+
+def test_the_head_reaches_a_redis_of_ones_own_for_ray() -> None:
+    reached = find(with_value("redis.gcs", OWN_GCS), "NetworkPolicy", "atelier-head")["spec"]["egress"]
+    assert any(
+        "ipBlock" in peer
+        for rule in reached
+        for peer in rule["to"]
+        if {"port": 443, "protocol": "TCP"} in rule["ports"]
+    )
