@@ -21,7 +21,7 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.lanes import start_threads
+from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
@@ -49,9 +49,9 @@ class Engine:
         self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
         threads = torch.get_num_threads()  # lanes change for a moment what a new thread takes
-        self._encoder = start_threads(1, "encoder", threads)
+        self._encoder = threads_of(1, "encoder", threads)
         decoders = 1 if self.device.type != "cpu" else min(DECODERS, threads)
-        self._decoder = start_threads(decoders, "decoder", threads // decoders)
+        self._decoder = threads_of(decoders, "decoder", threads // decoders)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:

@@ -73,12 +73,16 @@ def take_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def start_threads(count: int, name: str, share: int) -> ThreadPoolExecutor:
-    """Start threads whose operators take `share` threads each. Those that start later take the calling thread's number."""
-    executor, own = ThreadPoolExecutor(count, name, take_threads, (share,)), torch.get_num_threads()
-    started = threading.Barrier(count + 1)
-    for _ in range(count):
-        executor.submit(started.wait)
-    started.wait()
-    torch.set_num_threads(own)
-    return executor
+def threads_of(count: int, name: str, share: int) -> ThreadPoolExecutor:
+    """Return threads, started when they are needed, whose operators take `share` threads each.
+
+    Those that others start later take what the calling thread takes.
+    """
+    return ThreadPoolExecutor(count, name, _take_threads_alone, (share, torch.get_num_threads()))
+
+
+def _take_threads_alone(count: int, others: int) -> None:
+    take_threads(count)
+    last = threading.Thread(target=torch.set_num_threads, args=(others,))
+    last.start()
+    last.join()
