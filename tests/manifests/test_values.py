@@ -210,5 +210,5 @@ def test_the_head_reaches_a_redis_of_ones_own_for_ray() -> None:
         "ipBlock" in peer
         for rule in reached
         for peer in rule["to"]
-        if {"port": 443, "protocol": "TCP"} in rule["ports"]
+        if {"port": 443, "protocol": "TCP"} in rule.get("ports", ())
     )
