@@ -19,7 +19,8 @@ from tests.support import ROOT
 
 MONITORING = ROOT / "configs" / "monitoring"
 PROMTOOL = shutil.which("promtool")
-OF_PROMETHEUS = {"instance", "le"}
+RUNBOOKS = "docs/operations/runbooks.md"
+OF_PROMETHEUS = {"instance", "le", "namespace"}
 """Labels that Prometheus adds, and a histogram's."""
 
 
@@ -64,6 +65,7 @@ def test_a_query_names_series_and_labels_that_are_exported(place: str, query: st
     assert named, place
     for name, selectors in named:
         assert name in series, place
+        assert "namespace=~" in selectors, f"{place}: another installation's numbers would count"
         assert set(re.findall(r"(\w+)[=!]~?", selectors)) <= series[name], place
     grouped = {label for labels in re.findall(r"(?:by|on) \(([^)]*)\)", query) for label in labels.split(", ")}
     assert all(grouped <= series[name] for name, _ in named), place
@@ -71,6 +73,13 @@ def test_a_query_names_series_and_labels_that_are_exported(place: str, query: st
     assert any(word in query for word in ("max", "min", "absent")), (
         f"{place}: every ingress replica shows the same: a sum would count it often"
     )
+
+
+def test_every_alert_has_its_section_among_the_runbooks() -> None:
+    sections = re.findall(r"^## (\w+)$", (ROOT / RUNBOOKS).read_text(), flags=re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
 
 
 def test_the_dashboard_shows_every_metric() -> None:
@@ -82,7 +91,9 @@ def test_the_dashboard_shows_every_metric() -> None:
 def test_the_chart_installs_both_with_the_monitor() -> None:
     documents = rendered("production")
     rule = find(documents, "PrometheusRule")
-    assert rule["spec"]["groups"][0]["rules"] == rules()
+    own = json.dumps(rule["spec"]["groups"][0]["rules"])
+    assert '=~\\".*' not in own, "another namespace's numbers would count"
+    assert json.loads(own.replace('namespace=\\"atelier\\"', 'namespace=~\\".*\\"')) == rules()
     assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack", "what this Prometheus selects by"
     dashboard = find(documents, "ConfigMap", "atelier-dashboard")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
