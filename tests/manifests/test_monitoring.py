@@ -14,12 +14,16 @@ import yaml
 from serve_app.domain.metrics import METRICS, MetricType
 from serve_app.operations.store_checks import MEMORY_WARNING
 from serve_app.store.measures import RedisMemory
-from tests.manifests.chart import find, rendered
+from tests.manifests.chart import find, merge, profile_values, render, rendered
+from tests.manifests.pods import pods
+from tests.manifests.rules import broken_rules
+from tests.manifests.schemas import mistakes
 from tests.support import ROOT
 
 MONITORING = ROOT / "configs" / "monitoring"
 PROMTOOL = shutil.which("promtool")
-OF_PROMETHEUS = {"instance", "le"}
+RUNBOOKS = "docs/operations/runbooks.md"
+OF_PROMETHEUS = {"instance", "le", "namespace"}
 """Labels that Prometheus adds, and a histogram's."""
 
 
@@ -41,6 +45,12 @@ def panels() -> list[dict[str, Any]]:
     return json.loads((MONITORING / "dashboard.json").read_text())["panels"]
 
 
+def objectives() -> list[str]:
+    """The queries of the service levels that are proposed."""
+    text = (ROOT / "docs" / "operations" / "objectives.md").read_text()
+    return re.findall(r"```promql\n(.*?)```", text, flags=re.DOTALL)
+
+
 def queries() -> Iterator[tuple[str, str]]:
     """Each expression, with the place where it stands."""
     for rule in rules():
@@ -48,6 +58,7 @@ def queries() -> Iterator[tuple[str, str]]:
     for panel in panels():
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
+    yield from (("objectives", query) for query in objectives())
 
 
 def test_the_alert_of_redis_memory_comes_before_new_jobs_are_refused() -> None:
@@ -64,6 +75,7 @@ def test_a_query_names_series_and_labels_that_are_exported(place: str, query: st
     assert named, place
     for name, selectors in named:
         assert name in series, place
+        assert "namespace=" in selectors, f"{place}: another installation's numbers would count"
         assert set(re.findall(r"(\w+)[=!]~?", selectors)) <= series[name], place
     grouped = {label for labels in re.findall(r"(?:by|on) \(([^)]*)\)", query) for label in labels.split(", ")}
     assert all(grouped <= series[name] for name, _ in named), place
@@ -71,6 +83,13 @@ def test_a_query_names_series_and_labels_that_are_exported(place: str, query: st
     assert any(word in query for word in ("max", "min", "absent")), (
         f"{place}: every ingress replica shows the same: a sum would count it often"
     )
+
+
+def test_every_alert_has_its_section_among_the_runbooks() -> None:
+    sections = re.findall(r"^## (\w+)$", (ROOT / RUNBOOKS).read_text(), flags=re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
 
 
 def test_the_dashboard_shows_every_metric() -> None:
@@ -82,7 +101,9 @@ def test_the_dashboard_shows_every_metric() -> None:
 def test_the_chart_installs_both_with_the_monitor() -> None:
     documents = rendered("production")
     rule = find(documents, "PrometheusRule")
-    assert rule["spec"]["groups"][0]["rules"] == rules()
+    own = json.dumps(rule["spec"]["groups"][0]["rules"])
+    assert '=~\\".*' not in own, "another namespace's numbers would count"
+    assert json.loads(own.replace('namespace=\\"atelier\\"', 'namespace=~\\".*\\"')) == rules()
     assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack", "what this Prometheus selects by"
     dashboard = find(documents, "ConfigMap", "atelier-dashboard")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -91,17 +112,40 @@ def test_the_chart_installs_both_with_the_monitor() -> None:
     assert "PrometheusRule" not in kinds, "the kind is known only where the operator of Prometheus is installed"
 
 
+def test_the_chart_takes_the_example_of_log_collection() -> None:
+    text = (ROOT / "docs" / "operations" / "logs.md").read_text()
+    values = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[0])
+    documents = render(merge(profile_values("production"), values))
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+    assert broken_rules(documents) == []
+    sidecars = {
+        pod.component: container
+        for pod in pods(documents)
+        for container in pod.containers
+        if container["name"] == "logs"
+    }
+    assert sidecars.keys() == {"head", "ingress", "generation", "upscaling"}
+    config = yaml.safe_load(find(documents, "ConfigMap", "atelier-logs")["data"]["fluent-bit.yaml"])
+    (read,) = config["pipeline"]["inputs"]
+    for sidecar in sidecars.values():
+        mounts = {mount["name"]: mount["mountPath"] for mount in sidecar["volumeMounts"]}
+        assert read["path"].startswith(f"{mounts['tmp']}/ray/")
+        assert read["db"].startswith(mounts["logs-read"])
+        assert sidecar["args"][1].startswith(mounts["logs"])
+
+
 @pytest.mark.skipif(
     PROMTOOL is None,
     reason="Prometheus' own parser has not read the alerts and the dashboard: no promtool on PATH (Debian: prometheus)",
 )
-@pytest.mark.parametrize("place", ["alerts", "dashboard"])
+@pytest.mark.parametrize("place", ["alerts", "dashboard", "objectives"])
 def test_prometheus_takes_the_rules_and_finds_a_planted_fault(place: str, tmp_path: Path) -> None:
-    """The dashboard's queries as rules of their own, with Grafana's variables filled in."""
+    """The queries of the dashboard and of the objectives are rules here, with Grafana's variables filled in."""
     if place == "alerts":
         groups: dict[str, Any] = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
     else:
-        queries = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+        shown = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+        queries = shown if place == "dashboard" else objectives()
         filled = [re.sub(r"\$__\w+", "5m", query) for query in queries]
         rows = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(filled)]
         groups = {"groups": [{"name": "dashboard", "rules": rows}]}

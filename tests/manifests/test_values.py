@@ -180,6 +180,15 @@ VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
         ("redis.jobs.backup", {"schedule": "17 3 *"}, "/backup/schedule"),
     ),
     (
+        "serviceMonitor.runbooks",
+        "https://docs.example.com/runbooks",
+        lambda found: all(
+            rule["annotations"]["runbook_url"] == f"https://docs.example.com/runbooks#{rule['alert'].lower()}"
+            for rule in find(found, "PrometheusRule")["spec"]["groups"][0]["rules"]
+        ),
+        ("serviceMonitor.runbook", "https://docs.example.com/runbooks", "not allowed"),
+    ),
+    (
         "redis.gcs",
         OWN_GCS,
         lambda found: (
