@@ -254,4 +254,4 @@ PIECES: Sequence[Piece] = (
     *_of_each("one-per-batch", "over one adapter per batch, 64 adapters (G5)", over("one-per-batch", 64, 16)),
     *_of_each("preloaded", "over diffusers per job, 16 adapters preloaded (G6)", over("preloaded", 16, 16)),
 )
-"""In the order of their worth, should the time end before all are measured."""
+"""The pieces of the program, the most important first, should the time end before all are measured."""

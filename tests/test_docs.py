@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from click import Group
 from pydantic import AliasChoices
+from typer.core import TyperGroup
 
 from deployments.local import app
 from serve_app.settings import Settings
@@ -27,7 +27,8 @@ FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "be
 PATH = re.compile(rf"(?<![\w./…-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
 LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
 ENVIRONMENT = re.compile(r"\bATELIER_[A-Z_]+[A-Z]\b")
-COMMAND = re.compile(r"(?:^|[`/ ])atelier ((?:[a-z][a-z-]+)(?: [a-z][a-z-]+)?)")
+COMMAND = re.compile(r"(?:^ *|`|-- |bin/|&& |\| )atelier ((?:[a-z][a-z-]+)(?: [a-z][a-z-]+)?)", re.MULTILINE)
+"""`atelier` where a command begins; elsewhere it is the name of a chart's release, a service or a namespace."""
 
 every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -123,7 +124,7 @@ def _environment_variables() -> frozenset[str]:
 def _is_command(words: list[str]) -> bool:
     command = typer.main.get_command(app)
     for word in words:
-        if not isinstance(command, Group):
+        if not isinstance(command, TyperGroup):
             return True  # what follows a command is its own
         if word not in command.commands:
             return False

@@ -47,9 +47,9 @@ class _Placed(NamedTuple):
     start: int
     """Its first line in the store."""
     packed: _Packed
-    """On a CPU the lines of its row are those in the store."""
+    """What was read. On a CPU its row's lines are those in the store, not a second copy."""
     copied: Future[None] | None
-    """On a GPU its lines are copied beside the steps."""
+    """The copy into the store that runs beside the steps on a GPU; None where it was made at once."""
 
     @property
     def is_there(self) -> bool:
@@ -103,8 +103,12 @@ class AdapterPool:
 
     @property
     def slot_bytes(self) -> int:
-        """Return bytes of the adapters in slots, and of the rows that batches gather from them."""
-        return self._store.size_bytes + self._adapter_slots.size_bytes
+        """Return bytes of the slots' store and of the rows that batches gather from it.
+
+        A GPU's store counts whole, used or not; of a CPU's only what adapters take, since unused pages are no memory.
+        """
+        store = self._store.size_bytes if self._is_host else self._store.lines.nbytes
+        return store + self._adapter_slots.size_bytes
 
     @property
     def host_bytes(self) -> int:

@@ -111,7 +111,7 @@ class DeviceQueues:
 
 FREED_MEMORY = 2**28
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
+"""The options' numbers in mallopt(3)."""
 
 
 def reuse_freed_memory() -> None:

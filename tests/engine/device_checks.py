@@ -19,7 +19,7 @@ from serve_app.engine import Engine, RunRequest
 from tests.engine.run_engine import final_latents, finish
 
 Latents = Mapping[str, Tensor]
-"""By run id, in float32 on the CPU."""
+"""Final latents by run id, in float32 on the CPU."""
 
 
 def latents_of_both(engine: Engine, pipeline: Any, requests: Sequence[RunRequest]) -> tuple[Latents, Latents]:

@@ -21,7 +21,7 @@ from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish
 
 OPTIONS = replace(EXACT_FLOAT32, max_rows=8, adapter_slots=10, host_memory=2**20)
-"""Of more adapters than slots and host memory hold, some always leave and come back."""
+"""The slots and host memory hold fewer adapters than are drawn, so that some always leave and come back."""
 SIZES = ((64, 64), (96, 64), (60, 72))
 LINEARS = (*tiny_models.ATTENTION, "ff.net.2", "proj_in")
 FRESH_EVERY = 200

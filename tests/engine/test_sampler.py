@@ -32,7 +32,7 @@ ROUNDED_AWAY = (
     (Sampler.DPM2_A, SigmaSpacing.BETA),
     *((Sampler.DPMPP_SDE, spacing) for spacing in (SigmaSpacing.KARRAS, SigmaSpacing.EXPONENTIAL, SigmaSpacing.BETA)),
 )
-"""With zero terminal SNR diffusers' float32 leaves so few digits of these that they are refused."""
+"""Samplers and spacings that are refused with zero terminal SNR, where diffusers' float32 leaves too few digits."""
 
 
 def own_scheduler(**config: Any) -> Any:

@@ -55,6 +55,9 @@ def make(folder: Path, runs: list[RunRequest], options: EngineOptions) -> Made:
                 unfinished = engine.unfinished(run.run_id, 8)
                 if unfinished is not None:
                     previews[run.run_id] = unfinished[1]
+        (model,) = engine.base_models.values()
+        if not model.store.lines.is_cpu:
+            assert model.pool.slot_bytes >= model.store.lines.nbytes, "a card's store counts whole"
     return Made(images, previews)
 
 

@@ -243,7 +243,7 @@ class Callers:
 
 
 def say(text: str) -> None:
-    """To whoever watches the run (`pytest -s`)."""
+    """Tell progress to whoever watches the run (`pytest -s`)."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
