@@ -75,7 +75,7 @@ PARTS: Mapping[str, Part] = {
         tests=[
             *_named("tests/engine/", "test_aborts.py test_adapter_pool.py test_engine.py test_runner.py"),
             *_named("tests/engine/", "test_sampler.py test_scheduler.py test_seeds.py test_previews.py"),
-            *_named("tests/engine/", "test_batch_invariance.py test_lanes.py"),
+            *_named("tests/engine/", "test_batch_invariance.py test_lanes.py test_parity.py test_device_queues.py"),
         ],
     ),
 }
