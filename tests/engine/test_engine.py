@@ -55,6 +55,36 @@ def test_a_run_starts_at_the_step_after_its_prompt_was_encoded(engine: Engine) -
     assert engine.progress() == {"long": (2, 40), "short": (1, 3)}
 
 
+def test_prompts_are_encoded_ahead_for_twice_as_many_runs_as_fit(sd: Path) -> None:
+    all_added = threading.Event()
+    with Engine.load(sd, EngineOptions(device="cpu", dtype="float32", max_rows=4)) as engine:
+        encoder = engine.base_models["sd"].family.components["text_encoder"].module
+        encoder.register_forward_pre_hook(lambda *_: (all_added.wait(60), None)[1])
+        for i in range(7):
+            engine.add(replace(SHORT, run_id=f"{i}", prompt=f"a cat {i}"))
+        all_added.set()
+        while not engine.live.waiting()[3].conditioning:
+            engine.live.wait_for_change(engine.live.changes, within_s=1.0)
+    assert [run.conditioning is not None for run in engine.live.waiting()] == [True] * 4 + [False] * 3
+
+
+def test_closing_ends_every_thread(sd: Path, loras: list[AdapterFile]) -> None:
+    before = set(threading.enumerate())
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        assert finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image is not None
+        assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) <= before
+
+
+def test_who_waits_for_a_change_goes_on_at_any(engine: Engine) -> None:
+    since = engine.live.changes
+    engine.live.wake()
+    waiting = threading.Thread(target=engine.live.wait_for_change, args=(since,), kwargs={"within_s": 90}, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
 @pytest.mark.slow
 def test_runs_go_on_while_a_prompt_is_encoded(engine: Engine) -> None:
     finish(engine, [replace(LONG, steps=1)])

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from serve_app.engine import RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import reuse_freed_memory
 from serve_app.engine.findings import Findings
 from serve_app.engine.runner import Runner
 from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.run_engine import start
 
 
 def test_nothing_but_one_image_is_computed_where_forwards_are_neither_exact_nor_compiled(sd: Path) -> None:
@@ -34,6 +36,20 @@ def test_every_static_width_is_computed_once_without_exact_mode(sd: Path) -> Non
     *warm, step = widths
     assert warm == [1, 2, 4, 8]
     assert step == 2, "the step of the warm-up's own image, with guidance"
+
+
+def test_a_step_draws_noise_for_the_samplers_that_add_any(sd: Path) -> None:
+    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
+    runs = [start(model, replace(request, run_id=name, sampler=name)) for name in ("euler-a", "ddim")]
+    before = [run.generator.get_state() for run in runs]
+    with torch.inference_mode():
+        model.runner.denoise(runs[1:])
+        model.runner.denoise(runs[:1])
+    assert [torch.equal(run.generator.get_state(), state) for run, state in zip(runs, before, strict=True)] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what was freed")
