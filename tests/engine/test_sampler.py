@@ -141,6 +141,26 @@ def test_a_base_model_s_own_scheduler_is_followed_whatever_it_is(name: str, extr
     assert worst_difference(scheduler, make_schedule(scheduler, 12), 12) < 2e-5
 
 
+@pytest.mark.parametrize(("name", "prediction"), [
+    *product(("DDIMScheduler", "EulerDiscreteScheduler"), ("epsilon", "v_prediction")),
+    ("DDIMScheduler", "sample"),
+    *product(("EDMEulerScheduler",), ("epsilon", "v_prediction")),
+])  # fmt: skip
+def test_a_preview_is_what_diffusers_takes_for_the_finished_latents(name: str, prediction: str) -> None:
+    training = {} if name.startswith("EDM") else {**TRAINING, "timestep_spacing": "leading", "clip_sample": False}
+    scheduler = getattr(diffusers, name).from_config({**training, "prediction_type": prediction})
+    schedule = make_schedule(scheduler, 6)
+    scheduler.set_timesteps(6)
+    sample = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3)) * schedule.noise_scale
+    for i, timestep in enumerate(scheduler.timesteps):
+        seen = scaled_input(scheduler, sample, timestep)
+        output = torch.tanh(seen)
+        step = scheduler.step(output, timestep, sample)
+        _, of_input, of_output = schedule.inputs[i].tolist()
+        assert torch.allclose(of_input * seen + of_output * output, step.pred_original_sample, atol=1e-4, rtol=1e-3), i
+        sample = step.prev_sample
+
+
 def test_what_the_pipeline_corrected_is_kept() -> None:
     """A scheduler without `steps_offset` gets 1 from the pipeline of SD 1, which stays a default by its class's books."""
     own = diffusers.PNDMScheduler.from_config({**TRAINING, "skip_prk_steps": True})

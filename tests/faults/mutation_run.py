@@ -31,13 +31,13 @@ from tests.faults.mutation import PythonMutant, python_mutants, source_of
 T = TypeVar("T")
 
 SEED = 20261126
-TESTS_S = 6.0
+TESTS_S = 12.0
 """A defect meets tests that take at most this much of the processor together while nothing is planted."""
 PROCESSOR_S = 60
 """Tests that use more of the processor than this run in a circle, which is a way of being found."""
 HANG_S = 180.0
 """Tests that do not end within this time, however busy the machine is, wait for what never comes."""
-LEAST_FOUND = 0.6
+LEAST_FOUND = 0.7
 """Some defects change nothing that anyone could see, such as a bound that no number meets. The shares that were seen, and
 what survived, are in docs/decisions/0052-mutants-by-meaning.md."""
 NOT_PLANTED = 99
