@@ -82,8 +82,8 @@ class EngineOptions:
     """How many adapters at most are in slots beside the model; there are fewer where they do not fit `adapter_memory`.
     """
     adapter_memory: int = 0
-    """Device bytes for each base model's adapter slots; 0 shares 1 GiB of a CPU's memory, or a third of what a GPU
-    leaves this process, among the base models."""
+    """Device bytes for each base model's adapter slots and, up to half of it, the rows that batches gather from them;
+    0 shares 1 GiB of a CPU's memory, or a third of what a GPU leaves this process, among the base models."""
     host_memory: int = 4 * 2**30
     """Host bytes for packed adapters that are not in a slot."""
     max_rank: int = DEFAULT_MAX_RANK

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from serve_app.engine.adapter_pool import AdapterPool
-from serve_app.engine.adapter_slots import AdapterSlots, bind_alone
+from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
@@ -17,14 +17,16 @@ from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
+from serve_app.engine.gathered_rows import AddLora, row_bytes
+from serve_app.engine.lora_layers import LoRALinear
 from serve_app.engine.run import BatchKey, Conditioning, Measured, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise, seeded_generator
 from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
 
-COMPILED_RANK = 32
-"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that
-changes layers outside the transformer blocks, compiles new graphs once."""
+COMMON_RANK = 32
+"""The highest rank that published adapters commonly have. Memory is kept for full batches of it; under `compile`, an
+adapter of a higher rank, or one that changes layers outside the transformer blocks, compiles new graphs once."""
 
 
 class FailedRun(NamedTuple):
@@ -56,12 +58,11 @@ class BaseModel:
         self.weight_bytes = module_bytes(family.modules)
         self._encoders_have: tuple[str, float] | None = None
         """The adapter applied to the text encoders, and its scale; None where that is not certain."""
-        self.store = AdapterStore(
-            family.device,
-            torch_dtype(options),
-            options.adapter_memory or spare_memory(family.device, base_models=base_models),
-        )
         add_lora = lora_kernel(options)
+        common_rank = min(COMMON_RANK, options.max_rank)
+        memory = options.adapter_memory or spare_memory(family.device, base_models=base_models)
+        rows = options.max_rows * _common_row_bytes(family, common_rank, torch_dtype(options), add_lora)
+        self.store = AdapterStore(family.device, torch_dtype(options), memory - min(rows, memory // 2))
         self.adapter_slots = AdapterSlots(
             [lane.layers for lane in family.lanes],
             1 + options.adapter_slots,
@@ -81,8 +82,7 @@ class BaseModel:
             measured=measured,
         )
         if options.compile:
-            common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
-            self.adapter_slots.reserve(common)
+            self.adapter_slots.reserve(dict.fromkeys(family.common_targets, common_rank))
         known = circumstances(
             self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
         )
@@ -233,3 +233,10 @@ class BaseModel:
         """Stop the background threads."""
         self.runner.close()
         self.pool.close()
+
+
+def _common_row_bytes(family: Family, rank: int, dtype: torch.dtype, add_lora: AddLora | None) -> int:
+    """Return bytes of a row that a batch gathers of what most adapters change; a kernel reads linear layers in place."""
+    layers = (family.components[family.denoiser].layers[name] for name in family.common_targets)
+    gathered = (layer for layer in layers if add_lora is None or not isinstance(layer, LoRALinear))
+    return row_bytes(gathered, bucket_rank(rank), dtype)

@@ -143,10 +143,9 @@ def module_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def spare_memory(device: torch.device, *, base_models: int) -> int:
-    """Return bytes for the adapter slots of one of `base_models` base models.
+    """Return bytes for the adapters of one of `base_models` base models, in slots and in the rows of batches.
 
-    On a GPU it is a third of what this process may still take: a slot store that grows lies beside the old one for a
-    moment, and images need memory too.
+    On a GPU it is a third of what this process may still take: images and graphs need memory too.
     """
     if device.type == "cpu":
         return CPU_ADAPTER_MEMORY // base_models

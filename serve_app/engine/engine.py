@@ -222,14 +222,14 @@ class Engine:
     def unfinished(self, run_id: str, longest: int) -> tuple[int, np.ndarray] | None:
         """Return a running run's step and the picture that it predicts, without the decoder, or None."""
         run = self.live.running(run_id)
-        if run is None or run.predicted is None:
+        if run is None or run.seen is None:
             return None
         rgb = self._model(run.request).family.latent_rgb
         if rgb is None:
             return None
-        predicted, done = run.predicted, run.steps_done
+        seen, done = run.seen, run.steps_done
         with self.queues.beside(self.queues.mark()):
-            return done, rgb.pixels(predicted, longest)
+            return done, rgb.pixels(run.schedule.predicted(*seen), longest)
 
     @property
     def resident_adapters(self) -> frozenset[str]:

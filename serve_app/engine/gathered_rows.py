@@ -228,6 +228,12 @@ class Lane:
         self._changes = changes
 
 
+def row_bytes(layers: Iterable[LoRALayer], rank: int, dtype: torch.dtype) -> int:
+    """Return bytes of a gathered row in which an adapter of this rank, one of `RANK_BUCKETS`, changes all `layers`."""
+    sizes = ((each.fan_in * each.down_rank(rank), each.fan_out * each.up_rank(rank)) for each in layers)
+    return LINE_BYTES * sum(line_count(size * dtype.itemsize) for both in sizes for size in both)
+
+
 def ones(bits: int) -> Iterable[int]:
     """Return the places of a number's ones, the lowest first."""
     return (i for i in range(bits.bit_length()) if bits >> i & 1)

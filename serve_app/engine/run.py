@@ -98,8 +98,8 @@ class Run:
     generator: torch.Generator
     state: list[Tensor]
     """Each [channels, …], float32: the latents, and what the sampler remembers of earlier passes."""
-    predicted: Tensor | None = None
-    """The last pass's prediction of the finished latents, [channels, …]."""
+    seen: tuple[int, Tensor, Tensor] | None = None
+    """The last pass, its input and the denoiser's guided output, each [channels, …]."""
     step: int = 0
     """Passes of the denoiser that are done; some samplers take two for a step of the request."""
     added_at: float = 0.0

@@ -36,10 +36,8 @@ class ForwardBatch(NamedTuple):
     runs: list[Run]
     passes: list[ForwardPass]
     """Each is computed in a lane of its own."""
-    negative_row: Tensor
-    """[runs] the row of the negative prompt; without guidance, the run's only row."""
-    positive_row: Tensor
-    """[runs] the row of the positive prompt."""
+    sides: Tensor
+    """[2 · runs] each run's row of the negative prompt, then those of the positive; without guidance both are one."""
     guidance: Tensor
     """[runs, 1, …]"""
 
@@ -110,7 +108,7 @@ class Runner:
         size = max(run.schedule.size for run in runs)
         state = [torch.stack([_remembered(run, i) for run in runs]) for i in range(size)]
         table = torch.stack([run.schedule.table[run.step, :size, : 2 + size] for run in runs])
-        scale, p, q = torch.stack([run.schedule.inputs[run.step] for run in runs]).unbind(1)
+        scale = torch.stack([run.schedule.inputs[run.step, 0] for run in runs])
         timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
         inputs = state[0] * _per_run(scale, state[0].dim() - 1)
         for lane, each in enumerate(batch.passes):
@@ -119,9 +117,8 @@ class Runner:
             [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)],
             single=self._division(runs[0]).single,
         )
-        negative, positive = output[batch.negative_row], output[batch.positive_row]
+        negative, positive = output[batch.sides].chunk(2)
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
-        predicted = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
         drawing = [(run.generator, run.generator.get_state()) for run in runs if run.schedule.noisy[run.step]]
         try:
             after = advance(state, guided, table, _noise(runs))
@@ -130,7 +127,7 @@ class Runner:
                 generator.set_state(before)
             raise
         for i, run in enumerate(runs):
-            run.state, run.predicted = [tensor[i] for tensor in after[: run.schedule.size]], predicted[i]
+            run.state, run.seen = [tensor[i] for tensor in after[: run.schedule.size]], (run.step, inputs[i], guided[i])
             run.step += 1
 
     def _forward(self, lane: int, rows: ForwardPass, inputs: Tensor, timesteps: Tensor) -> Tensor:
@@ -164,9 +161,9 @@ class Runner:
         padding = sum(counts) - len(owners)
         indices = [*owners, *[0] * padding, *starts, *(end - 1 for end in ends)]
         guidances = np.array([run.request.guidance for run in runs], np.float32).view(np.int32)
-        run_of_row, negative_row, positive_row, guidance = upload(
+        run_of_row, sides, guidance = upload(
             np.concatenate([np.array(indices, np.int32), guidances]), self.family.device
-        ).split([sum(counts), *[len(runs)] * 3])
+        ).split([sum(counts), 2 * len(runs), len(runs)])
         conditioning = _join([run.conditioning for run in runs], padding)
         slots = [runs[i].slot for i in owners] + [NO_SLOT] * padding
         scales = [runs[i].request.scale for i in owners] + [0.0] * padding
@@ -177,8 +174,7 @@ class Runner:
         return ForwardBatch(
             runs=runs,
             passes=passes,
-            negative_row=negative_row,
-            positive_row=positive_row,
+            sides=sides,
             guidance=_per_run(guidance.view(torch.float32), runs[0].latents.dim()),
         )
 

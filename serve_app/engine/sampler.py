@@ -86,6 +86,11 @@ class Schedule(NamedTuple):
     def passes(self) -> int:
         return len(self.noisy)
 
+    def predicted(self, step: int, seen: Tensor, output: Tensor) -> Tensor:
+        """Return the finished latents that a pass predicts, from what the denoiser got and gave."""
+        _, p, q = self.inputs[step]
+        return p * seen + q * output
+
     def to(self, device: torch.device) -> "Schedule":
         return self._replace(
             timesteps=self.timesteps.to(device),

@@ -1,8 +1,10 @@
 """Tiny models, written once a session, and engines over them."""
 
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +32,15 @@ def two_lanes() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Any]:
+    """Import the module of kernels, whose functions Triton interprets."""
+    pytest.importorskip("triton", reason="Triton is made for Linux alone")
+    os.environ["TRITON_INTERPRET"] = "1"
+    yield importlib.import_module("serve_app.engine.lora_kernels")
+    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ WAITS = frozenset(("_local_scalar_dense", "equal", "nonzero", "masked_select"))
 """Operations whose result the host needs before it can go on."""
 TAKES_HOST = frozenset(("index", "index_put_", "_index_put_impl_"))
 """Operations on the device that take indices of the host, and upload them."""
-WHOLE = frozenset(("scaled_dot_product_attention",))
+WHOLE = frozenset(("scaled_dot_product_attention", "upsample_nearest2d"))
 """Operations that torch can take apart, and that a GPU computes by one kernel."""
 
 
@@ -150,6 +150,10 @@ class Simulated(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return what views of one tensor share, as on any device."""
+        return self.raw.untyped_storage()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
@@ -196,7 +200,10 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         if _is_hollow:
             return True
     options = {key: _raw_device() if key == "device" else _bare(value) for key, value in kwargs.items()}
-    return _answered(func, ours, func(*(_bare(value) for value in args), **options))
+    answer = func(*(_bare(value) for value in args), **options)
+    if name == "scaled_dot_product_attention":  # a GPU's kernels give their result the layout of the queries
+        answer = torch.empty_like(ours[0].raw).copy_(answer)
+    return _answered(func, ours, answer)
 
 
 def _answered(func: Any, ours: Sequence[Simulated], answer: Any) -> Any:

@@ -126,6 +126,22 @@ def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile])
 
 
 @pytest.mark.slow
+def test_ranks_of_8_and_16_share_a_pass_and_keep_their_bits(sd: Path, files: list[AdapterFile]) -> None:
+    """The probe finds that they agree, since products narrower than a rank of 16 are padded to it."""
+    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
+    chosen = {name: files[list(ADAPTERS).index(name)] for name in ("low rank", "DoRA", "convolutions")}
+    runs = [request, *(replace(request, run_id=name, seed=1, adapter=file) for name, file in chosen.items())]
+    alone = {run.run_id: final_latents(model, [run])[run.run_id] for run in runs}
+    final_latents(model, runs)  # measures
+    passes: list[int] = []
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
+    beside = final_latents(model, runs)
+    assert len(passes) == request.steps, "no run waits for those of another rank"
+    assert [run_id for run_id in beside if not torch.equal(beside[run_id], alone[run_id])] == []
+
+
+@pytest.mark.slow
 def test_every_shape_is_measured(engine: Engine) -> None:
     def depend_when_tall(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
         tall = inputs[0].shape[2] > inputs[0].shape[3]

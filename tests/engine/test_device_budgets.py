@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from serve_app.engine import AdapterFile, EngineOptions, RunRequest
+from serve_app.engine import AdapterFile, EngineOptions, RunRequest, base_model
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.run import Run
@@ -20,8 +20,8 @@ from tests.engine import simulated_device, true_models
 from tests.engine.run_engine import start
 from tests.engine.simulated_device import CountedCalls, Record, recorded
 
-STEP_LAUNCHES = 2755
-"""Goal: 2,600 with torch alone."""
+STEP_LAUNCHES = {"torch": 2519, "kernel": 2099}
+"""Goals: 2,600 where torch's products add the adapters, and 2,400 where the kernel does."""
 CHANGE_LAUNCHES = 14
 """Launches beyond those of a step when the batch's company changes. Goal: 12."""
 CHANGE_UPLOADS = 2
@@ -30,9 +30,9 @@ CHANGE_WAITS = 0
 """Waits for the device then. Goal: 0."""
 CHANGE_CALLS = 240
 """Calls of the engine's Python functions outside the denoiser then (202 when this was written): none for each layer."""
-MOVED_INPUTS = 153
+MOVED_INPUTS = 145
 """Inputs of the denoiser's operations that then lie elsewhere than before. Goal: 0."""
-ADMIT_LAUNCHES = 1113
+ADMIT_LAUNCHES = 1069
 """Launches to admit the first run with its prompt."""
 ADMIT_WAITS = 11
 """Waits for the device then."""
@@ -44,13 +44,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 class Stepping(NamedTuple):
     """A model in the middle of runs with an adapter each, one of them not in the batch yet."""
 
+    added_by: str
+    """Who adds the adapters' changes, as in `STEP_LAUNCHES`."""
     model: BaseModel
     runs: list[Run]
     admitted: Record
 
 
-@pytest.fixture(scope="module")
-def sdxl_stepping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepping]:
+@pytest.fixture(scope="module", params=STEP_LAUNCHES)
+def sdxl_stepping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepping]:
+    add_lora = request.getfixturevalue("kernels").add_lora if request.param == "kernel" else None
     simulated_device.register()
     folder = tmp_path_factory.mktemp("adapters")
     options = EngineOptions(
@@ -60,21 +63,22 @@ def sdxl_stepping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepping
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
-        with simulated_device.hollow():
+        with simulated_device.hollow(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(base_model, "lora_kernel", lambda _: add_lora)  # as on a GPU
             pipeline = true_models.random_pipeline("sdxl", torch.device("meta"))
             pipeline.to(dtype=torch.bfloat16)
             file = true_models.random_adapter(pipeline.unet, folder / "lora.safetensors", 1, 0)
             model = BaseModel("sdxl", UNetFamily(pipeline, options), options, lambda: None)
             with recorded() as record:
-                runs = [start(model, request(0, file))]
-            runs += [start(model, request(i, file)) for i in range(1, ADAPTERS + 1)]
-            yield Stepping(model, runs, record)
+                runs = [start(model, run_request(0, file))]
+            runs += [start(model, run_request(i, file)) for i in range(1, ADAPTERS + 1)]
+            yield Stepping(request.param, model, runs, record)
             model.pool.close()
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
 
 
-def request(i: int, file: Path) -> RunRequest:
+def run_request(i: int, file: Path) -> RunRequest:
     return RunRequest(
         run_id=f"{i}", prompt="a cat", adapter=AdapterFile(f"{i}", file), scale=0.5 + i / 100, seed=i, steps=20,
         guidance=1.0, width=SIDE, height=SIDE,
@@ -110,9 +114,9 @@ def step(model: BaseModel, runs: list[Run]) -> Step:
 
 
 def test_a_step_and_a_change_of_company_keep_to_their_budgets(sdxl_stepping: Stepping) -> None:
-    model, runs, admitted = sdxl_stepping
+    added_by, model, runs, admitted = sdxl_stepping
     before, changed, steady = step(model, runs[:ADAPTERS]), step(model, runs[1:]), step(model, runs[1:])
-    assert steady.record.total <= STEP_LAUNCHES, steady.record.launches
+    assert steady.record.total <= STEP_LAUNCHES[added_by], steady.record.launches
     assert steady.record.uploads == []
     assert steady.record.waits == []
     extra = changed.record.launches - steady.record.launches

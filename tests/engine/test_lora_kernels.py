@@ -1,11 +1,9 @@
 """The LoRA kernel, in Triton's interpreter, adds what torch's products add, whatever stands beside a row."""
 
-import importlib
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,6 @@ from tests.engine.run_engine import final_latents
 pytest.importorskip("triton", reason="Triton is made for Linux alone")
 RANKS = (3, 8, 16, 33, 70, 200)
 SCALES = (0.0, 0.5, -1.0, 0.3, 1.5, 0.75, 0.1)
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[Any]:
-    """The module of kernels, whose functions Triton interprets."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    yield importlib.import_module("serve_app.engine.lora_kernels")
-    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """LoRA layers match PEFT, one adapter at a time: linear, convolution, DoRA, and a reused slot."""
 
 import copy
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, ModuleWeights
+from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, LayerWeights, ModuleWeights
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.lora_layers import LoRAConv, wrap_layers
 
@@ -138,6 +139,57 @@ def test_each_lane_keeps_what_was_bound_to_it() -> None:
     place(adapter_slots, 2, adapters[1])
     adapter_slots.bind([2, 1], [0.7, 0.7], lane=1)
     assert torch.allclose(nets[1](x)[0], nets[0](x)[0], atol=1e-6), "a slot filled anew reaches every lane"
+
+
+class ReadSlots:
+    """Stands where a kernel does that reads slots itself, and keeps the addresses that it was given."""
+
+    def __init__(self) -> None:
+        self.addresses: set[tuple[int, ...]] = set()
+
+    def __call__(self, *given: Any) -> None:
+        self.addresses.add(tuple(each.data_ptr() for each in given[:5]))
+
+
+@torch.inference_mode()
+def test_memory_stays_where_it_is_over_a_thousand_compositions_of_a_batch() -> None:
+    """Rows join and leave, and adapters change in their slots. A captured graph reads what lay there before."""
+    draw, rows, kernel = random.Random(0), 16, ReadSlots()
+    net = Net().eval()
+    layers = wrap_layers(net)
+    adapter_slots = AdapterSlots([layers], 8, new_store(), add_lora=kernel)
+    starts: dict[int, int] = {}
+
+    def fill(slot: int, weights: LayerWeights) -> None:
+        if slot in starts:
+            adapter_slots.store.free(starts.pop(slot))
+        row = adapter_slots.pack(weights)
+        start = adapter_slots.store.take(max(1, len(row.lines)))
+        assert start is not None
+        adapter_slots.set(slot, row, start)
+        starts[slot] = start
+
+    fill(1, random_weights(40, 0, dora=True))
+    batch = [(1, 1.0)] * rows
+    adapter_slots.bind(*zip(*batch, strict=True))  # the widest batch comes first
+    x = torch.randn(1, 4, 6, 6)
+    lie: dict[Hashable, list[int]] = {}
+    storages: set[int] = set()
+    for i in range(1000):
+        if i % 4 == 0:
+            weights = random_weights(draw.choice((3, 8, 20, 40)), i, dora=draw.random() < 0.3)
+            fill(draw.randrange(1, 8), {name: weights[name] for name in weights if draw.random() < 0.7})
+        del batch[: draw.randrange(len(batch) + 1)]
+        joining = draw.randint(0 if batch else 1, rows - len(batch))
+        batch += [(draw.choice([NO_SLOT, *starts]), draw.random()) for _ in range(joining)]
+        adapter_slots.bind(*zip(*batch, strict=True))
+        views = [view for layer in layers.values() if layer.change for view in layer.change[:5] if view is not None]
+        key = adapter_slots.key()
+        assert lie.setdefault(key, [view.data_ptr() for view in views]) == [view.data_ptr() for view in views], key
+        storages |= {view.untyped_storage().data_ptr() for view in views}
+        net(x.expand(len(batch), -1, -1, -1))
+    assert len(lie) > 64, "more layouts and row counts than are kept at once"
+    assert len(storages) == len(kernel.addresses) == 1
 
 
 @pytest.mark.parametrize("folds", [True, False], ids=["on a CPU", "as on a GPU"])
