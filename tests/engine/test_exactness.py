@@ -181,7 +181,7 @@ def one_by_one(
 
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("two_lanes")
-@pytest.mark.parametrize("runs", [60, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("runs", [60, pytest.param(1130, marks=pytest.mark.soak)])
 def test_runs_keep_their_bytes_in_any_company(
     sd: Path, files: list[AdapterFile], samplers: list[str], tmp_path: Path, runs: int
 ) -> None:
