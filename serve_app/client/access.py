@@ -28,9 +28,11 @@ def find_access(
     That is `local.json` in `ATELIER_DATA_DIR`, which is `var` by default. Its key goes to its own address alone. Raises
     `ValueError`, which names what is missing and where it was looked for.
     """
-    base_url = base_url or next(filter(None, map(os.environ.get, URL_VARIABLES)), None)
-    key = key or os.environ.get(KEY_VARIABLE)
-    if base_url and key:
+    if base_url is None:
+        base_url = next(filter(None, map(os.environ.get, URL_VARIABLES)), None)
+    if key is None:
+        key = os.environ.get(KEY_VARIABLE) or None
+    if base_url is not None and key is not None:
         return Access(base_url, key)
     path = Path(ready_file or Path(os.environ.get("ATELIER_DATA_DIR") or "var", READY_FILE)).absolute()
     try:
@@ -38,12 +40,12 @@ def find_access(
         local_url, keys = str(local["base_url"]), dict[str, str](local["keys"])
         local_key = keys.get("both") or keys[interface]
     except FileNotFoundError:
-        missing, variable = ("key", KEY_VARIABLE) if base_url else ("base_url", URL_VARIABLES[0])
+        missing, variable = ("base_url", URL_VARIABLES[0]) if base_url is None else ("key", KEY_VARIABLE)
         raise ValueError(
             f"{missing}: give it, or set {variable}: there is no {path} to read it from (`atelier up` writes it)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: {error!r}") from None
-    if key is None and base_url and base_url.rstrip("/") != local_url.rstrip("/"):
+    if key is None and base_url is not None and base_url.rstrip("/") != local_url.rstrip("/"):
         raise ValueError("key: give it too, since the local service's is not sent to another address")
     return Access(base_url or local_url, key or local_key)

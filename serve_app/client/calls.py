@@ -117,23 +117,26 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         progress: bool = True,
         **options: Unpack[GenerationOptions],
     ) -> JobsT:
-        """Draw many: the n-th job has the n-th prompt, LoRA and seed; a single one counts for all.
+        """Draw many: the n-th job has the n-th prompt, LoRA and seed of the lists; what is no list counts for all.
 
         Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. At most
         `concurrency` jobs are open at once, or as many as the service takes, and the plan's next window is waited for,
         however long that is. Raises `ValueError` for lists of different lengths.
         """
-        given = {
-            "prompt": [prompts] if isinstance(prompts, str) else [*prompts],
-            "loras": [loras] if loras is None or isinstance(loras, Mapping | str) else [*loras],
-            "seed": [options.pop("seed", None)] if seeds is None else [*seeds],
+        given = {"prompts": prompts, "loras": loras, "seeds": seeds}
+        lists = {
+            name: [*each] for name, each in given.items() if each is not None and not isinstance(each, Mapping | str)
         }
-        count = max(map(len, given.values()))
-        for name, values in given.items():
-            if len(values) not in (1, count):
-                raise ValueError(f"{name}: {len(values)} for {count} images: give one for each, or one for all")
-        rows = zip(*(values * (count if len(values) == 1 else 1) for values in given.values()), strict=True)
-        requests = [({**options, "prompt": prompt, "seed": seed}, each) for prompt, each, seed in rows]
+        counts = {len(values) for values in lists.values()} or {1}
+        if len(counts) > 1:
+            found = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
+            raise ValueError(f"{found}: give as many of each, or one for all that is in no list")
+        (count,) = counts
+        columns = (lists[name] if name in lists else [given[name]] * count for name in given)
+        requests = [
+            ({**options, "prompt": prompt, **({} if seed is None else {"seed": seed})}, each)
+            for prompt, each, seed in zip(*columns, strict=True)
+        ]
         return self.execute(self._start_and_end(requests, concurrency, progress))
 
     def _start_and_end(

@@ -71,7 +71,7 @@ class Cell(NamedTuple):
 
 
 def grid_html(cells: Iterable[Cell]) -> str:
-    """Pictures side by side, each over its caption, as HTML that loads no other resource."""
+    """Pictures side by side, each over its caption, as HTML."""
     figures = "".join(
         f'<figure style="margin:0"><img src="{escape(source)}" title="{escape(title)}" alt="{escape(title)}" '
         f'style="max-width:256px;max-height:256px"><figcaption>{escape(caption)}</figcaption></figure>'
@@ -81,5 +81,5 @@ def grid_html(cells: Iterable[Cell]) -> str:
 
 
 def data_uri(png: bytes) -> str:
-    """The picture itself as an address, so that a notebook still shows it when the service has forgotten it."""
+    """Write the picture itself as an address, so that a notebook still shows it when the service has forgotten it."""
     return f"data:image/png;base64,{b64encode(png).decode()}"

@@ -277,8 +277,11 @@ class ImageInfo:
 
 
 def open_png(png: bytes) -> "PilImage":
-    """Decode to a Pillow image; needs `pip install pillow`."""
-    from PIL import Image
+    """Decode to a Pillow image; needs `pip install pillow`, which `ModuleNotFoundError` says without it."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pil() needs Pillow: pip install pillow", name=error.name) from None
 
     image = Image.open(BytesIO(png), formats=["PNG"])
     image.load()
