@@ -11,8 +11,8 @@ from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts
 from serve_app.atomic_files import write_atomically
 from serve_app.cli.audit import this_operator
-from serve_app.cli.local import READY_FILE
 from serve_app.client import Client
+from serve_app.client.access import READY_FILE
 from serve_app.domain.accounts import Plan
 from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant

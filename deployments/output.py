@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
 
 from deployments.demo import EXAMPLE_PROMPT, Demo
-from serve_app.cli.local import READY_FILE
+from serve_app.client.access import READY_FILE
 
 NAME_WIDTH = 36
 

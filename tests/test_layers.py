@@ -30,7 +30,6 @@ def loaded_by(*modules: str) -> set[str]:
         ("serve_app.engine serve_app.upscale.upscaler", ("ray", "fastapi", "starlette", "redis", "peft")),
         ("serve_app.worker.generation serve_app.worker.upscale", ("ray", "fastapi", "starlette")),
         ("serve_app.worker.upscale", ("diffusers", "transformers", "peft")),
-        ("serve_app.client", (*HEAVY, "redis", "fastapi", "starlette", "pydantic")),
     ],
 )
 def test_a_layer_loads_no_library_that_it_does_not_need(modules: str, unwanted: tuple[str, ...]) -> None:

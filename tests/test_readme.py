@@ -39,14 +39,14 @@ def test_the_engine_example_prints_no_warnings_and_saves_an_image(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_client_example_prints_progress_and_saves_an_image(live: Live, tmp_path: Path) -> None:
+def test_the_client_example_prints_nothing_and_saves_two_images(live: Live, tmp_path: Path) -> None:
     _, key = live.member()
     access = {"base_url": live.base_url, "keys": {"both": key}}
     (tmp_path / "var").mkdir(exist_ok=True)
     (tmp_path / "var" / "local.json").write_text(json.dumps(access))
-    printed = run_program(python_block("Client("), tmp_path)
-    assert printed.split()[-1] == "100"
-    assert Image.open(tmp_path / "mountains.png").size == (512, 512)
+    assert run_program(python_block("Client("), tmp_path) == ""
+    sizes = [Image.open(tmp_path / name).size for name in ("mountains.png", "large.png")]
+    assert sizes == [(512, 512), (1024, 1024)]
 
 
 @pytest.mark.parametrize("picture", re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text()))

@@ -84,6 +84,7 @@ def test_storage_may_be_whatever_fsspec_reads(url: str) -> None:
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's, the proxy's, and what Kubernetes sets for services called `atelier` and `atelier-redis-jobs`."""
     others = {
+        "ATELIER_URL": "http://127.0.0.1:8000",
         "ATELIER_BASE_URL": "http://127.0.0.1:8000",
         "ATELIER_KEY": "atl_0",
         "ATELIER_CONNECTIONS_PER_ADDRESS": "10",

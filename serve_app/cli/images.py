@@ -10,30 +10,21 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 from serve_app.cli.command import BadUsage, Failed, Result, command
-from serve_app.cli.local import access
-from serve_app.client import Client, Job, Lora, Model, Unauthorized, UnsupportedOption
+from serve_app.client import Client, Job, UnsupportedOption
+from serve_app.client.access import KEY_VARIABLE, READY_FILE, URL_VARIABLES
+from serve_app.client.display import shown_bar
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
 
 BaseUrl = Annotated[
-    str | None, typer.Option(envvar="ATELIER_BASE_URL", help="Address of the service; by default the local one.")
+    str | None, typer.Option(envvar=[*URL_VARIABLES], help="Address of the service; by default the local one.")
 ]
-Key = Annotated[
-    str | None, typer.Option(envvar="ATELIER_KEY", help="An API key; by default that of the local service.")
-]
+Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, help="An API key; by default that of the local service.")]
 Out = Annotated[
     Path | None, typer.Option(help="File to write; several images get -1, -2, … By default ID.png in this directory.")
 ]
@@ -73,7 +64,7 @@ def _generate(
 ) -> Result:
     """Generate images from a prompt with a LoRA adapter."""
     with _client(settings, out, base_url, key, interface) as client:
-        found = _find_lora(client, lora)
+        found = client.loras.find(lora)
         try:
             job = client.generate(
                 prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
@@ -118,7 +109,7 @@ def _try(
 ) -> Result:
     """Draw one image with a LoRA and its trigger words, with the key of an account that may use it."""
     with _client(settings, out, base_url, key) as client:
-        found = client.loras.get(_find_lora(client, lora).id)
+        found = client.loras.find(lora)
         words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
         job = client.generate(words, lora_id=found.id, seed=seed, steps=LEAST_STEPS, lora_weight=weight)
         return _wait_and_save(job, out, timeout, doing=_drawing(1, SIZE, SIZE, found.name), open_images=open_images)
@@ -132,32 +123,16 @@ def _client(
     folder = out.resolve().parent if out else Path.cwd()
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise BadUsage(f"--out: cannot write in {folder}")
-    found = access(settings, base_url=base_url, key=key, interface=interface)
+    ready_file = settings.data_dir / READY_FILE
     try:
-        client = Client(found.base_url, found.key, interface=interface, retry_budget=RETRY_BUDGET_S)
+        client = Client(base_url, key, interface=interface, retry_budget=RETRY_BUDGET_S, ready_file=ready_file)
     except ValueError as error:
-        raise BadUsage(f"--{str(error).replace('_', '-')}") from None
+        field, colon, why = str(error).partition(": ")
+        raise BadUsage(
+            f"--{field.replace('_', '-')}{colon}{why}" if field in ("base_url", "key") else str(error)
+        ) from None
     with client:
         yield client
-
-
-def _find_lora(client: Client, name_or_id: str) -> Model | Lora:
-    """The adapter with this name or id. Raises `Failed` when the key may use none, or several match."""
-    loras = _usable_loras(client)
-    found = [lora for lora in loras if name_or_id.casefold() in (lora.id.casefold(), lora.name.casefold())]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(lora.name for lora in loras) or "none"
-    what = f"{len(found)} adapters are named" if found else "no adapter"
-    raise Failed(f"--lora: {what} {name_or_id!r} for this account (available: {known})")
-
-
-def _usable_loras(client: Client) -> Sequence[Model | Lora]:
-    """List the LoRAs that the key may use; a key for interface A alone may list LoRAs, but not models."""
-    try:
-        return client.models()
-    except Unauthorized:
-        return client.loras.list()
 
 
 def _warn_of(unknown_words: Sequence[str]) -> None:
@@ -177,7 +152,8 @@ def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, op
     """`doing` labels the bar."""
     began = time.monotonic()
     try:
-        _wait_with_progress_bar(job, timeout, doing)
+        with shown_bar(doing) as show:  # on stderr: stdout holds only the result
+            job.wait(timeout, on_progress=show and (lambda percent: show(doing, percent / 100)))
     except KeyboardInterrupt:
         raise Failed(f"stopped waiting; {job.id} continues in the service") from None
     seconds = time.monotonic() - began
@@ -193,15 +169,6 @@ def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, op
     ]
     lines = [f"{file}  {image.image_id or ''}".rstrip() for image, file in zip(images, files, strict=True)]
     return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
-
-
-def _wait_with_progress_bar(job: Job, timeout: float, doing: str) -> None:
-    """Wait with a progress bar on stderr, with the time that is left: stdout holds only the result."""
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        bar = progress.add_task(doing, total=100)
-        job.wait(timeout, on_progress=lambda percent: progress.update(bar, completed=percent))
 
 
 def _open(files: Sequence[Path]) -> None:

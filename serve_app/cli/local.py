@@ -1,46 +1,16 @@
-"""Finds the service that `atelier up` runs on this machine: its address, a key of it, and the port that it holds."""
+"""Finds the service that `atelier up` runs on this machine: its address and the port that it holds."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
 from serve_app.cli.command import BadUsage
+from serve_app.client.access import READY_FILE
 from serve_app.operations.checks import Check, cannot_listen, fail, ok, warn
 from serve_app.settings import Settings
-
-READY_FILE = "local.json"
-"""The name of the file in the data directory, of mode 0600.
-
-It holds `{"base_url", "console_url", "account", "keys": {"a", "b", "both"}, "console_password"}`.
-"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Access:
-    base_url: str
-    key: str
-
-
-def access(settings: Settings, *, base_url: str | None, key: str | None, interface: Literal["a", "b"]) -> Access:
-    """Return the given address and key, completed from the local service's file.
-
-    Raises `BadUsage` when one is missing.
-    """
-    if base_url and key:
-        return Access(base_url=base_url, key=key)
-    path = settings.data_dir / READY_FILE
-    local = read_ready_file(path)
-    if local is None:
-        missing = " and ".join(name for name, given in (("--base-url", base_url), ("--key", key)) if not given)
-        raise BadUsage(f"give {missing}: there is no {path} to read it from (atelier up writes it)")
-    if base_url and base_url.rstrip("/") != local["base_url"].rstrip("/"):
-        raise BadUsage("give --key too: the key of the local service is not sent to another address")
-    keys = local["keys"]
-    return Access(base_url=base_url or local["base_url"], key=key or keys.get("both") or keys[interface])
 
 
 def local_base_url(settings: Settings) -> str:

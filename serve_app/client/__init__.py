@@ -2,15 +2,17 @@
 
     from serve_app.client import Client
 
-    client = Client("http://127.0.0.1:8000", key)  # key: one that `make run` or `atelier keys create` prints
-    neon = client.models()[0]
-    job = client.generate("purple mountains under a black sky with a yellow moon", lora_id=neon.id, seed=7)
-    job.wait(on_progress=print).images[0].pil()
+    client = Client()  # by ATELIER_URL and ATELIER_KEY, or the service that `make run` started in this folder
+    image = client.generate("purple mountains under a black sky", loras={"neon": 0.8}, seed=7).images[0]
+    image.save("mountains.png")
+    image.upscale(4).save("large.png")
+
+    jobs = client.map(["a boat", "a red flower"], loras="neon", seeds=[1, 2])
 
     ink = client.loras.add("ink.safetensors", base="pocket", progress=True)
-
-    for job in client.jobs(limit=100):
-        print(job.id, job.status, job.request["prompt"])
+    job = client.generate("a boat", lora_id=ink.id)  # started, and not waited for
+    for event in job.events():
+        print(event.status, event.progress)
 
 `Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """
@@ -33,12 +35,13 @@ from serve_app.client.errors import (
     ServiceUnavailable,
     Unauthorized,
     UnexpectedAnswer,
+    UnknownLora,
     Unreachable,
     UnsupportedOption,
     WaitTimeout,
 )
 from serve_app.client.protocol import GenerationOptions
-from serve_app.client.records import Lora, Model, Usage
+from serve_app.client.records import Event, Lora, Model, Usage
 from serve_app.client.sync_client import Client, Image, Job
 from serve_app.client.upload import upload_bar
 
@@ -49,6 +52,7 @@ __all__ = [
     "AtelierClientError",
     "Client",
     "Conflict",
+    "Event",
     "Forbidden",
     "GenerationOptions",
     "Image",
@@ -68,6 +72,7 @@ __all__ = [
     "ServiceUnavailable",
     "Unauthorized",
     "UnexpectedAnswer",
+    "UnknownLora",
     "Unreachable",
     "UnsupportedOption",
     "Usage",

@@ -1,7 +1,7 @@
-"""The client for asyncio: the methods of `Client`, awaited."""
+"""The client for asyncio: the methods of `Client`, awaited. A notebook shows its pictures by their addresses."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
-from serve_app.client.calls import RETRY_BUDGET_S, AccountCalls, ImageCalls, JobCalls, LoraCalls
+from serve_app.client.calls import RETRY_BUDGET_S, WAIT_S, AccountCalls, ImageCalls, JobCalls
+from serve_app.client.display import Cell, grid_html
+from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.protocol import Call, Interface, Operation, Sleep, advance
-from serve_app.client.records import Lora, Model, Record, Usage, open_png
+from serve_app.client.records import Event, Lora, Model, Record, Usage, open_png
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]
 
 
-class AsyncImage(ImageCalls):
-    """A finished image, to download or to open with Pillow."""
+class AsyncImage(ImageCalls[Awaited["AsyncImage"]]):
+    """A finished image, to save, to enlarge or to open with Pillow."""
 
     async def download(self, path: str | Path | None = None) -> bytes:
         """The PNG's bytes, also written to `path` when one is given."""
@@ -31,15 +33,36 @@ class AsyncImage(ImageCalls):
             await asyncio.to_thread(Path(path).write_bytes, png)
         return png
 
+    async def save(self, path: str | Path | None = None) -> Path:
+        """Write the PNG to `path`, or under the image's id into the working directory; returns the file."""
+        file = self._file(path)
+        await self.download(file)
+        return file
+
     async def pil(self) -> "PilImage":
         """The picture as a Pillow image; needs `pip install pillow`."""
         return open_png(await self.download())
+
+    def _repr_html_(self) -> str:
+        return grid_html([Cell(self.url, self.caption, self.image_id)])
 
 
 class AsyncJob(JobCalls[AsyncImage, Awaited["AsyncJob"], Awaited[None]]):
     """Follows a generation or an upscale to its images: `(await job.wait()).images[0]`."""
 
     _image = AsyncImage
+
+    async def events(self, timeout: float | None = WAIT_S) -> AsyncIterator[Event]:  # noqa: ASYNC109 as in `Job`
+        """Yield the state, and again whenever it changes, until the job ends; one that failed raises nothing here.
+
+        Raises `WaitTimeout` when nothing has changed for `timeout` seconds.
+        """
+        yield self.event
+        while not self.done:
+            yield await self._client.execute(self._change(timeout))
+
+    def _embedded(self, image: AsyncImage) -> str:
+        return image.url
 
 
 class AsyncClient(
@@ -49,15 +72,16 @@ class AsyncClient(
 
     def __init__(
         self,
-        base_url: str,
-        key: str,
+        base_url: str | None = None,
+        key: str | None = None,
         *,
         interface: Interface = "a",
         retry_budget: float = RETRY_BUDGET_S,
         timeout: Timeout = TIMEOUT,
+        ready_file: Path | str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        super().__init__(base_url, key, interface, retry_budget, timeout)
+        super().__init__(base_url, key, interface, retry_budget, timeout, ready_file)
         self._http = httpx.AsyncClient(timeout=read_timeout(timeout), transport=transport)
         self.loras = LoraCalls[Awaited[Lora], Awaited[list[Lora]], Awaited[None]](self.service, self.execute)
         """List, add, change, share and delete LoRAs."""

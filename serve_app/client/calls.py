@@ -3,52 +3,51 @@
 The type variables are what the methods return: a job for `Client`, a coroutine that returns one for `AsyncClient`.
 """
 
+import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path, PurePath
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack
 from urllib.parse import urlencode
 
-from serve_app.client.errors import ServiceError
+from serve_app.client.access import find_access
+from serve_app.client.display import Cell, grid_html, shown_bar
+from serve_app.client.errors import Forbidden, RateLimited, UnsupportedOption
+from serve_app.client.lora_calls import find_lora, rows_of
 from serve_app.client.protocol import (
+    BACKOFF_CAP_S,
     LONG_POLL_S,
     GenerationOptions,
     Interface,
     Operation,
     Service,
-    checked_key,
+    Sleep,
     path_of,
     then,
-    without_none,
 )
-from serve_app.client.records import ImageInfo, JobState, Lora, Model, OnProgress, Record, Usage
-from serve_app.client.upload import (
-    CHECK_S,
-    OnSent,
-    Timeout,
-    Upload,
-    lora_files,
-    read_timeout,
-    upload_progress,
-    weights_sha256,
-)
+from serve_app.client.records import Event, ImageInfo, JobState, Model, OnProgress, Record, Usage
+from serve_app.client.upload import Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
-PAGE = 200
-"""One call asks for at most this many rows of a listing."""
-ASK_FROM_BYTES = 8 << 20
-"""Smaller files are sent at once: asking first is a request of its own, and counts as one."""
-_SEND_THE_FILE = (404, 405, 415)
-"""The file is sent after these answers to whether its weights are known: no, or the service does not know the
-question."""
+WAIT_S = 600.0
+"""Images are waited for this long by default."""
+CONCURRENCY = 32
+"""`map` has so many jobs open at once: enough to fill several workers, and other requests wait behind no more."""
+EMBEDDED_IMAGES = 16
+"""A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
+_LORA_ID = re.compile(r"model_[a-z2-7]{26}")
+
+Loras = Mapping[str, float] | str
+"""LoRAs by name or id, each with its weight, or one alone, with the service's default weight."""
 
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
 ModelsT = TypeVar("ModelsT")
 UsageT = TypeVar("UsageT")
-LoraT = TypeVar("LoraT")
-LorasT = TypeVar("LorasT")
+PictureT = TypeVar("PictureT", bound=ImageInfo)
 ImageT = TypeVar("ImageT")
 NoneT = TypeVar("NoneT")
 
@@ -56,12 +55,22 @@ NoneT = TypeVar("NoneT")
 class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
     """The calls of a client, except those on `loras`."""
 
-    def __init__(self, base_url: str, key: str, interface: Interface, retry_budget: float, timeout: Timeout) -> None:
+    def __init__(
+        self,
+        base_url: str | None,
+        key: str | None,
+        interface: Interface,
+        retry_budget: float,
+        timeout: Timeout,
+        ready_file: Path | str | None,
+    ) -> None:
         read = read_timeout(timeout).read
         longest_wait = LONG_POLL_S if read is None else min(LONG_POLL_S, read / 2)
+        base_url, key = find_access(base_url, key, interface, ready_file)
         self.service = Service(
             base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait
         )
+        self._lora_ids: dict[str, str] = {}
 
     @abstractmethod
     def execute(self, operation: Operation[Any]) -> Any:
@@ -72,18 +81,124 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         """Return the job of a record, which polls with this client."""
 
     def generate(
-        self, prompt: str, *, lora_id: str, idempotency_key: str | None = None, **options: Unpack[GenerationOptions]
+        self,
+        prompt: str,
+        *,
+        loras: Loras | None = None,
+        lora_id: str | None = None,
+        wait: bool | None = None,
+        progress: bool = True,
+        idempotency_key: str | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> JobT:
-        """Start a job that draws `prompt` with the LoRA adapter `lora_id`.
+        """Draw `prompt` with a LoRA: `generate("a boat", loras={"neon": 0.8}).images[0]`.
 
-        Options left out take the service's defaults; `GenerationOptions` has their names. `UnsupportedOption` is raised
-        for one that the interface does not have.
+        With `loras`, by name or id, it returns when the images are ready, and shows a bar in a terminal or notebook
+        unless `progress` is off. With `lora_id` it returns the started job at once. `wait` decides for either. Options
+        left out take the service's defaults; `GenerationOptions` has their names. Raises `UnsupportedOption` for one
+        that the interface does not have, `UnknownLora`, and when it waits what `job.wait()` raises.
         """
-        fields = {"prompt": prompt, "lora_id": lora_id, **options}
-        return self.execute(then(self.service.generate(idempotency_key, fields), self._job))
+
+        def drawn() -> Operation[Any]:
+            record = yield from self._start({"prompt": prompt, "lora_id": lora_id, **options}, loras, idempotency_key)
+            if loras is not None if wait is None else wait:
+                record = yield from _ended(self.service, record, f"Drawing {prompt}", progress)
+            return self._job(record)
+
+        return self.execute(drawn())
+
+    def map(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        loras: Loras | Sequence[Loras] | None = None,
+        seeds: Sequence[int] | None = None,
+        concurrency: int = CONCURRENCY,
+        progress: bool = True,
+        **options: Unpack[GenerationOptions],
+    ) -> JobsT:
+        """Draw many: the n-th job has the n-th prompt, LoRA and seed of the lists; what is no list counts for all.
+
+        Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. At most
+        `concurrency` jobs are open at once, or as many as the service takes, and the plan's next window is waited for,
+        however long that is. Raises `ValueError` for lists of different lengths.
+        """
+        given = {"prompts": prompts, "loras": loras, "seeds": seeds}
+        lists = {
+            name: [*each] for name, each in given.items() if each is not None and not isinstance(each, Mapping | str)
+        }
+        counts = {len(values) for values in lists.values()} or {1}
+        if len(counts) > 1:
+            found = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
+            raise ValueError(f"{found}: give as many of each, or one for all that is in no list")
+        (count,) = counts
+        columns = (lists[name] if name in lists else [given[name]] * count for name in given)
+        requests = [
+            ({**options, "prompt": prompt, **({} if seed is None else {"seed": seed})}, each)
+            for prompt, each, seed in zip(*columns, strict=True)
+        ]
+        return self.execute(self._start_and_end(requests, concurrency, progress))
+
+    def _start_and_end(
+        self, requests: Sequence[tuple[dict[str, Any], Loras | None]], concurrency: int, progress: bool
+    ) -> Operation[Any]:
+        """Start the jobs as the plan and the queue allow, and wait for the oldest whenever they allow no more."""
+        started, ended = deque[Record](), list[Record]()
+        with shown_bar(f"Drawing {len(requests)} jobs", wanted=progress) as show:
+
+            def end_oldest() -> Operation[None]:
+                oldest = started.popleft()
+                ended.append((yield from self.service.watch(oldest, None, until_change=False, shows_progress=False)))
+                if show is not None:
+                    show(f"Drawing {len(requests)} jobs", len(ended) / len(requests))
+
+            for options, loras in requests:
+                is_started = False
+                while not is_started:
+                    if len(started) >= concurrency:
+                        yield from end_oldest()
+                    try:
+                        started.append((yield from self._start(options, loras, None)))
+                        is_started = True
+                    except RateLimited as limited:
+                        if started and limited.code == "queue_full":
+                            yield from end_oldest()
+                            continue
+                        again = time.monotonic() + (limited.retry_after or BACKOFF_CAP_S)
+                        while started and time.monotonic() < again:
+                            yield from end_oldest()
+                        if show is not None:
+                            show(limited.message, len(ended) / len(requests))
+                        yield Sleep(max(0.0, again - time.monotonic()))
+            while started:
+                yield from end_oldest()
+        return JobList(self._job(record) for record in ended)
+
+    def _start(self, options: dict[str, Any], loras: Loras | None, idempotency_key: str | None) -> Operation[Record]:
+        """Create a job with the id of a LoRA that is given by its name."""
+        if (loras is None) == (options.get("lora_id") is None):
+            raise TypeError("generate() needs either loras or lora_id")
+        name = ""
+        if loras is not None:
+            weights: Mapping[str, float | None] = {loras: None} if isinstance(loras, str) else loras
+            if len(weights) != 1:
+                message = f"loras: {len(weights)} are given, and the two interfaces take one LoRA for a request"
+                raise UnsupportedOption(message)
+            ((name, weight),) = weights.items()
+            options = {**options, "lora_id": name, "lora_weight": weight}
+        create = self.service.generate(idempotency_key, options)  # a wrong option is refused before a name is asked for
+        if name and not _LORA_ID.fullmatch(name):
+            if name not in self._lora_ids:
+                self._lora_ids[name] = (yield from find_lora(self.service, name)).id
+            create = self.service.generate(idempotency_key, {**options, "lora_id": self._lora_ids[name]})
+        try:
+            return (yield from create)
+        except Forbidden:
+            self._lora_ids.pop(name, None)  # another LoRA may have the name by now
+            raise
 
     def upscale(self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None) -> JobT:
-        """Start a job that enlarges an image 2 or 4 times. Part of interface A: the key must be valid there."""
+        """Start a job that enlarges an image 2 or 4 times. Part of interface A, for images of its jobs."""
         return self.execute(then(self.service.upscale(idempotency_key, image_id, scale_factor), self._job))
 
     def models(self) -> ModelsT:
@@ -100,7 +215,7 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
 
         `job.request` says what was asked for.
         """
-        listed = _rows(self.service, "/v1/jobs", "jobs", {}, limit)
+        listed = rows_of(self.service, "/v1/jobs", "jobs", {}, limit)
         return self.execute(then(listed, lambda rows: [self._job(Record.read(row)) for row in rows]))
 
     def cancel(self, run_id: str) -> JobT:
@@ -127,25 +242,42 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         return self.execute(self.service.delete(path_of("/v1/jobs", run_id)))
 
 
-class JobCalls(JobState, Generic[ImageT, JobT, NoneT]):
+class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
     """Follows a generation or an upscale to its images, with the calls on it."""
 
-    _image: Callable[[Any, Record, int], ImageT]
+    _image: Callable[[Any, Record, int], PictureT]
 
     def __init__(self, client: AccountCalls[JobT, Any, Any, Any, NoneT], record: Record) -> None:
         super().__init__(record)
         self._client = client
 
     @property
-    def images(self) -> list[ImageT]:
+    def images(self) -> list[PictureT]:
         """The finished images; empty until the job is completed."""
         return [self._image(self._client, self._record, index) for index in range(len(self._record.images))]
 
     def refresh(self) -> JobT:
         """Poll the job once."""
-        return self._follow(self._client.service.record(self.id, self._record.interface))
+        return self._follow(self._client.service.record(self.id))
 
-    def wait(self, timeout: float | None = 600.0, on_progress: OnProgress | None = None) -> JobT:
+    def cells(self, *, embedded: bool) -> list[Cell]:
+        """What a notebook's grid shows of the job, with the pictures themselves or their addresses."""
+        title = str(self.request.get("prompt", self.id))
+        return [Cell(self._embedded(image) if embedded else image.url, image.caption, title) for image in self.images]
+
+    @abstractmethod
+    def _embedded(self, image: PictureT) -> str:
+        """Return an address that holds the picture itself, where that needs no waiting."""
+
+    def _repr_html_(self) -> str | None:
+        return grid_html(self.cells(embedded=True)) if self.images else None
+
+    def _change(self, timeout: float | None) -> Operation[Event]:
+        """Wait until the state differs from the one that is known here."""
+        watching = self._client.service.watch(self._record, timeout, self._update, until_change=True)
+        return then(watching, lambda _: self.event)
+
+    def wait(self, timeout: float | None = WAIT_S, on_progress: OnProgress | None = None) -> JobT:
         """Return when the images are ready. Raises `JobFailed`, or `WaitTimeout` after `timeout` seconds."""
         on_record, shows_progress = self._recorder(on_progress), on_progress is not None
         return self._follow(self._client.service.wait(self._record, timeout, on_record, shows_progress=shows_progress))
@@ -169,136 +301,48 @@ class JobCalls(JobState, Generic[ImageT, JobT, NoneT]):
         return self._client.execute(then(operation, update))
 
 
-class ImageCalls(ImageInfo):
-    """A finished image, to download or to open with Pillow."""
+class JobList(list[JobT]):
+    """The jobs of `map`, in the order of its prompts; a notebook shows their pictures."""
+
+    def _repr_html_(self) -> str:
+        jobs: list[Any] = [*self]
+        embedded = sum(len(job.images) for job in jobs) <= EMBEDDED_IMAGES
+        return grid_html(cell for job in jobs for cell in job.cells(embedded=embedded))
+
+
+class ImageCalls(ImageInfo, Generic[ImageT]):
+    """A finished image, to save, to enlarge or to open with Pillow."""
 
     def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any], record: Record, index: int) -> None:
         super().__init__(record.images[index])
         self._client, self._record, self._index = client, record, index
 
+    def upscale(self, scale_factor: int | None = None, *, progress: bool = True) -> ImageT:
+        """Enlarge the image 2 or 4 times; returns the larger image. Part of interface A, for images of its jobs."""
+
+        def enlarged() -> Operation[Any]:
+            service = self._client.service
+            record = yield from service.upscale(None, self.image_id, scale_factor)
+            record = yield from _ended(service, record, f"Enlarging {scale_factor or 2}×", progress)
+            return type(self)(self._client, record, 0)
+
+        return self._client.execute(enlarged())
+
+    def _file(self, path: str | Path | None) -> Path:
+        """The file that is written: in the working directory one with the image's id, unless a path is given."""
+        return Path(path or f"{self.image_id}.png")
+
     def _png(self) -> Operation[bytes]:
         return self._client.service.download(self._record, self._index)
 
 
-class LoraCalls(Generic[LoraT, LorasT, NoneT]):
-    """The LoRAs that this account may use, and its own, with either interface's key."""
+def _ended(service: Service, record: Record, label: str, progress: bool) -> Operation[Record]:
+    """Wait for the images of a started job, with a bar where somebody sees it."""
+    with shown_bar(label, wanted=progress) as show:
 
-    def __init__(self, service: Service, execute: Callable[[Operation[Any]], Any]) -> None:
-        self._service, self._execute = service, execute
+        def on_record(newer: Record) -> None:
+            if show is not None:
+                show(label, newer.progress / 100)
 
-    def list(self, *, base_model: str | None = None, q: str | None = None) -> LorasT:
-        """List the LoRAs, newest first; of one base model, or with `q` in name, description or trigger words."""
-        listed = _rows(self._service, "/v1/loras", "loras", without_none({"base_model": base_model, "q": q}))
-        return self._execute(then(listed, lambda rows: [Lora.read(row) for row in rows]))
-
-    def get(self, lora_id: str) -> LoraT:
-        """Return a LoRA that this account owns or may use. Raises `NotFound`."""
-        return self._ask("GET", lora_id)
-
-    def add(
-        self,
-        path: str | Path | None = None,
-        *,
-        source: str | None = None,
-        base: str | None = None,
-        base_model: str | None = None,
-        name: str | None = None,
-        description: str = "",
-        trigger_words: Sequence[str] = (),
-        progress: bool = False,
-        on_progress: OnSent | None = None,
-        idempotency_key: str | None = None,
-    ) -> LoraT:
-        """Upload a safetensors file, or a folder as PEFT saves one, for the base model `base`.
-
-        It can be used at once. With `source` in place of a path the service fetches it, from where its operator
-        allows: `s3://…`, `hf://…`. `progress` shows a bar of the upload; `on_progress` is called with the bytes sent
-        and the bytes in all. Weights that the account has already give the LoRA that has them, and are not sent again
-        from 8 MiB on. `base_model` is another name of `base`. Raises `InvalidRequest` with the reason for a file that
-        does not fit, `Conflict` over the plan's quota, `ValueError` for arguments that exclude each other.
-        """
-        if (path is None) == (source is None):
-            raise ValueError("path: give either a path or a source")
-        if (base is None) == (base_model is None):
-            raise ValueError("base: name the base model once, as base or as base_model")
-        fields: dict[str, Any] = {
-            "name": name or PurePath(path or source or "").stem,
-            "base_model": base or base_model,
-            **({"description": description} if description else {}),
-            **({"trigger_words": [*trigger_words]} if trigger_words else {}),
-        }
-        headers = {"Idempotency-Key": checked_key(idempotency_key)}
-        showing = upload_progress(fields["name"], on_progress, shows_bar=progress)
-        adding = _add(self._service, path, fields if source is None else {**fields, "source": source}, headers, showing)
-        return self._execute(then(adding, Lora.read))
-
-    def update(
-        self,
-        lora_id: str,
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        trigger_words: Sequence[str] | None = None,
-    ) -> LoraT:
-        """Change what is given of an own one. Raises `NotFound`."""
-        words = None if trigger_words is None else [*trigger_words]
-        given = {"name": name, "description": description, "trigger_words": words}
-        return self._ask("PATCH", lora_id, body=without_none(given))
-
-    def delete(self, lora_id: str) -> NoneT:
-        """Delete an own one: jobs that wait for it or run with it end as failed. Raises `NotFound`."""
-        return self._execute(self._service.delete(path_of("/v1/loras", lora_id)))
-
-    def share(self, lora_id: str, account: str) -> LoraT:
-        """Let another account, by its id or name, use an own one. Raises `NotFound`."""
-        return self._ask("POST", lora_id, "grants", body={"account": account})
-
-    def unshare(self, lora_id: str, account: str) -> NoneT:
-        """End what `share` began. Raises `NotFound`."""
-        return self._execute(self._service.delete(path_of("/v1/loras", lora_id, "grants", account)))
-
-    def _ask(self, method: str, *place: str, body: dict[str, Any] | None = None) -> LoraT:
-        return self._execute(then(self._service.ask(method, path_of("/v1/loras", *place), body), Lora.read))
-
-
-def _rows(
-    service: Service, path: str, name: str, asked: dict[str, Any], limit: int | None = None
-) -> Operation[list[Any]]:
-    """The rows of a listing, at most `limit`, over as many pages as it takes."""
-    found: list[Any] = []
-    cursor: dict[str, str] = {}
-    while limit is None or len(found) < limit:
-        size = PAGE if limit is None else min(PAGE, limit - len(found))
-        page = yield from service.ask("GET", f"{path}?{urlencode({**asked, 'limit': size, **cursor})}")
-        found += page[name]
-        if "next_cursor" not in page:
-            break
-        cursor = {"cursor": page["next_cursor"]}
-    return found
-
-
-def _add(
-    service: Service,
-    path: str | Path | None,
-    fields: dict[str, Any],
-    headers: dict[str, str],
-    showing: AbstractContextManager[OnSent | None],
-) -> Operation[Any]:
-    """Add a LoRA by a POST that is safe to retry: the idempotency key returns the first one's LoRA.
-
-    Large files are sent only if the account has no LoRA of these weights.
-    """
-    with showing as on_sent:
-        if path is None:
-            return (yield from service.ask("POST", "/v1/loras", fields, headers, timeout=CHECK_S))
-        files = lora_files(Path(path))
-        if sum(file.stat().st_size for file in files.values()) >= ASK_FROM_BYTES:
-            try:
-                asked = {**fields, "sha256": weights_sha256(files)}
-                return (yield from service.ask("POST", "/v1/loras", asked, headers, timeout=CHECK_S))
-            except ServiceError as error:
-                if error.status not in _SEND_THE_FILE:
-                    raise
-        form = {name: ", ".join(text) if name == "trigger_words" else text for name, text in fields.items()}
-        upload = Upload(form, files, on_sent)
-        return (yield from service.ask("POST", "/v1/loras", None, headers, upload=upload, timeout=CHECK_S))
+        ended = yield from service.wait(record, WAIT_S, on_record, shows_progress=show is not None)
+        return replace(ended, unknown_words=record.unknown_words)

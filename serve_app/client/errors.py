@@ -20,6 +20,10 @@ class Unreachable(AtelierClientError):
     """No answer came from the service: it refused, the time was over, or the connection was lost."""
 
 
+class UnknownLora(AtelierClientError, LookupError):
+    """The account may use no LoRA of this name or id, or several have the name; nothing was asked for."""
+
+
 class ServiceError(AtelierClientError):
     """The service answered with an error."""
 
@@ -40,7 +44,11 @@ class InvalidRequest(ServiceError):
 
 
 class Unauthorized(ServiceError):
-    """401: the key is unknown, revoked, expired, or for the other interface."""
+    """401: the key is unknown, revoked, expired, or for the other interface, which the message then names."""
+
+    def __str__(self) -> str:
+        other = re.match(r"This key is for .*?\b([AB])\)", self.message)
+        return super().__str__() + (f": Client(…, interface={other[1].lower()!r}) uses this key" if other else "")
 
 
 class Forbidden(ServiceError):

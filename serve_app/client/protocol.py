@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -29,7 +29,7 @@ from serve_app.client.errors import (
     job_failure,
     service_error,
 )
-from serve_app.client.records import ImageRecord, Record
+from serve_app.client.records import Record
 from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
@@ -39,7 +39,8 @@ BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
 """The first and the longest delay before a retry: each doubles the one before, and half of it is random."""
 FIRST_CONTACT_S = 3.0
 """How long a client retries where it finds no server and has never had an answer: the address is probably wrong."""
-LONG_POLL_S = 20.0
+LONG_POLL_S, PROGRESS_S = 20.0, 1.0
+"""The service holds the answer to a poll back for this long, and for the shorter time where progress is shown."""
 SHORTEST_POLL_S = 1.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """The first and the longest delay between two polls of a job; polls do not count against the plan."""
@@ -132,26 +133,23 @@ class Service:
     def cancel(self, job_id: str) -> Operation[Record]:
         return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read)
 
-    def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
-        _, record = yield from self._poll(job_id, interface or self.interface, 0)
+    def record(self, job_id: str) -> Operation[Record]:
+        _, record = yield from self._poll(job_id, 0)
         return record
 
-    def _poll(
-        self, job_id: str, interface: Interface, wait_s: int, left: float = math.inf
-    ) -> Operation[tuple[httpx.Response, Record]]:
+    def _poll(self, job_id: str, wait_s: int, left: float = math.inf) -> Operation[tuple[httpx.Response, Record]]:
         """Read the record; with `wait_s`, when the job has ended or that time is over.
 
-        All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`.
-        A job of the other interface is read where both are: the key may be for one of them only.
+        All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`. It is
+        read where the jobs of both interfaces are, with their seeds; one of interface A is never called queued.
         """
-        is_own = interface == self.interface
-        path = ("/v1/generate" if interface == "a" else "/v1/generations") if is_own else "/v1/jobs"
         headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
         most = None if left == math.inf else max(left, SHORTEST_POLL_S)
-        call = Call("GET", self.base_url + path_of(path, job_id), headers, most=most)
+        call = Call("GET", self.base_url + path_of("/v1/jobs", job_id), headers, most=most)
         response = yield from self.send(call)
-        body = response.json()
-        return response, Record.read(body, interface if is_own else None)
+        record = Record.read(response.json())
+        is_queued = (record.interface, record.status) == ("a", "queued")
+        return response, replace(record, status="processing") if is_queued else record
 
     def delete(self, path: str) -> Operation[None]:
         """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
@@ -166,32 +164,47 @@ class Service:
     def wait(
         self, record: Record, timeout: float | None, on_record: Callable[[Record], None], *, shows_progress: bool = True
     ) -> Operation[Record]:
-        """Poll the job until it has ended, calling `on_record` after each poll.
+        """Poll the job until it has ended, as `watch` does. Raises `JobFailed` when it ended without images."""
+        record = yield from self.watch(record, timeout, on_record, until_change=False, shows_progress=shows_progress)
+        if record.status == "failed":
+            raise job_failure(record.id, record.error_code, record.error_message)
+        return record
 
-        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one,
-        or one with too many open requests, answers at once, and is polled as ever. Raises `JobFailed` when it ended
-        without images, `WaitTimeout` when it has not ended after `timeout` seconds.
+    def watch(
+        self,
+        record: Record,
+        timeout: float | None,
+        on_record: Callable[[Record], None] | None = None,
+        *,
+        until_change: bool,
+        shows_progress: bool = True,
+    ) -> Operation[Record]:
+        """Poll the job until it has ended or, with `until_change`, has moved on, calling `on_record` after each poll.
+
+        The service is asked to hold each answer back until the job has ended, where progress is shown for `PROGRESS_S`:
+        an older one, or one with too many open requests, answers at once, and is polled as ever. Raises `WaitTimeout`
+        after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        delay, has_waited = POLL_S, False
-        while not record.is_final:
+        delay, has_waited, known = POLL_S, False, record
+        longest = PROGRESS_S if shows_progress else self.longest_wait
+        while not (record.is_final or (until_change and record.has_moved_from(known))):
             left = math.inf if deadline is None else deadline - time.monotonic()
             if left < (0 if has_waited else delay):
                 raise WaitTimeout(f"{record.id} is still {record.status} after {timeout:g} s")
             if not has_waited:
                 yield Sleep(delay)
                 delay = min(POLL_CAP_S, delay * 1.5)
-            wait_s = 0 if shows_progress else int(min(self.longest_wait, max(0.0, left - delay)))
+            wait_s = int(min(longest, max(0.0, left - delay)))
             try:
-                response, record = yield from self._poll(record.id, record.interface, wait_s, left)
+                response, record = yield from self._poll(record.id, wait_s, left)
             except (Unreachable, RateLimited, ServiceUnavailable) as outage:
                 if left >= self.retry_budget:
                     raise
                 raise WaitTimeout(f"{record.id} was {record.status}, and then no poll was answered") from outage
             has_waited = "preference-applied" in response.headers
-            on_record(record)
-        if record.status == "failed":
-            raise job_failure(record.id, record.error_code, record.error_message)
+            if on_record is not None:
+                on_record(record)
         return record
 
     def download(self, record: Record, index: int) -> Operation[bytes]:
@@ -204,8 +217,9 @@ class Service:
         except ServiceError as error:
             if error.status not in _EXPIRED_URL_STATUSES:
                 raise
-            fresh = yield from self.record(record.id, record.interface)
-            image = _same_image(fresh, record.images[index], index)
+            fresh = yield from self.record(record.id)
+            wanted = record.images[index].image_id  # the index may have changed: a deletion moves the others up
+            image = next((each for each in fresh.images if each.image_id == wanted), None)
             if image is None:
                 raise
             response = yield from self.send(Call("GET", image.url, is_image=True))
@@ -253,13 +267,6 @@ def _may_have_acted(error: ServiceError | Unreachable) -> bool:
     return isinstance(error, Unreachable) or (error.status >= 500 and error.code != "overloaded")
 
 
-def _same_image(record: Record, image: ImageRecord, index: int) -> ImageRecord | None:
-    """The image in a newer record: by its id where there is one, since a deletion moves the others up."""
-    if image.image_id is None or any(each.image_id is None for each in record.images):
-        return record.images[index] if index < len(record.images) else None
-    return next((each for each in record.images if each.image_id == image.image_id), None)
-
-
 def path_of(root: str, *parts: str) -> str:
     """The path below `root`, each part quoted."""
     return "/".join((root, *(quote(part, safe="") for part in parts)))
@@ -293,13 +300,22 @@ def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachabl
         response = yield call
     except httpx.TransportError as error:
         server = f"{url.scheme}://{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
-        unreachable = Unreachable(f"no answer from {server}: {error or type(error).__name__}")
+        unreachable = Unreachable(f"no answer from {server}: {error or type(error).__name__}{_advice(error)}")
         unreachable.__cause__ = error
         return unreachable
     assert response is not None, "a Call is answered with a Response"
     if response.is_success and is_expected(response, is_image=call.is_image):
         return response
     return service_error(response, str(url.copy_with(query=None)), from_storage=call.is_image)
+
+
+def _advice(error: httpx.TransportError) -> str:
+    """What to check where no connection could be made, or one without the server's answer."""
+    if "SSL" in str(error):
+        return ": does the service speak http:// there, or with a certificate of its own?"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return ": does the service run there (`atelier up` prints its address), and is the port right?"
+    return ""
 
 
 def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | None:
@@ -336,7 +352,10 @@ def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[st
         raise TypeError(f"generate() got an unexpected keyword argument {option!r}")
     given = without_none(options)
     for option in given.keys() & _UNSUPPORTED[interface]:
-        raise UnsupportedOption(f"{option}: interface {interface!r} has no such field")
+        other = "a" if interface == "b" else "b"
+        raise UnsupportedOption(
+            f"{option}: interface {interface!r} has no such field; Client(…, interface={other!r}) has it"
+        )
     names = _NAMES_IN_B if interface == "b" else {}
     return {names.get(option, option): value for option, value in given.items()}
 

@@ -81,12 +81,18 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """One finished image. Interface B returns only the URL."""
+    """One finished image. Enlarged images have no seed."""
 
     url: str
-    image_id: str | None = None
-    width: int | None = None
-    height: int | None = None
+    image_id: str
+    width: int
+    height: int
+    seed: int | None = None
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "ImageRecord":
+        seed = row.get("seed")
+        return cls(row["url"], row["image_id"], row["width"], row["height"], None if seed is None else int(seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +115,30 @@ class Record:
     def is_final(self) -> bool:
         return self.status in ("completed", "failed")
 
+    def has_moved_from(self, known: "Record") -> bool:
+        return (self.status, self.progress) != (known.status, known.progress)
+
     @classmethod
     def read(
         cls, body: Mapping[str, Any], interface: Literal["a", "b"] | None = None, *, unknown_words: str = ""
     ) -> "Record":
-        """Read a record of interface "a" or "b"; without `interface`, a job of `/v1/jobs`, which names its own.
+        """Read what a new job is answered with on an interface; without `interface`, a job of `/v1/jobs`.
 
         `unknown_words` is what the answer's `X-Unknown-Words` header says.
         """
         status: str = body["status"]
         status = _STATUS_OF_JOB.get(status, status)
-        ended = body.get("completed_at") or (body.get("finished_at") if status == "completed" else None)
         error = body.get("error") or {}
         return cls(
             id=body[{"a": "request_id", "b": "run_id", None: "id"}[interface]],
             interface=interface or body["interface"],
             status=status,
             progress=100 if status == "completed" else body.get("progress", 0),
-            images=_images(body),
+            images=tuple(ImageRecord.read(row) for row in body.get("images", ())),
             error_code=error.get("code", ""),
             error_message=error.get("message", ""),
             estimated_completion_time=_time(body.get("estimated_completion_time")),
-            completed_at=_time(ended),
+            completed_at=_time(body.get("finished_at")) if status == "completed" else None,
             unknown_words=tuple(unquote(word) for word in unknown_words.split(", ") if word),
             request=body.get("request", {}),
         )
@@ -161,21 +169,21 @@ class Usage:
         return cls(date.fromisoformat(row["day"]), row["key_id"], row["lora_id"], *amounts)
 
 
-def _images(body: Mapping[str, Any]) -> tuple[ImageRecord, ...]:
-    if "image_url" in body:
-        return (ImageRecord(body["image_url"]),)
-    return tuple(
-        ImageRecord(image["url"], image["image_id"], image["width"], image["height"])
-        for image in body.get("images", ())
-    )
-
-
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
 OnProgress = Callable[[int], object]
 """A callback that is given the percentage, 0 to 100, whenever it has grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of a job: its status, its progress in percent, and when it will probably end."""
+
+    status: str
+    progress: int
+    estimated_completion_time: datetime | None
 
 
 class JobState:
@@ -201,6 +209,16 @@ class JobState:
         return self._record.progress
 
     @property
+    def event(self) -> Event:
+        """The state as `events` yields it."""
+        return Event(self.status, self.progress, self.estimated_completion_time)
+
+    @property
+    def error(self) -> str:
+        """Why the job has failed; empty for every other."""
+        return self._record.error_message
+
+    @property
     def done(self) -> bool:
         """Whether the job has ended, with images or without."""
         return self._record.is_final
@@ -215,10 +233,7 @@ class JobState:
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """What was asked for, such as `prompt` and `lora_id`.
-
-        Empty until it came from `jobs` or `cancel` once: a poll does not tell.
-        """
+        """What was asked for, such as `prompt` and `lora_id`, defaults filled in; empty before the first poll."""
         return self._record.request
 
     def __repr__(self) -> str:
@@ -243,24 +258,30 @@ class JobState:
 
 
 class ImageInfo:
-    """A finished image.
-
-    `image_id`, `width` and `height` are None on interface B, which does not return them.
-    """
+    """A finished image. Its `seed` draws it again alone; an enlarged one has None."""
 
     def __init__(self, record: ImageRecord) -> None:
         self.image_id = record.image_id
         self.url = record.url
         self.width = record.width
         self.height = record.height
+        self.seed = record.seed
+
+    @property
+    def caption(self) -> str:
+        """What a notebook writes below the picture."""
+        return f"{self.width} × {self.height}" if self.seed is None else f"seed {self.seed}"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.image_id or self.url}>"
+        return f"<{type(self).__name__} {self.image_id} {self.caption}>"
 
 
 def open_png(png: bytes) -> "PilImage":
-    """Decode to a Pillow image; needs `pip install pillow`."""
-    from PIL import Image
+    """Decode to a Pillow image; needs `pip install pillow`, which `ModuleNotFoundError` says without it."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pil() needs Pillow: pip install pillow", name=error.name) from None
 
     image = Image.open(BytesIO(png), formats=["PNG"])
     image.load()

@@ -1,6 +1,7 @@
 """The synchronous client, for scripts and notebooks."""
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
-from serve_app.client.calls import RETRY_BUDGET_S, AccountCalls, ImageCalls, JobCalls, LoraCalls
+from serve_app.client.calls import RETRY_BUDGET_S, WAIT_S, AccountCalls, ImageCalls, JobCalls
+from serve_app.client.display import data_uri
+from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.protocol import Call, Interface, Operation, Sleep, advance
-from serve_app.client.records import Lora, Model, Record, Usage, open_png
+from serve_app.client.records import Event, Lora, Model, Record, Usage, open_png
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Image(ImageCalls):
-    """A finished image, to download or to open with Pillow."""
+class Image(ImageCalls["Image"]):
+    """A finished image, to save, to enlarge or to open with Pillow."""
 
     def download(self, path: str | Path | None = None) -> bytes:
         """The PNG's bytes, also written to `path` when one is given."""
@@ -29,15 +32,36 @@ class Image(ImageCalls):
             Path(path).write_bytes(png)
         return png
 
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write the PNG to `path`, or under the image's id into the working directory; returns the file."""
+        file = self._file(path)
+        self.download(file)
+        return file
+
     def pil(self) -> "PilImage":
         """The picture as a Pillow image; needs `pip install pillow`."""
         return open_png(self.download())
+
+    def _repr_png_(self) -> bytes:
+        return self.download()
 
 
 class Job(JobCalls[Image, "Job", None]):
     """Follows a generation or an upscale to its images: `job.wait().images[0].pil()`."""
 
     _image = Image
+
+    def events(self, timeout: float | None = WAIT_S) -> Iterator[Event]:
+        """Yield the state, and again whenever it changes, until the job ends; one that failed raises nothing here.
+
+        Raises `WaitTimeout` when nothing has changed for `timeout` seconds.
+        """
+        yield self.event
+        while not self.done:
+            yield self._client.execute(self._change(timeout))
+
+    def _embedded(self, image: Image) -> str:
+        return data_uri(image.download())
 
 
 class Client(AccountCalls[Job, list[Job], list[Model], list[Usage], None]):
@@ -51,15 +75,16 @@ class Client(AccountCalls[Job, list[Job], list[Model], list[Usage], None]):
 
     def __init__(
         self,
-        base_url: str,
-        key: str,
+        base_url: str | None = None,
+        key: str | None = None,
         *,
         interface: Interface = "a",
         retry_budget: float = RETRY_BUDGET_S,
         timeout: Timeout = TIMEOUT,
+        ready_file: Path | str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        super().__init__(base_url, key, interface, retry_budget, timeout)
+        super().__init__(base_url, key, interface, retry_budget, timeout, ready_file)
         self._http = httpx.Client(timeout=read_timeout(timeout), transport=transport)
         self.loras = LoraCalls[Lora, list[Lora], None](self.service, self.execute)
         """List, add, change, share and delete LoRAs."""

@@ -1,4 +1,4 @@
-"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try, and its bar, by rich."""
+"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try, and its bar."""
 
 import hashlib
 import io
@@ -7,13 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from serve_app.client.display import shown_bar
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_S = 180.0
@@ -119,56 +117,13 @@ def upload_bar(label: str) -> Generator[OnSent]:
     with upload_bar("ink") as bar:
         client.loras.add("ink.safetensors", base="pocket", on_progress=bar)
     """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with _notebook_bar(label) if console.is_jupyter else _terminal_bar(label, console) as sent:
-        yield sent
-
-
-@contextmanager
-def _terminal_bar(label: str, console: "Console") -> Generator[OnSent]:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(f"Uploading {label}", total=None)
+    with shown_bar(f"Uploading {label}") as show:
 
         def sent(done: int, total: int) -> None:
-            doing = "Checking" if done >= total else "Uploading"
-            progress.update(bar, description=f"{doing} {label}", completed=done, total=total)
+            if show is not None:
+                show(f"{'Checking' if done >= total else 'Uploading'} {label}", done / total)
 
         yield sent
-
-
-@contextmanager
-def _notebook_bar(label: str) -> Generator[OnSent]:
-    """Show a line of text under the cell: rich shows nothing there without ipywidgets."""
-    from IPython.display import display
-
-    def line(text: str) -> dict[str, str]:
-        return {"text/plain": text}
-
-    handle: Any = display(line(f"Uploading {label}"), raw=True, display_id=True)
-    shown = ""
-
-    def sent(done: int, total: int) -> None:
-        nonlocal shown
-        text = f"Checking {label}" if done >= total else f"Uploading {label}: {100 * done // total} %"
-        if text != shown:
-            handle.update(line(text), raw=True)
-            shown = text
-
-    try:
-        yield sent
-    finally:
-        handle.update(line(""), raw=True)
 
 
 @contextmanager

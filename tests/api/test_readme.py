@@ -59,7 +59,7 @@ def _with(ids: dict[str, str], line: str) -> str:
 
 
 async def _send(client: httpx.AsyncClient, member: Member, line: str) -> httpx.Response:
-    shell = {"$ATELIER_BASE_URL": "", "$ATELIER_KEY": member.key, "$JSON": "Content-Type: application/json"}
+    shell = {"$ATELIER_URL": "", "$ATELIER_KEY": member.key, "$JSON": "Content-Type: application/json"}
     return await send_curl(client, [_with_variables(word, shell) for word in shlex.split(line)])
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from serve_app.cli.local import READY_FILE
+from serve_app.client.access import READY_FILE
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.attack.upload_kinds import BOUNDARY, FORM_TYPE
 from tests.deployments.service import Service

@@ -79,7 +79,7 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (("generate", "x", "--lora", "nothing"), 1, "no adapter 'nothing' for this account"),
+        (("generate", "x", "--lora", "nothing"), 1, "no LoRA 'nothing' for this account"),
         (("generate", "x", "--lora", PRIVATE_ADAPTER), 1, "for this account"),
         (("generate", "x", "--lora", "outline", "--steps", "51"), 1, "steps: must be between 20 and 50"),
         (("generate", "x", "--lora", "outline", "--negative-prompt", "y"), 2, "--negative-prompt"),

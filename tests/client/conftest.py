@@ -1,6 +1,8 @@
 """A live service with one member, for both clients, and a connection that loses answers."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 
 import httpx
 import pytest
@@ -24,6 +26,18 @@ class LossyTransport(httpx.HTTPTransport):
         return response
 
 
+class RecordingTransport(httpx.HTTPTransport):
+    """Real connections that keep the requests sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return super().handle_request(request)
+
+
 @pytest.fixture
 def key(live: Live) -> str:
     """A key for both interfaces."""
@@ -35,3 +49,23 @@ def key(live: Live) -> str:
 def client(live: Live, key: str) -> Iterator[Client]:
     with Client(live.base_url, key) as client:
         yield client
+
+
+@contextmanager
+def terminal() -> Generator[Callable[[], str]]:
+    """Make stderr a terminal, and yield what reads what was written there since the last call."""
+    master, slave = os.openpty()
+    os.set_blocking(master, False)
+
+    def shown() -> str:
+        parts: list[bytes] = []
+        with suppress(BlockingIOError):
+            while part := os.read(master, 65536):
+                parts.append(part)
+        return b"".join(parts).decode()
+
+    try:
+        with os.fdopen(slave, "w") as stderr, redirect_stderr(stderr):
+            yield shown
+    finally:
+        os.close(master)

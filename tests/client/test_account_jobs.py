@@ -15,7 +15,7 @@ LORA = adapter_id("neon")
 def test_jobs_of_both_interfaces_are_listed_newest_first_over_pages(
     live: Live, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.client.calls.PAGE", 2)
+    monkeypatch.setattr("serve_app.client.lora_calls.PAGE", 2)
     with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
         ids = [
             client.generate(f"boat {n}", lora_id=LORA).wait(timeout=20).id for n, client in enumerate((a, b, a, b, a))
@@ -35,10 +35,10 @@ def test_a_listed_job_of_the_other_interface_is_a_job(live: Live, key: str) -> N
     with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
         made = b.generate("a boat", lora_id=LORA).wait(timeout=20)
         listed = a.jobs()[0]
-        assert listed.images[0].image_id is not None
+        assert listed.images[0].image_id == made.images[0].image_id
         assert listed.images[0].download() == made.images[0].download()
         assert listed.refresh().status == "completed"
-        assert listed.request["prompt"] == "a boat", "a poll does not tell, and takes nothing away"
+        assert listed.request["prompt"] == made.request["prompt"] == "a boat"
 
 
 def test_a_key_of_one_interface_polls_the_jobs_of_both(live: Live) -> None:
@@ -68,7 +68,7 @@ def test_a_job_is_canceled_by_itself_and_by_its_id(live: Live, key: str) -> None
 async def test_the_async_client_does_the_same(live: Live, key: str) -> None:
     async with AsyncClient(live.base_url, key) as client:
         job = await (await client.generate("a boat", lora_id=LORA, num_images=2)).wait(timeout=20)
-        await client.delete_image(job.id, job.images[0].image_id or "")
+        await client.delete_image(job.id, job.images[0].image_id)
         (listed,) = await client.jobs()
         assert len(listed.images) == 1
         (row,) = await client.usage(days=2)

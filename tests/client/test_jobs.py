@@ -19,24 +19,12 @@ from serve_app.client import (
     WaitTimeout,
 )
 from serve_app.settings import Settings
-from tests.client.conftest import LossyTransport
+from tests.client.conftest import LossyTransport, RecordingTransport
 from tests.live import Live, live_service
 from tests.support import adapter_id, wait_until
 
 LORA = adapter_id("neon")
 PROMPT = "purple mountains under a black sky with a yellow moon"
-
-
-class RecordingTransport(httpx.HTTPTransport):
-    """Real connections that keep the requests sent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[httpx.Request] = []
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        return super().handle_request(request)
 
 
 @pytest.mark.parametrize("interface", ["a", "b"])
@@ -59,7 +47,7 @@ def test_generate_wait_and_open_the_image(client: Client) -> None:
     assert percentages[-1] == 100
     assert [(image.width, image.height) for image in job.images] == [(768, 512)] * 2
     assert job.images[1].pil().size == (768, 512)
-    assert (job.images[0].image_id or "").startswith("img_")
+    assert job.images[0].image_id.startswith("img_")
     assert job.completed_at is not None
 
 
@@ -100,7 +88,6 @@ def test_interface_b_accepts_its_own_sizes_and_a_negative_prompt(live: Live, key
 @pytest.mark.slow
 def test_an_image_can_be_upscaled(client: Client) -> None:
     image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
-    assert image.image_id is not None
     larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
     assert (larger.width, larger.height) == (1024, 1024)
     assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, calls, upload_bar
+from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, lora_calls, upload
 from serve_app.loras.catalog_file import add_digests
-from tests.client.conftest import LossyTransport
+from tests.client.conftest import LossyTransport, terminal
 from tests.live import Live
 from tests.support import POCKET, adapter_id, adapter_of
 
@@ -16,37 +16,19 @@ pytestmark = pytest.mark.usefixtures("shared_layer_tables")
 OUTLINE = POCKET / "loras" / "outline.safetensors"
 
 
-def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with upload_bar("ink [bold]") as on_progress:
-        on_progress(1, 2)
-        on_progress(2, 2)
-    shown = capsys.readouterr().err
-    assert "Checking ink [bold]" in shown
-    assert shown.endswith("\x1b[1A\x1b[2K"), "the bar's line is erased"
-
-
-def test_the_bar_ends_with_an_upload_that_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_bar_ends_with_an_upload_that_is_interrupted() -> None:
     class Interrupted(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             raise KeyboardInterrupt
 
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with Client("http://service.test", "atl_key", transport=Interrupted()) as client:
+    with terminal() as shown, Client("http://service.test", "atl_key", transport=Interrupted()) as client:
         with pytest.raises(KeyboardInterrupt) as interrupted:
             client.loras.add(OUTLINE, base="pocket", progress=True)
-        assert capsys.readouterr().err.endswith("\x1b[1A\x1b[2K"), interrupted
+        assert shown().endswith("\r\x1b[2K"), interrupted
 
 
 @pytest.mark.slow
-async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(
-    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
+async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(live: Live) -> None:
     (account, key), (zeta, _) = live.member(), live.member("zeta")
     sent: list[tuple[int, int]] = []
     with Client(live.base_url, key, transport=LossyTransport(1, "POST")) as client:
@@ -62,9 +44,10 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
         assert client.loras.share(added.id, zeta.name).shared_with == {zeta.id: zeta.name}
         client.loras.unshare(added.id, zeta.id)
     async with AsyncClient(live.base_url, key, interface="b") as asynchronous:
-        again = await asynchronous.loras.add(OUTLINE, base="pocket", name="Another", progress=True)
+        with terminal() as shown:
+            again = await asynchronous.loras.add(OUTLINE, base="pocket", name="Another", progress=True)
+            assert "Checking Another" in shown()
         assert (again.id, again.shared_with) == (added.id, {})
-        assert "Checking Another" in capsys.readouterr().err
         changed = await asynchronous.loras.update(added.id, name="Ink", trigger_words=[])
         assert (changed.name, changed.trigger_words) == ("Ink", ())
         assert await asynchronous.loras.get(added.id) == changed
@@ -75,7 +58,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
 
 @pytest.mark.slow
 def test_all_pages_are_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "PAGE", 3)
+    monkeypatch.setattr(lora_calls, "PAGE", 3)
     listed = client.loras.list(base_model="pocket")
     assert len({lora.id for lora in listed}) == len(listed) == 8
     neon = client.loras.list(q="NEON")
@@ -88,7 +71,7 @@ def test_all_pages_are_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -
 def test_large_weights_that_the_account_has_are_not_sent_again(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "ASK_FROM_BYTES", 0)
+    monkeypatch.setattr(lora_calls, "ASK_FROM_BYTES", 0)
     peft, sent = tmp_path / "peft", list[tuple[int, int]]()
     peft.mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -120,6 +103,6 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
 def test_a_peft_folder_is_two_files(tmp_path: Path) -> None:
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         with pytest.raises(FileNotFoundError, match=name):
-            calls.lora_files(tmp_path)
+            upload.lora_files(tmp_path)
         (tmp_path / name).write_text(json.dumps({}))
-    assert set(calls.lora_files(tmp_path)) == {"file", "adapter_config"}
+    assert set(upload.lora_files(tmp_path)) == {"file", "adapter_config"}

@@ -120,14 +120,15 @@ def test_a_service_that_is_not_routed_yet_is_retried(live: Live, key: str, path:
 def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
     url = "http://storage.test/x.png"
     record = {
-        "request_id": "gen_x",
+        "id": "gen_x",
+        "interface": "a",
         "status": "completed",
         "images": [{"image_id": "i", "url": url, "width": 1, "height": 1}],
     }
-    operation = SERVICE.download(Record.read(record, "a"), 0)
+    operation = SERVICE.download(Record.read(record), 0)
     gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
     assert _call(next(operation)).url == url
-    assert _call(operation.send(gone)).url.endswith("/v1/generate/gen_x")
+    assert _call(operation.send(gone)).url.endswith("/v1/jobs/gen_x")
     assert _call(operation.send(httpx.Response(200, json=record))).url == url
     with pytest.raises(NotFound):
         operation.send(gone)
@@ -136,11 +137,11 @@ def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
 def test_a_deleted_image_is_not_taken_for_its_neighbour() -> None:
     url = "http://storage.test/{}.png"
     images = [{"image_id": each, "url": url.format(each), "width": 1, "height": 1} for each in ("i", "j")]
-    record = {"request_id": "gen_x", "status": "completed", "images": images}
+    record = {"id": "gen_x", "interface": "a", "status": "completed", "images": images}
     gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
 
     def fresh_url(index: int) -> str:
-        operation = SERVICE.download(Record.read(record, "a"), index)
+        operation = SERVICE.download(Record.read(record), index)
         next(operation)
         operation.send(gone)
         return _call(operation.send(httpx.Response(200, json={**record, "images": images[1:]}))).url

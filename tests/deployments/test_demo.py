@@ -14,7 +14,7 @@ import redis
 
 from deployments.demo import Demo, demo_account
 from deployments.output import Reporter
-from serve_app.cli.local import READY_FILE
+from serve_app.client.access import READY_FILE
 from serve_app.domain.requests import Variant
 from tests.composition import Resources
 from tests.support import ROOT, existing

@@ -81,9 +81,11 @@ def test_a_cpu_torch_is_installed_by_the_hash_that_is_given(tmp_path: Path, give
 def test_the_image_holds_every_dependency_and_object_storage() -> None:
     """A new dependency gets there by the command at the head of configs/image/requirements.txt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["s3"]]
+    extras = project["optional-dependencies"]
+    assert [extras[name][0] for name in ("server", "s3", "otel")] == ["atelier[images]", *2 * ["atelier[server]"]]
+    wanted = [*project["dependencies"], *(line for name in ("images", "server", "s3", "otel") for line in extras[name])]
     names = {re.sub(r"[._-]+", "-", re.split(r"[\[;<>=! ]", line)[0]).lower() for line in wanted}
-    assert names - set(pins(REQUIREMENTS.read_text())) == set()
+    assert names - set(pins(REQUIREMENTS.read_text())) == {"atelier"}
 
 
 def test_the_build_context_has_what_the_image_copies_and_no_more() -> None:

@@ -1,0 +1,24 @@
+"""The `atelier` command, which is also `python -m deployments`; without what the service needs, it says what to install."""
+
+import sys
+
+NOT_INSTALLED = 2
+"""The exit code is that of bad usage."""
+
+
+def main() -> None:
+    try:
+        from deployments.local import main as command
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("serve_app", "deployments"):
+            raise
+        sys.stderr.write(
+            f"atelier: only the Python SDK is installed (there is no {error.name}): for the service, `make setup` in a "
+            "checkout, or `pip install '.[server]'` there\n"
+        )
+        sys.exit(NOT_INSTALLED)
+    command()
+
+
+if __name__ == "__main__":
+    main()

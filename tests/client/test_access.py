@@ -1,0 +1,143 @@
+"""Where `Client()` finds the service and a key, and that it needs no package but httpx."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from serve_app.client import AsyncClient, Client
+from tests.live import Live
+from tests.support import ROOT
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and an environment that names no service."""
+    for name in ("ATELIER_URL", "ATELIER_BASE_URL", "ATELIER_KEY", "ATELIER_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def write_ready_file(folder: Path, base_url: str, **keys: str) -> Path:
+    folder.mkdir()
+    file = folder / "local.json"
+    file.write_text(json.dumps({"base_url": base_url, "keys": keys}))
+    return file
+
+
+@pytest.mark.parametrize("name", ["ATELIER_URL", "ATELIER_BASE_URL"])
+def test_the_environment_names_the_service_and_the_key(
+    live: Live, key: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, live.base_url)
+    monkeypatch.setenv("ATELIER_KEY", key)
+    with Client() as client:
+        assert client.models()
+
+
+@pytest.mark.parametrize("place", ["var", "data", "given"])
+async def test_the_local_services_file_names_both(
+    live: Live, key: str, place: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_ready_file(elsewhere / place, live.base_url, both=key)
+    if place == "data":
+        monkeypatch.setenv("ATELIER_DATA_DIR", place)
+    async with AsyncClient(ready_file=file if place == "given" else None) as client:
+        assert await client.models()
+
+
+def test_the_key_is_the_one_of_the_interface(elsewhere: Path) -> None:
+    write_ready_file(elsewhere / "var", "http://service.test", a="atl_a", b="atl_b")
+    assert [Client(interface=each).service.key for each in ("a", "b")] == ["atl_a", "atl_b"]
+    assert Client(key="atl_mine").service.key == "atl_mine"
+    assert Client("http://service.test/").service.key == "atl_a"
+
+
+def test_the_local_services_key_is_not_sent_to_another_address(elsewhere: Path) -> None:
+    write_ready_file(elsewhere / "var", "http://service.test", both="atl_local")
+    with pytest.raises(ValueError, match=r"^key: .*not sent to another address") as refused:
+        Client("http://evil.test")
+    assert "atl_local" not in str(refused.value)
+
+
+def test_what_is_missing_is_named_with_where_it_was_looked_for(elsewhere: Path) -> None:
+    file = re.escape(str(elsewhere / "var" / "local.json"))
+    with pytest.raises(ValueError, match=rf"^base_url: give it, or set ATELIER_URL: there is no {file}"):
+        Client()
+    with pytest.raises(ValueError, match=r"^key: give it, or set ATELIER_KEY: "):
+        Client("http://service.test")
+    write_ready_file(elsewhere / "var", "http://service.test")
+    with pytest.raises(ValueError, match=rf"^{file}: KeyError"):
+        Client()
+
+
+BASE_INSTALL = """
+import importlib.abc, sys
+allowed = {allowed!r}
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+{program}
+"""
+
+
+def run_in_base_install(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import nothing but httpx, what that needs, and this repository."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted, packages = [*project["dependencies"]], set[str]()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        is_for_us = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if is_for_us and requirement.name not in packages:
+            packages.add(requirement.name)
+            wanted += metadata.requires(requirement.name) or ()
+    assert project["dependencies"] == ["httpx"]
+    assert len(packages) < 10
+    modules = {name for name, owners in metadata.packages_distributions().items() if packages & {*owners}}
+    code = BASE_INSTALL.format(allowed=modules | {"serve_app", "deployments"}, program=program)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.mark.slow
+def test_the_base_install_draws_saves_and_shows(live: Live, key: str, elsewhere: Path) -> None:
+    write_ready_file(elsewhere / "var", live.base_url, both=key)
+    done = run_in_base_install(f"""
+from pathlib import Path
+from serve_app.client import Client, upload_bar
+client = Client(ready_file={str(elsewhere / "var" / "local.json")!r})
+job = client.generate("a boat", loras={{"neon": 0.8}}, seed=7)
+job.images[0].upscale().save({str(elsewhere / "x.png")!r})
+assert "seed 7" in job._repr_html_()
+with upload_bar("ink") as sent:
+    sent(1, 2)
+assert {{name for name in sys.modules if name.startswith("serve_app.")}} == {{
+    name for name in sys.modules if name.startswith("serve_app.client")
+}}
+try:
+    job.images[0].pil()
+except ModuleNotFoundError as error:
+    assert (error.name, "pip install pillow" in str(error)) == ("PIL", True)
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (elsewhere / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_command_of_a_base_install_says_in_one_line_what_to_install() -> None:
+    done = run_in_base_install("from deployments.__main__ import main; sys.argv = ['atelier']; main()")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("atelier: ")
+    assert "pip install '.[server]'" in done.stderr

@@ -1,0 +1,248 @@
+"""Pictures in one call, many by `map`, followed by events, and shown in a terminal and a notebook."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nbformat
+import pytest
+import redis
+import yaml
+from nbclient import NotebookClient
+
+from serve_app.client import (
+    AsyncClient,
+    Client,
+    Forbidden,
+    JobFailed,
+    UnknownLora,
+    UnsupportedOption,
+    WaitTimeout,
+    upload_bar,
+)
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.jobs.queue import new_nonce
+from serve_app.settings import Settings
+from tests.client.conftest import RecordingTransport, terminal
+from tests.live import Live, live_service
+from tests.support import ROOT, adapter_id, adapter_of, wait_until
+
+LORA = adapter_id("neon")
+PROMPT = "purple mountains under a black sky with a yellow moon"
+
+
+def test_one_call_draws_with_a_lora_by_its_name(client: Client, tmp_path: Path) -> None:
+    job = client.generate(PROMPT, loras={"NEON": 0.8}, seed=7, num_images=2)
+    assert [(image.seed, image.caption) for image in job.images] == [(7, "seed 7"), (8, "seed 8")]
+    assert (job.request["lora_id"], job.request["lora_weight"]) == (LORA, 0.8)
+    file = job.images[1].save(tmp_path / "x.png")
+    assert file.read_bytes() == job.images[1].download() == job.images[1]._repr_png_()  # pyright: ignore[reportPrivateUsage]
+    assert client.generate("a red dragon", loras=LORA).unknown_words == ("dragon",)
+
+
+async def test_the_async_client_does_the_same(
+    live: Live, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with AsyncClient(live.base_url, key) as client:
+        job = await client.generate(PROMPT, loras="neon", seed=7)
+        (image,) = job.images
+        assert await image.save() == Path(f"{image.image_id}.png")
+        assert f"{image.image_id}.png" in os.listdir(tmp_path)
+        assert (await image.upscale()).width == 1024
+        assert httpx.URL(image.url).path in (job._repr_html_() or "")  # pyright: ignore[reportPrivateUsage]
+        assert image._repr_html_().endswith("seed 7</figcaption></figure></div>")  # pyright: ignore[reportPrivateUsage]
+        assert [event.status async for event in job.events()] == ["completed"]
+
+
+def test_a_started_job_is_returned_at_once_when_wanted(live: Live, client: Client) -> None:
+    live.outcome = "leave"
+    assert not client.generate(PROMPT, loras="neon", wait=False).done
+    live.outcome = "complete"
+    assert client.generate(PROMPT, lora_id=LORA, wait=True).done
+
+
+def test_a_name_is_looked_up_once_and_an_id_never(live: Live, key: str) -> None:
+    transport = RecordingTransport()
+    with Client(live.base_url, key, transport=transport) as client:
+        client.generate(PROMPT, loras=LORA, wait=False)
+        assert [request.method for request in transport.requests] == ["POST"]
+        for _ in range(2):
+            client.generate(PROMPT, loras="Neon", wait=False)
+    assert [request.url.path for request in transport.requests[1:]] == ["/v1/loras", "/v1/generate", "/v1/generate"]
+
+
+def test_a_name_that_another_lora_has_now_is_looked_up_again(live: Live) -> None:
+    account, key = live.member()
+    old, new = (adapter_of(account.id, name="Ink", file=name) for name in ("old", "new"))
+    live.run(live.resources.adapter_registry.register(old))
+    with Client(live.base_url, key) as client:
+        assert client.generate(PROMPT, loras="ink").request["lora_id"] == old.id
+        client.loras.delete(old.id)
+        live.run(live.resources.adapter_registry.register(new))
+        with pytest.raises(Forbidden):
+            client.generate(PROMPT, loras="ink")
+        assert client.generate(PROMPT, loras="ink").request["lora_id"] == new.id
+
+
+def test_a_lora_that_cannot_be_meant_is_refused_before_a_job_is_made(live: Live) -> None:
+    account, key = live.member()
+    twins = [adapter_of(account.id, name="Ink", file=name) for name in ("one", "two")]
+    for twin in twins:
+        live.run(live.resources.adapter_registry.register(twin))
+    with Client(live.base_url, key) as client:
+        with pytest.raises(UnknownLora, match=r"no LoRA 'neno' .*available: .*Neon, Outline"):
+            client.generate(PROMPT, loras="neno")
+        with pytest.raises(UnknownLora, match=rf"2 LoRAs are called 'ink'.*{twins[0].id}"):
+            client.generate(PROMPT, loras={"ink": 1})
+        for loras in ({}, {"neon": 1.0, "outline": 1.0}):
+            with pytest.raises(UnsupportedOption, match=rf"loras: {len(loras)} are given.*one LoRA"):
+                client.generate(PROMPT, loras=loras)
+        with pytest.raises(UnsupportedOption, match="Client\\(…, interface='b'\\) has it"):
+            client.generate(PROMPT, loras="neno", negative_prompt="boats")
+        for words in ({}, {"lora_id": LORA, "loras": "neon"}):
+            with pytest.raises(TypeError, match="either loras or lora_id"):
+                client.generate(PROMPT, **words)  # pyright: ignore[reportArgumentType]
+        assert client.jobs() == []
+
+
+def test_an_image_is_enlarged_by_itself(client: Client) -> None:
+    image = client.generate(PROMPT, loras="neon").images[0]
+    larger = image.upscale(4)
+    assert (larger.width, larger.height, larger.seed, larger.caption) == (2048, 2048, None, "2048 × 2048")
+    assert larger.download() != image.download()
+
+
+def test_an_image_of_interface_b_has_its_id_and_seed(live: Live, key: str) -> None:
+    with Client(live.base_url, key, interface="b") as client:
+        image = client.generate(PROMPT, loras={"neon": 1.5}, seed=3).images[0]
+        assert (image.seed, image.width, image.image_id[:4]) == (3, 512, "img_")
+
+
+def test_a_notebook_shows_pictures_with_their_seeds_and_escapes_the_prompt(client: Client) -> None:
+    job = client.generate("<script>", loras="neon", seed=7, num_images=2)
+    page = job._repr_html_() or ""  # pyright: ignore[reportPrivateUsage]
+    assert page.count("data:image/png;base64,") == 2
+    assert all(words in page for words in ("seed 7<", "seed 8<", "&lt;script&gt;"))
+    assert "<script>" not in page
+    many: Any = client.map("a boat", loras="neon", seeds=range(5), num_images=4)
+    page = many._repr_html_()
+    assert page.count("<img ") == 20
+    assert "data:" not in page, "so many pictures are linked to"
+
+
+def test_many_are_drawn_in_order_with_one_lora_for_all_or_each(client: Client) -> None:
+    jobs = client.map(["a boat", "a flower"], loras="neon", seeds=[5, 9])
+    assert [(job.request["prompt"], job.images[0].seed) for job in jobs] == [("a boat", 5), ("a flower", 9)]
+    jobs = client.map("a boat", loras=[{"neon": 0.5}, "outline"], seed=3, steps=20)
+    assert [job.request["lora_id"] for job in jobs] == [LORA, adapter_id("outline")]
+    assert [(job.request["lora_weight"], job.images[0].seed) for job in jobs] == [(0.5, 3), (0.75, 3)]
+    assert client.map([], loras="neon") == []
+    with pytest.raises(ValueError, match="3 prompts, 2 seeds: give as many of each"):
+        client.map(["a boat"] * 3, loras="neon", seeds=[1, 2])
+
+
+def test_a_failed_one_of_many_says_why(live: Live, client: Client) -> None:
+    live.outcome = "fail"
+    (job,) = client.map("a boat", loras="neon")
+    assert (job.status, job.error, job.images) == ("failed", "the brush broke", [])
+    with pytest.raises(JobFailed, match="the brush broke"):
+        job.wait()
+
+
+@pytest.mark.parametrize("most", ["asked for", "the service's"])
+async def test_no_more_jobs_are_open_than_were_asked_for_or_the_service_takes(
+    settings: Settings, redis_db: redis.Redis, most: str
+) -> None:
+    queued = 2 if most == "the service's" else 1000
+    with live_service(settings.model_copy(update={"max_queued_per_account": queued})) as live:
+        live.outcome = "leave"
+        account, key = live.member()
+        async with AsyncClient(live.base_url, key, retry_budget=0) as client:
+            concurrency = 2 if most == "asked for" else 32
+            drawing = asyncio.create_task(client.map("a boat", loras="neon", seeds=range(5), concurrency=concurrency))
+            await wait_until(lambda: live.resources.waits.count == 1)
+            assert len(live.run(live.resources.job_history.list(account.id))) == 2
+            live.outcome = "complete"
+            await asyncio.to_thread(live.run, live.hint(JobKind.GENERATION, ""))
+            async with asyncio.timeout(4.5):  # the service says to ask again in 5 s, but an ended job makes room
+                assert [job.images[0].seed for job in await drawing] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_the_plans_next_window_is_waited_for_without_asking_meanwhile(
+    settings: Settings, redis_db: redis.Redis, tmp_path: Path
+) -> None:
+    plans = tmp_path / "plans.yaml"
+    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "tiny", "limit": 3, "window_s": 2}]))
+    with live_service(settings.model_copy(update={"plans": plans})) as live:
+        _, key = live.member(plan_a="tiny")
+        transport = RecordingTransport()
+        with Client(live.base_url, key, retry_budget=0, transport=transport) as client:
+            jobs = client.map("a boat", loras=LORA, seeds=range(7))
+        assert [job.images[0].seed for job in jobs] == [*range(7)]
+        posts = [request for request in transport.requests if request.method == "POST"]
+        assert len(posts) == 7 + 2, "one try too many in each of the first two windows"
+
+
+def test_events_tell_each_change_and_end_with_the_job(live: Live, client: Client) -> None:
+    live.outcome = "leave"
+    job = client.generate(PROMPT, lora_id=LORA)
+    events = job.events(timeout=20)
+    assert (next(events).progress, job.status) == (0, "processing")
+    (claim,) = live.run(claims(live))
+    live.run(live.resources.queue.heartbeat(claim.lease, progress=40))
+    event = next(events)
+    assert (event.status, event.progress) == ("processing", 40)
+    assert event.estimated_completion_time is not None
+    with pytest.raises(WaitTimeout):
+        list(job.events(timeout=0.3))
+    failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
+    live.run(live.resources.queue.fail(claim.lease, failure, retry=False))
+    assert [event.status for event in events] == ["failed"]
+
+
+async def claims(live: Live) -> list[Claim]:
+    return list(await live.resources.queue.claim("live", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1))
+
+
+def test_a_terminal_shows_a_bar_and_a_log_none(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal() as shown:
+        client.generate("a boat\nin the morning, with a long sail over still water", loras="neon")
+        written = shown()
+        assert "\r\x1b[2KDrawing a boat in the morning, w ────" in written
+        assert written.endswith("\r\x1b[2K"), "the bar's line is erased"
+        client.map("a boat", loras="neon", seeds=[1, 2])
+        assert "Drawing 2 jobs ━━━━━━━━━━━━━━────────────── 50 %, " in shown()
+        client.generate("a boat", loras="neon", progress=False)
+        assert shown() == ""
+    client.generate("a boat", loras="neon")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind() -> None:
+    with terminal() as shown, upload_bar("ink [bold]") as on_progress:
+        on_progress(1, 2)
+        on_progress(2, 2)
+        written = shown()
+    assert "Uploading ink [bold] ━━━━━━━━━━━━━━────────────── 50 %, 0 s left" in written
+    assert "Checking ink [bold] ━" in written
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_a_bar_and_then_the_pictures(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATELIER_URL", live.base_url)
+    monkeypatch.setenv("ATELIER_KEY", key)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    drawn = "from serve_app.client import Client\njob = Client().generate('a boat', loras='neon', seed=7)"
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in (drawn, "job", "job.images[0]")]
+    )
+    NotebookClient(notebook, timeout=60).execute()
+    bar, grid, picture = (cell.outputs for cell in notebook.cells)
+    assert [output.data["text/plain"] for output in bar] == [""], "the bar came, and is gone"
+    assert "seed 7" in grid[0].data["text/html"]
+    assert picture[0].data["image/png"]
