@@ -20,19 +20,22 @@ class Generator(WorkReplica):
     async def __init__(self, args: GeneratorArgs) -> None:
         async def set_up(process: Process, parts: WorkerParts) -> Executor:
             # This imports torch, which only the replica may load.
-            from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine
+            from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine, warm_up
 
             base_models = await AppliedCatalog(process.redis, process.settings).base_models()
+            warm_up_time = None if args.warm_up_s is None else timedelta(seconds=args.warm_up_s)
             engine = await asyncio.to_thread(
                 load_engine,
                 base_models,
                 args.engine,
                 threads=args.threads,
                 memory_share=args.memory_share,
-                warm_up_time=None if args.warm_up_s is None else timedelta(seconds=args.warm_up_s),
+                warm_up_time=warm_up_time,
                 findings=process.settings.data_dir.resolve() / FINDINGS,
+                tell=self._progress,
             )
             await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
-            return GenerationExecutor(engine, CatalogReader(process.redis), parts.weights)
+            warming = warm_up(engine, warm_up_time)
+            return GenerationExecutor(engine, CatalogReader(process.redis), parts.weights, warming)
 
         await self.open(args, JobKind.GENERATION, set_up)

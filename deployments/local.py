@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -28,9 +28,11 @@ from serve_app.cli import app
 from serve_app.cli.command import BadUsage, read_settings
 from serve_app.cli.doctor import add_doctor
 from serve_app.client import AtelierClientError
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, StoreUnavailable
+from serve_app.domain.jobs import JobKind
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
+from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.operations.checks import cannot_listen
@@ -51,7 +53,7 @@ DEPLOYMENT_STAGES = {
     "housekeeper": "Housekeeper",
     "ingress": "HTTP interfaces",
     "upscaler": "Upscaler: models loaded",
-    "generator": "Generator: base model loaded, warm",
+    "generator": "Generator: base model loaded",
 }
 """The screen calls the start of each deployment so."""
 
@@ -241,7 +243,23 @@ def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
     """Start all deployments at once; each is a stage of its own."""
     for stage in DEPLOYMENT_STAGES.values():
         stages.begin(stage)
-    runtime.deploy(start.service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]), limit_s=start.limit_s)
+    running = set(DEPLOYMENT_STAGES)
+
+    def show(healthy: set[str]) -> None:
+        progress = asyncio.run(_generator_progress(start.settings)) or ""
+        for name in sorted(running & healthy):
+            running.remove(name)
+            stages.end(DEPLOYMENT_STAGES[name], progress if name == "generator" else "")
+        if "generator" in running and progress:
+            stages.update(DEPLOYMENT_STAGES["generator"], progress)
+
+    runtime.deploy(start.service, show, limit_s=start.limit_s)
+
+
+async def _generator_progress(settings: Settings) -> str | None:
+    with suppress(StoreUnavailable):
+        async with open_process(settings) as process:
+            return await WorkerStatus(process.redis).starting(JobKind.GENERATION)
 
 
 async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
@@ -291,7 +309,7 @@ def _first_image(settings: Settings, demo: Demo, lora_id: str, stages: Stages) -
         return
     stages.begin("First image")
     try:
-        first_image(demo, lora_id, path, lambda percent: stages.update("First image", percent))
+        first_image(demo, lora_id, path, lambda percent: stages.update("First image", f"{percent} %"))
         note = str(path)
     except AtelierClientError as error:
         note = f"failed: {error}"

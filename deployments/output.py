@@ -28,9 +28,9 @@ class Stages:
     def begin(self, name: str) -> None:
         self._running[name] = self._progress.add_task(name, total=None), time.monotonic()
 
-    def update(self, name: str, percent: int) -> None:
+    def update(self, name: str, progress: str) -> None:
         """Show how far a stage is."""
-        self._progress.update(self._running[name][0], description=f"{name}: {percent} %")
+        self._progress.update(self._running[name][0], description=f"{name}: {progress}")
 
     def end(self, name: str, note: str = "") -> None:
         task, began = self._running.pop(name)

@@ -1,5 +1,7 @@
 """Base of the replicas that work on jobs: takes hints, reports health, drains when stopped."""
 
+import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +23,23 @@ from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 from serve_app.worker.worker import Worker
 
+log = logging.getLogger(__name__)
+
+TELL_S = 1.0
+"""How often a replica that starts tells Redis how far it is."""
+LOG_S = 10.0
+"""How often it tells its log, while that changes."""
+
+
+class Progress:
+    """How far a replica is that starts, in words. Any thread may call it with newer ones."""
+
+    words = ""
+
+    def __call__(self, words: str) -> None:
+        self.words = words
+
+
 SetUp = Callable[[Process, WorkerParts], Awaitable[Executor]]
 """Loads a worker's executor, which takes what the worker has and no other deployment needs from the process."""
 
@@ -29,9 +48,11 @@ class WorkReplica:
     """A worker in its own process that pulls jobs from Redis. Serve starts, checks and stops it."""
 
     _worker: Worker | None = None
+    _progress: Progress
 
     async def open(self, args: WorkerArgs, kind: JobKind, set_up: SetUp) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
+        self._progress = Progress()
         prepare_replica()
         settings = Settings()
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
@@ -41,7 +62,8 @@ class WorkReplica:
         process = await self._stack.enter_async_context(open_process(settings))
         await AppliedCatalog(process.redis, settings).apply_file_once()
         parts = WorkerParts(process)
-        executor = await noting_failure(kind, WorkerStatus(process.redis), set_up(process, parts))
+        status = WorkerStatus(process.redis)
+        executor = await noting_start(kind, status, set_up(process, parts), self._progress)
         worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
@@ -63,9 +85,12 @@ class WorkReplica:
         await self._stack.aclose()
 
 
-async def noting_failure(kind: JobKind, workers: WorkerStatus, setting_up: Awaitable[Executor]) -> Executor:
-    """Await the executor, and record for `/readyz` that it failed to load, or how long it took."""
+async def noting_start(
+    kind: JobKind, workers: WorkerStatus, setting_up: Awaitable[Executor], progress: Progress
+) -> Executor:
+    """Await the executor; record for `/readyz` how far it is, that it failed to load, or how long it took."""
     began = time.monotonic()
+    telling = asyncio.create_task(_tell_forever(kind, workers, progress))
     try:
         executor = await setting_up
     except Exception as error:
@@ -73,9 +98,25 @@ async def noting_failure(kind: JobKind, workers: WorkerStatus, setting_up: Await
             with suppress(StoreUnavailable):
                 await workers.note_failure(kind, f"{type(error).__name__}: {error}")
         raise
+    finally:
+        telling.cancel()
     with suppress(StoreUnavailable):
+        await workers.note_progress(kind, progress.words)
         await workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
+    log.info("%s", progress.words or f"the {kind} worker is ready")
     return executor
+
+
+async def _tell_forever(kind: JobKind, workers: WorkerStatus, progress: Progress) -> None:
+    logged_at, logged = -LOG_S, ""
+    while True:
+        words = progress.words
+        if words != logged and time.monotonic() - logged_at >= LOG_S:
+            logged_at, logged = time.monotonic(), words
+            log.info("%s", words)
+        with suppress(StoreUnavailable):
+            await workers.note_progress(kind, words)
+        await asyncio.sleep(TELL_S)
 
 
 def _is_of_a_stop(error: Exception) -> bool:

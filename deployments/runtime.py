@@ -98,15 +98,15 @@ class Runtime:
             logging_config=config.logging_config.model_dump(),
         )
 
-    def deploy(self, config: ServeConfig, on_healthy: Callable[[str], None], *, limit_s: float) -> None:
-        """Deploy the application and wait until it runs; `on_healthy` gets each healthy deployment.
+    def deploy(self, config: ServeConfig, on_status: Callable[[set[str]], None], *, limit_s: float) -> None:
+        """Deploy the application and wait until it runs; `on_status` is told again and again what is healthy.
 
         Raises `RuntimeError` when a deployment does not start, or not within `limit_s`.
         """
         with _any_error("the service did not start"):
-            self._deploy(config, on_healthy, limit_s)
+            self._deploy(config, on_status, limit_s)
 
-    def _deploy(self, config: ServeConfig, on_healthy: Callable[[str], None], limit_s: float) -> None:
+    def _deploy(self, config: ServeConfig, on_status: Callable[[set[str]], None], limit_s: float) -> None:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
@@ -116,16 +116,13 @@ class Runtime:
         built = assemble(application.args, application.scaling)
         target = serve.RunTarget(built, application.name, application.route_prefix)
         serve.run_many([target], wait_for_applications_running=False)
-        healthy: set[str] = set()
         deadline = time.monotonic() + limit_s
         while True:
             asked = time.monotonic()
             overview = serve.status().applications[application.name]
             cost = time.monotonic() - asked
-            for name, deployment in overview.deployments.items():
-                if deployment.status == "HEALTHY" and name not in healthy:
-                    healthy.add(name)
-                    on_healthy(name)
+            healthy = {name for name, deployment in overview.deployments.items() if deployment.status == "HEALTHY"}
+            on_status(healthy)
             if overview.status == ApplicationStatus.RUNNING:
                 return
             if overview.status == ApplicationStatus.DEPLOY_FAILED:

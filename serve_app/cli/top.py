@@ -56,6 +56,7 @@ def _render(facts: dict[str, Any]) -> RenderableType:
     head = f"{datetime.now(UTC):%H:%M:%S} UTC   " + "   ".join(f"{name} {count}" for name, count in jobs.items())
     parts: list[RenderableType] = [Text(head), *_section("Queue", _queue(facts["queue"]))]
     parts += _section("Workers", _workers(facts["workers"]))
+    parts += [Text(f"A {kind} worker starts: {words}") for kind, words in facts["starting"].items()]
     for kind, reason in facts["start_failures"].items():
         parts.append(Text(f"The last {kind} worker could not start: {reason}", style="red"))
     parts += _section("Adapters with waiting jobs", _adapters(facts["adapters"]))

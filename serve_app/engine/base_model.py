@@ -1,5 +1,6 @@
 """Holds a loaded base model: its family, adapter slots, the pool that fills them, and its runner."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,9 @@ from serve_app.engine_options import EngineOptions
 COMMON_RANK = 32
 """The highest rank that published adapters commonly have. Memory is kept for full batches of it; under `compile`, an
 adapter of a higher rank, or one that changes layers outside the transformer blocks, compiles new graphs once."""
+
+MEASURING_S = 1.0
+"""A step that measures begins passes for so long; then aborted runs leave, and runs of other shapes have their turn."""
 
 
 class FailedRun(NamedTuple):
@@ -56,6 +60,7 @@ class BaseModel:
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules)
+        self._encoding = threading.Lock()
         self._encoders_have: tuple[str, float] | None = None
         """The adapter applied to the text encoders, and its scale; None where that is not certain."""
         add_lora = lora_kernel(options)
@@ -132,20 +137,21 @@ class BaseModel:
     def encode(self, request: RunRequest) -> Conditioning | None:
         """Encode the run's prompts; None until its adapter, which may change the text encoders, has been read.
 
-        For one thread at a time. Raises UnusableAdapter or OSError for the adapter.
+        Of several threads one waits for the other. Raises UnusableAdapter or OSError for the adapter.
         """
         parts = self.pool.encoder_parts(request.adapter)
         if parts is None:
             return None
         adapter_id = request.adapter.id if request.adapter is not None and any(parts.values()) else ""
         wanted = (adapter_id, request.scale if adapter_id else 0.0)
-        if self._encoders_have != wanted:
-            self._encoders_have = None
-            for name, component in self.family.components.items():
-                if name != self.family.denoiser:
-                    bind_alone(component.layers, parts.get(name, {}), request.scale)
-            self._encoders_have = wanted
-        return self.family.encode(request, adapter_id)
+        with self._encoding:
+            if self._encoders_have != wanted:
+                self._encoders_have = None
+                for name, component in self.family.components.items():
+                    if name != self.family.denoiser:
+                        bind_alone(component.layers, parts.get(name, {}), request.scale)
+                self._encoders_have = wanted
+            return self.family.encode(request, adapter_id)
 
     def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:
         """Start a run, which holds its adapter's slot; None while the adapter is packed or no slot is free.
@@ -182,7 +188,7 @@ class BaseModel:
         return run
 
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
-        """Move every run on by one pass of the denoiser.
+        """Move every run on by one pass of the denoiser, or measure for `MEASURING_S` what keeps the bits of its key.
 
         Of a batch that fails, halves are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
         more rows than that do not fit in memory together. Raises AcceleratorError when the device takes no more work
@@ -190,7 +196,8 @@ class BaseModel:
         """
         steps = [run.step for run in batch]
         try:
-            self.runner.denoise(batch)
+            if self.runner.measure(batch[0], within_s=MEASURING_S):
+                self.runner.denoise(batch)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001  a step must outlive any run: find it and lose it alone
@@ -209,16 +216,32 @@ class BaseModel:
         return []
 
     @torch.inference_mode()
+    def try_out(self, width: int, height: int) -> float:
+        """Compute a pass and decode an image of this size, with whatever bits.
+
+        Return how many seconds at least `measure` will take, by the time of that pass; 0 where all is known.
+        """
+        run = self.sample(width, height)
+        seconds = self.runner.try_out(run)
+        self.decode(run)
+        return seconds
+
+    @torch.inference_mode()
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for."""
+        run = self.sample(width, height)
+        self.runner.warm_up(run)
+        self.runner.denoise([run])
+        self.decode(run)
+
+    def sample(self, width: int, height: int) -> Run:
+        """Start a run like those that an image of this size needs."""
         request = RunRequest(run_id="warm-up", prompt="", width=width, height=height)
         conditioning = self.encode(request)
         assert conditioning is not None, "only an adapter is ever waited for"
         run = self.start(request, conditioning, 0.0)
         assert run is not None, "only an adapter is ever waited for"
-        self.runner.warm_up(run)
-        self.runner.denoise([run])
-        self.decode(run)
+        return run
 
     @torch.inference_mode()
     def decode(self, run: Run) -> np.ndarray:

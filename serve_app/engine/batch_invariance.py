@@ -8,7 +8,9 @@ and whether each takes one thread only. Where nothing narrower agrees it is the 
 does not fit in the device's memory is halved: then bits may differ from those of a larger device.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -62,7 +64,7 @@ class BatchInvariance:
     """Divisions for one base model, measured on this machine and kept in its findings.
 
     Every batch key is measured, at its first use or by `Engine.warm_up`: what holds for one shape need not hold for the
-    next. It takes the time of five to ten steps of the widest batch.
+    next. It takes the time of five to ten steps of the widest batch, and other work may come between its passes.
     """
 
     def __init__(
@@ -82,15 +84,33 @@ class BatchInvariance:
         self._max_rows = max_rows
         self._static = static
         self._divisions: dict[BatchKey, Division] = {}
+        self._measuring: dict[BatchKey, Iterator[None]] = {}
+        """What is measured at present: each item is one more forward pass."""
         self._row_limits: dict[BatchKey, int] = {}
         """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
 
     def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
         """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
-        if batch_key not in self._divisions:
-            self._divisions[batch_key] = self._measure(batch_key, like)
+        self.measure(batch_key, like)
         return self._divisions[batch_key]
+
+    def measure(self, batch_key: BatchKey, like: Conditioning, *, within_s: float = math.inf) -> bool:
+        """Compute one pass, and more until `within_s` seconds are over; return whether a key's division is known."""
+        began = time.monotonic()
+        while batch_key not in self._divisions:
+            self._compute_pass(batch_key, like)
+            if time.monotonic() - began >= within_s:
+                break
+        return batch_key in self._divisions
+
+    def rows_to_measure(self, batch_key: BatchKey) -> int:
+        """Return how many rows at least must be computed before a key's division is known."""
+        if batch_key in self._divisions or self._findings.found(self._name(batch_key), int) is not None:
+            return 0
+        widest = self._widest(batch_key)
+        first = next(self._candidates(widest))
+        return sum(map(sum, [first.passes(widest), *first.all_passes(widest)]))
 
     def limit_rows(self, batch_key: BatchKey, rows: int) -> bool:
         """Halve the widest shape, which did not fit in memory, and measure again.
@@ -103,6 +123,7 @@ class BatchInvariance:
             return False
         self._row_limits[batch_key] = max(widest // 2, MIN_ROWS)
         self._divisions.pop(batch_key, None)
+        self._measuring.pop(batch_key, None)
         return True
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
@@ -126,22 +147,25 @@ class BatchInvariance:
             self._ranks_agree[batch_key, highest] = agree
         return self._ranks_agree[batch_key, highest]
 
-    def _measure(self, batch_key: BatchKey, like: Conditioning) -> Division:
-        while True:
-            try:
-                return self._find(batch_key, like)
-            except Exception as error:
-                if not is_out_of_memory(error) or not self.limit_rows(batch_key, MIN_ROWS):
-                    raise
+    def _compute_pass(self, batch_key: BatchKey, like: Conditioning) -> None:
+        if batch_key not in self._measuring:
+            self._measuring[batch_key] = self._find(batch_key, like)
+        try:
+            if next(self._measuring[batch_key], True):
+                del self._measuring[batch_key]
+        except Exception as error:
+            del self._measuring[batch_key]
+            if not is_out_of_memory(error) or not self.limit_rows(batch_key, MIN_ROWS):
+                raise
 
-    def _find(self, batch_key: BatchKey, like: Conditioning) -> Division:
+    def _find(self, batch_key: BatchKey, like: Conditioning) -> Generator[None]:
         name = self._name(batch_key)
         candidates = list(self._candidates(self._widest(batch_key)))
         found = self._findings.found(name, int)
         if found is None or not 0 <= found < len(candidates):
-            found = self._first_exact(batch_key, like, candidates)
+            found = yield from self._first_exact(batch_key, like, candidates)
             self._findings.keep(name, found)
-        return candidates[found]
+        self._divisions[batch_key] = candidates[found]
 
     def _candidates(self, widest: int) -> Iterator[Division]:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
@@ -156,8 +180,13 @@ class BatchInvariance:
     def _divided(self, row_multiple: int, lanes: int) -> Division:
         return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
 
-    def _first_exact(self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]) -> int:
-        """Return the place of the first division that keeps bits; the last one has a single shape, and nothing is left."""
+    def _first_exact(
+        self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]
+    ) -> Generator[None, None, int]:
+        """Return the place of the first division that keeps bits; the last one has a single shape, and nothing is left.
+
+        It yields after each pass.
+        """
         widest = self._widest(batch_key)
         probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
         layout = self._adapter_slots.widest_layout
@@ -166,8 +195,14 @@ class BatchInvariance:
             passes, single = tuple(division.passes(widest)), division.single
             if (single, passes) not in whole:
                 whole[single, passes] = probe.output(probe.in_order(passes), layout, single=single)
+                yield
             expected = whole[single, passes]
-            if all(probe.keeps(expected, each, layout, single=single) for each in division.all_passes(widest)):
+            for each in division.all_passes(widest):
+                is_exact = probe.keeps(expected, each, layout, single=single)
+                yield
+                if not is_exact:
+                    break
+            else:
                 return place
         return len(candidates) - 1
 

@@ -5,7 +5,8 @@ import importlib
 import logging
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -126,7 +127,7 @@ def reuse_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, FREED_MEMORY)
 
 
-CPU_ADAPTER_MEMORY = 2**30
+CPU_ADAPTER_MEMORY, SPARE_PART = 2**30, 3
 OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
 """Callers are shown this text, since torch's own message describes the machine."""
 
@@ -149,7 +150,27 @@ def spare_memory(device: torch.device, *, base_models: int) -> int:
     """
     if device.type == "cpu":
         return CPU_ADAPTER_MEMORY // base_models
+    return free_memory(device) // SPARE_PART // base_models
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that this process may still take of a device's memory."""
+    if device.type == "cpu":
+        return free_host_memory()
+    free, total = torch.get_device_module(device).mem_get_info(device)
+    if device.type != "cuda":
+        return free
     card = torch.cuda.device(device).idx  # some calls refuse a device without a number
-    free, total = torch.cuda.mem_get_info(card)
     share = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
-    return min(free, share) // 3 // base_models
+    return min(free, share)
+
+
+def free_host_memory(*, processes: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that the machine, or the container's limit, has left; files that were read need not stay."""
+    lines = (line.split() for line in (processes / "meminfo").read_text().splitlines())
+    free = next(int(kibibytes) << 10 for name, kibibytes, *_ in lines if name == "MemAvailable:")
+    with suppress(OSError, ValueError):  # there is no limit of a cgroup, or it is `max`, which is no number
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        uses = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(uses["inactive_file"]) + int(uses["active_file"]))
+    return free

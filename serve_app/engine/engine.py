@@ -18,9 +18,10 @@ import torch
 from PIL import Image
 
 from serve_app.engine.adapter_slots import NO_SLOT
-from serve_app.engine.base_model import BaseModel
+from serve_app.engine.base_model import MEASURING_S, BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
+from serve_app.engine.families.weights import require_memory, watched
 from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
@@ -67,9 +68,9 @@ class Engine:
                 self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
                 ended = self._admit()
             batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
-            began = time.monotonic()
+            began, steps = time.monotonic(), [run.step for run in batch]
             ended += self._denoise(batch)
-            if batch:
+            if steps != [run.step for run in batch]:
                 slots = {run.slot for run in batch} - {NO_SLOT}
                 self.measured.steps.append(
                     StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots))
@@ -261,10 +262,13 @@ class Engine:
         options: EngineOptions | None = None,
         *,
         findings: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> "Engine":
-        """Load base models by name, or one that is named after its folder or file. Raises OSError, ValueError.
+        """Load base models by name, or one that is named after its folder or file.
 
+        Raises OSError or ValueError for a base model, MemoryError before anything is read where they cannot fit.
         What is measured about exactness is kept in the folder `findings`, so that the next engine need not measure it.
+        Another thread calls `tell` with how much has been read.
         """
         options = options or EngineOptions()
         reuse_freed_memory()
@@ -273,22 +277,41 @@ class Engine:
         sources = base_models if isinstance(base_models, Mapping) else {name_of(base_models): base_models}
         if not sources:
             raise ValueError("base_models: at least one base model is needed")
+        require_memory(sources, options)
         engine = cls(options)
-        engine.base_models = {
-            name: BaseModel.load(
-                name,
-                source,
-                options,
-                engine._on_loaded,
-                base_models=len(sources),
-                measured=engine.measured,
-                findings=findings,
-                queues=engine.queues,
-            )
-            for name, source in sources.items()
-        }
+        for name, source in sources.items():
+            with watched(name, source, tell):
+                engine.base_models[name] = BaseModel.load(
+                    name,
+                    source,
+                    options,
+                    engine._on_loaded,
+                    base_models=len(sources),
+                    measured=engine.measured,
+                    findings=findings,
+                    queues=engine.queues,
+                )
         engine.queues.settle()
         return engine
+
+    def try_out(self, width: int, height: int) -> dict[str, float]:
+        """Compute a pass and decode an image of this size with every base model; for the step thread alone.
+
+        Return by name how many seconds at least it takes to measure what the first image waits for; 0 where it is
+        known. Raises as `warm_up`.
+        """
+        with self.queues.steps():
+            return {name: model.try_out(width, height) for name, model in self.base_models.items()}
+
+    @torch.inference_mode()
+    def measure(self, base_model: str, width: int, height: int) -> bool:
+        """Measure for about `MEASURING_S` what an image of this size waits for; return whether all is known.
+
+        For the step thread alone, between steps. Raises as `warm_up`.
+        """
+        model = self.base_models[base_model]
+        with self.queues.steps():
+            return model.runner.measure(model.sample(width, height), within_s=MEASURING_S)
 
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for, with every base model; for the step thread alone.

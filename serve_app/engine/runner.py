@@ -1,5 +1,7 @@
 """Runs one pass of the denoiser and sampler update of a batch; rows differ in time, guidance, adapter, scale."""
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, groupby
@@ -78,6 +80,18 @@ class Runner:
             self._step(batch)
         if any(run.is_done for run in runs):
             self._last_batch = None  # an idle engine keeps no inputs
+
+    def try_out(self, run: Run) -> float:
+        """Compute a pass of the run's rows; return how many seconds at least the measuring of its key will take."""
+        probe = Probe(self.family, self.adapter_slots, self.lanes, run.batch_key, run.conditioning, run.rows)
+        began = time.monotonic()
+        probe.output(probe.in_order([run.rows]), self.adapter_slots.widest_layout).cpu()
+        rows = 0 if self.invariance is None else self.invariance.rows_to_measure(run.batch_key)
+        return (time.monotonic() - began) / run.rows * rows
+
+    def measure(self, run: Run, *, within_s: float = math.inf) -> bool:
+        """Begin passes that measure the run's key for at most `within_s` seconds; return whether it can be stepped."""
+        return self.invariance is None or self.invariance.measure(run.batch_key, run.conditioning, within_s=within_s)
 
     def warm_up(self, run: Run) -> None:
         """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""

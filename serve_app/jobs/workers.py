@@ -32,11 +32,13 @@ class RecentAdapters:
 
 FAILURE_LIFE = timedelta(hours=1)
 """A failure to start is told for this long. Serve starts the replica again far sooner, which renews the failure."""
-MAX_REASON = 300
+STARTING_LIFE = timedelta(seconds=15)
+"""A worker that starts says how far it is far more often."""
+MAX_REASON = 400
 
 
 class WorkerStatus:
-    """Stores when the workers of each kind were last seen, and why one could not start.
+    """Stores when the workers of each kind were last seen, how far one that starts is, and why one could not start.
 
     Every method may raise `StoreUnavailable`.
     """
@@ -54,6 +56,14 @@ class WorkerStatus:
         """Record how long a worker took to start, and clear the last failure."""
         await self._redis.delete(redis_key("start_failure", kind))
         await self._redis.hset(redis_key("load", kind), "start_seconds", took.total_seconds())
+
+    async def note_progress(self, kind: JobKind, progress: str) -> None:
+        """Record how far a worker that starts is."""
+        await self._redis.set(redis_key("starting", kind), progress[:MAX_REASON], px=STARTING_LIFE)
+
+    async def starting(self, kind: JobKind) -> str | None:
+        """Return how far the worker is that starts, or has just started; None without one that tells."""
+        return await self._redis.get(redis_key("starting", kind)) or None
 
     async def note_failure(self, kind: JobKind, reason: str) -> None:
         """Record why a worker could not start."""

@@ -30,6 +30,7 @@ async def overview(
     return {
         "queue": {str(kind): await _queue(stats, kind) for kind in JobKind},
         "workers": [row for kind in JobKind for row in await _workers(measures, kind)],
+        "starting": {str(kind): words for kind in JobKind if (words := await workers.starting(kind)) is not None},
         "start_failures": {
             str(kind): failure for kind in JobKind if (failure := await workers.failure(kind)) is not None
         },
@@ -120,7 +121,7 @@ LONGEST_START_S = 600
 """If work has waited for this many seconds without a sign of any worker, none is starting."""
 OK, DOWN, BUSY = "ok", "down", "busy"
 """A service that is busy is ready: taken out of the balance, it would leave its load to the others."""
-IDLE, UNWRITABLE = "scaled to zero", "cannot be written"
+IDLE, STARTING, UNWRITABLE = "scaled to zero", "starting", "cannot be written"
 DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
 
 KeepsWorker = Callable[[JobKind], Awaitable[bool]]
@@ -190,14 +191,14 @@ async def _generator(stats: QueueStats, workers: WorkerStatus, keeps_worker: Kee
     """Tell from Redis whether jobs will be worked on.
 
     A worker seen in the last minute says yes. Else a worker that failed to start, after the last that could, says no.
-    Where none has failed, it depends on what the deployment promises: of at least one replica one is missing, and of
+    One that starts says how far it is. Where none has failed, it depends on what the deployment promises: of at least one replica one is missing, and of
     none until there is work, work that has waited long says that none comes.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             if await workers.is_any_alive(JobKind.GENERATION):
                 return OK
-            failure = await workers.failure(JobKind.GENERATION)
+            failure, starting = [await ask(JobKind.GENERATION) for ask in (workers.failure, workers.starting)]
             waiting = (await stats.backlog(JobKind.GENERATION)).oldest_age_s
             is_kept = await keeps_worker(JobKind.GENERATION)
     except Overloaded:
@@ -205,8 +206,10 @@ async def _generator(stats: QueueStats, workers: WorkerStatus, keeps_worker: Kee
     except (StoreUnavailable, TimeoutError):
         return DOWN
     if failure is not None:
-        return f"cannot start: {failure}"
-    return "none has started" if is_kept or waiting > LONGEST_START_S else IDLE
+        return f"cannot start: {failure}" + ("" if starting is None else f"; another try: {starting}")
+    if not is_kept and waiting <= LONGEST_START_S:
+        return IDLE
+    return "none has started" if starting is None else f"{STARTING}: {starting}"
 
 
 async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:

@@ -84,6 +84,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("operator_sessions:*", "set", "8 h", "operator → digests of its sessions"),
     Key("operator_sign_in_link:*", "string", LINK, "digest of a link's token → purpose:holder:version"),
     Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
+    Key("starting:*", "string", "15 s", "kind → how far a worker is that starts"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("grants:*", "hash", "permanent", "account → LoRA id → allow or deny, over the LoRA's record"),
     Key("granted:*", "set", "permanent: until the LoRA is removed", "LoRA id → accounts with a grant or denial"),

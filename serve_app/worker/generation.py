@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import torch
 
 from serve_app.domain import metrics
 from serve_app.domain.catalog import BaseModel
+from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
 from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.families.weights import GB
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
 from serve_app.loras.catalog import CatalogReader
@@ -27,13 +29,19 @@ from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
 class GenerationExecutor(Executor):
-    """Runs many images at once, each at its own step; an adapter is fetched before its runs are added."""
+    """Runs many images at once, each at its own step; an adapter is fetched before its runs are added.
+
+    While there is none it goes on with `warming`, as `warm_up` makes it, an item at a time.
+    """
 
     kind = JobKind.GENERATION
     shows_unfinished = True
 
-    def __init__(self, engine: Engine, catalog: CatalogReader, weights: WeightStore) -> None:
+    def __init__(
+        self, engine: Engine, catalog: CatalogReader, weights: WeightStore, warming: Iterator[None] | None = None
+    ) -> None:
         self._engine = engine
+        self._warming = warming
         self._catalog, self._weights = catalog, weights
         self._fetching = Counter[str]()
         self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
@@ -49,7 +57,7 @@ class GenerationExecutor(Executor):
 
     @property
     def has_work(self) -> bool:
-        return self._engine.has_work
+        return self._engine.has_work or self._warming is not None
 
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
@@ -83,7 +91,11 @@ class GenerationExecutor(Executor):
         return adapter.sha256
 
     def step(self) -> Sequence[Finished]:
-        return self._engine.step()
+        if self._warming is None or self._engine.has_work:
+            return self._engine.step()
+        if next(self._warming, True):
+            self._warming = None
+        return ()
 
     def abort(self, run_id: str) -> bool:
         return self._engine.abort(run_id)
@@ -171,10 +183,13 @@ def load_engine(
     memory_share: float | None = None,
     warm_up_time: timedelta | None = None,
     findings: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Engine:
-    """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`.
+    """Load the base models and try them out; threads and memory as in `prepare_device`, the time as in `warm_up`.
 
-    What is measured about exactness is kept in the folder `findings`.
+    A compiled denoiser is warmed up too, since its steps would take minutes. What is measured about exactness is kept
+    in the folder `findings`. `tell` is told of the progress, also by other threads. Raises MemoryError where the base
+    models cannot fit, and torch.OutOfMemoryError where an image of the smallest size does not.
     """
     prepare_device(threads=threads, memory_share=memory_share)
     sources = {
@@ -187,26 +202,48 @@ def load_engine(
         )
         for model in base_models
     }
-    engine = Engine.load(sources, options, findings=findings)
-    warm_up(engine, warm_up_time)
+    began = time.monotonic()
+    engine = Engine.load(sources, options, findings=findings, tell=tell)
+    weights = sum(model.weight_bytes for model in engine.base_models.values())
+    loaded = f"loaded {', '.join(sources)}: {weights / GB:.1f} GB in {time.monotonic() - began:.0f} s"
+    tell(f"{loaded}; drawing a first image")
+    if warm_up_time != timedelta():
+        loaded += _estimated(engine.try_out(*SIZES[0]))
+    if options.compile:
+        tell(f"{loaded}; compiling")
+        deque(warm_up(engine, warm_up_time), maxlen=0)
+    tell(loaded)
     return engine
 
 
-def warm_up(engine: Engine, within: timedelta | None) -> None:
-    """Do now what the first image of each size would wait for, the smallest first.
+def _estimated(seconds: Mapping[str, float]) -> str:
+    """Say how long it will take to measure what keeps images of the smallest size exact, by base model."""
+    wanted = [f"{name} about {rounded_duration(timedelta(seconds=left))}" for name, left in seconds.items() if left]
+    if not wanted:
+        return ""
+    size = "x".join(map(str, SIZES[0]))
+    return f"; jobs of {size} wait until exact shapes are measured, once for this machine: {', '.join(wanted)}"
 
-    Another size is begun while less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
-    Raises torch.OutOfMemoryError or MemoryError where not even the smallest fits.
+
+def warm_up(engine: Engine, within: timedelta | None) -> Iterator[None]:
+    """Measure what the first image of each size would wait for, the smallest first; on a GPU draw one too.
+
+    Each item is a piece of about a second, or one pass of the denoiser if that takes longer. Another size is begun while
+    less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
     """
     began = time.monotonic()
-    for width, height in SIZES[:1] if within is None and engine.device.type == "cpu" else SIZES:
+    on_cpu = engine.device.type == "cpu"
+    for width, height in SIZES[:1] if within is None and on_cpu else SIZES:
         if within is not None and time.monotonic() - began >= within.total_seconds():
             return
         try:
-            engine.warm_up(width, height)
+            for name in engine.base_models:
+                while not engine.measure(name, width, height):
+                    yield
+            if not on_cpu or engine.options.compile:
+                engine.warm_up(width, height)
         except (torch.OutOfMemoryError, MemoryError):
-            if (width, height) == SIZES[0]:
-                raise
             log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
         else:
             log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
+        yield

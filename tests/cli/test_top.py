@@ -25,6 +25,7 @@ async def _busy(resources: Resources) -> str:
         gauge_field(metrics.WORKER_MEMORY, "cuda", "weights"): 3e9,
         gauge_field(metrics.WORKER_MEMORY, "cpu", "adapter_cache"): 2e6,
     }
+    await resources.workers.note_progress(JobKind.GENERATION, "loading sdxl: 3.1 of 6.9 GB")
     await resources.measures.show(JobKind.GENERATION, "worker-1", gauges | memory)
     return claimed.lease.job_id
 
@@ -41,7 +42,15 @@ def test_queue_workers_adapters_and_failures_are_shown_once(atelier: Atelier) ->
     assert facts["failures"]["by_code"] == {"out_of_memory": 1}
     assert [row["id"] for row in facts["failures"]["newest"]] == [failed]
     shown = atelier("top", "--once").out
-    for text in ("worker-1", "3 of 16", "weights 3.0 GB, cache 2.0 MB", "Outline", failed, "out_of_memory"):
+    for text in (
+        "worker-1",
+        "3 of 16",
+        "weights 3.0 GB, cache 2.0 MB",
+        "loading sdxl: 3.1 of 6.9 GB",
+        "Outline",
+        failed,
+        "out_of_memory",
+    ):
         assert text in shown
     assert "secret" not in shown
 

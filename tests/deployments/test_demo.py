@@ -104,7 +104,7 @@ def test_each_stage_is_one_line_with_its_seconds(capsys: pytest.CaptureFixture[s
         stages.begin("Generator")
         with stages.stage("Ray"):
             pass
-        stages.update("Generator", 50)
+        stages.update("Generator", "50 %")
         stages.end("Generator", "var/first.png")
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r" +\d+\.\d s", " N s", line).strip() for line in lines] == [
@@ -114,7 +114,7 @@ def test_each_stage_is_one_line_with_its_seconds(capsys: pytest.CaptureFixture[s
 
 
 def test_a_terminal_shows_running_stages_with_their_progress() -> None:
-    screen = _run_on_a_terminal("stages.begin('First image'); stages.update('First image', 45)")
+    screen = _run_on_a_terminal("stages.begin('First image'); stages.update('First image', '45 %')")
     assert re.search(r"First image: 45 % +0 s", screen)
 
 
@@ -123,7 +123,7 @@ def _report(reporter: Reporter, demo: Demo) -> None:
     reporter.info("Starting ...")
     with reporter.stages() as stages:
         stages.begin("First image")
-        stages.update("First image", 50)
+        stages.update("First image", "50 %")
         stages.end("First image")
     reporter.ready(demo)
     reporter.welcome(demo, "model_x", data_dir=Path("var"), logs=Path("logs"))

@@ -89,6 +89,18 @@ def recorded() -> Generator[Record]:
         _records.remove(record)
 
 
+_memory = (2**40, 2**40)
+
+
+@contextmanager
+def memory(*, free: int, total: int) -> Generator[None]:
+    """Let the device have so many bytes."""
+    global _memory
+    before, _memory = _memory, (free, total)
+    yield
+    _memory = before
+
+
 class CountedCalls:
     """Counts this thread's calls of the product's Python functions inside its `with`, by file and name."""
 
@@ -288,6 +300,7 @@ def register() -> None:
     """Make `sim` a device of torch, in this process and for good."""
     setup: Any = backend_registration._setup_privateuseone_for_python_backend  # pyright: ignore[reportPrivateUsage]
     setup(NAME)
+    getattr(torch, NAME).mem_get_info = lambda _device: _memory
     for key, made in (("empty.memory_format", _empty), ("empty_strided", _empty_strided), ("_copy_from", _copy_from)):
         _library("aten").impl(key, made, "PrivateUse1")
     _library("_").fallback(lambda func, *args, **kwargs: _compute(func, args, kwargs), dispatch_key="PrivateUse1")

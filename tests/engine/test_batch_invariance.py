@@ -2,6 +2,8 @@
 
 import hashlib
 import itertools
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from serve_app.engine import AdapterFile, Engine, RunRequest
+from serve_app.engine import AdapterFile, Engine, RunRequest, base_model
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import final_latents, finish
+from tests.engine.run_engine import add_together, final_latents, finish
 
 
 class Adapter(NamedTuple):
@@ -154,6 +156,49 @@ def test_every_shape_is_measured(engine: Engine) -> None:
         finish(engine, [replace(request, width=side, height=side)])
     alone, together = alone_and_beside_others(engine, request)
     assert alone == together
+
+
+@pytest.mark.slow
+def test_runs_of_other_shapes_go_on_while_one_is_measured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step takes more than a pass, and the images are those of an engine that has measured before."""
+    monkeypatch.setattr(base_model, "MEASURING_S", 0.0)
+    passes: list[torch.Size] = []
+    engine.base_models["sd"].denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[2:]))
+    known = RunRequest(run_id="known", prompt="a cat", steps=40, width=64, height=64)
+    new = replace(known, run_id="new", steps=2, height=96)
+    finish(engine, [replace(known, steps=1)])
+    add_together(engine, [known, new])
+    before: dict[str, int] = {}
+    while engine.progress().get("new", (1, 0))[0] == 0:
+        passes.clear()
+        engine.step()
+        assert len(passes) == 1
+        before = {run_id: done for run_id, (done, _) in engine.progress().items()}
+    assert before["known"] > 1
+    images = {run_id: ended.image for run_id, ended in finish(engine).items()}
+    assert digest(finish(engine, [new])["new"].image) == digest(images["new"])
+
+
+@pytest.mark.slow
+def test_prompts_are_encoded_by_one_thread_at_a_time(engine: Engine) -> None:
+    """A warm-up encodes on another thread than the runs that come meanwhile, whose adapters change the encoders."""
+    (model,) = engine.base_models.values()
+    both = threading.Barrier(2)
+    met: list[bool] = []
+
+    def meet(*_: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+            met.append(True)
+
+    model.family.components["text_encoder"].module.register_forward_pre_hook(meet)
+    requests = [RunRequest(run_id=prompt, prompt=prompt, width=64, height=64) for prompt in ("a cat", "a dog")]
+    threads = [threading.Thread(target=torch.inference_mode()(model.encode), args=(each,)) for each in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not met
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from deployments.replica import noting_failure
+from deployments.replica import Progress, noting_start
 from serve_app.api.responses import time_left
 from serve_app.domain.jobs import WORKER_LIFE, JobKind
 from serve_app.jobs import images
@@ -64,12 +64,34 @@ async def test_a_generator_that_was_seen_last_long_ago_is_gone(always_on: Resour
 
 async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources: Resources) -> None:
     with pytest.raises(FileNotFoundError):
-        await noting_failure(GENERATION, resources.workers, failing())
+        await noting_start(GENERATION, resources.workers, failing(), Progress())
     found = await resources.readiness()
     assert not found.is_ready
     assert found.states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
-    await noting_failure(GENERATION, resources.workers, working())
+    await noting_start(GENERATION, resources.workers, working(), Progress())
     assert (await resources.readiness()).is_ready
+
+
+async def test_a_generator_that_starts_tells_how_far_it_is(always_on: Resources, resources: Resources) -> None:
+    progress, read = Progress(), asyncio.Event()
+
+    async def loading() -> Executor:
+        progress("loading sdxl: 3.1 of 6.9 GB")
+        await read.wait()
+        progress("loaded sdxl: 6.9 GB in 41 s")
+        return ScriptedExecutor()
+
+    starting = asyncio.create_task(noting_start(GENERATION, always_on.workers, loading(), progress))
+
+    async def tells() -> bool:
+        return (await always_on.readiness()).states["generator"] == "starting: loading sdxl: 3.1 of 6.9 GB"
+
+    await wait_until(tells)
+    assert not (await always_on.readiness()).is_ready
+    assert (await resources.readiness()).states["generator"] == "scaled to zero", "a service that may be is ready"
+    read.set()
+    await starting
+    assert await always_on.workers.starting(GENERATION) == "loaded sdxl: 6.9 GB in 41 s"
 
 
 async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_on: Resources) -> None:
@@ -80,7 +102,7 @@ async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_
         return await asyncio.get_running_loop().run_in_executor(stopped, ScriptedExecutor)
 
     with pytest.raises(RuntimeError):
-        await noting_failure(GENERATION, always_on.workers, loading())
+        await noting_start(GENERATION, always_on.workers, loading(), Progress())
     assert (await always_on.readiness()).states["generator"] == "none has started"
 
 
@@ -105,7 +127,7 @@ async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
 async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:
     await claim(resources)
     with pytest.raises(FileNotFoundError):
-        await noting_failure(GENERATION, resources.workers, failing())
+        await noting_start(GENERATION, resources.workers, failing(), Progress())
     assert (await resources.readiness()).states["generator"] == "ok"
 
 

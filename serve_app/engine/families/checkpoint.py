@@ -113,7 +113,7 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
         given = {} if vae is None else {"vae": _load_vae(vae, folder, dtype)}
         parts = _classes(folder, given)
         if file is None:
-            given["variant"] = _variant(folder, [name for name in _WITH_WEIGHTS if name in parts])
+            given["variant"] = variant_of(folder, [name for name in _WITH_WEIGHTS if name in parts])
         else:
             given |= _load_file(file, folder, parts, dtype, given)
         unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
@@ -151,7 +151,7 @@ def _classes(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _variant(folder: Path, parts: Sequence[str]) -> str | None:
+def variant_of(folder: Path, parts: Sequence[str]) -> str | None:
     """Return the variant of the weights, such as `fp16`, where a part has no others; None where each has plain ones."""
     variants: set[str] = set()
     for part in parts:
@@ -188,7 +188,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
     if not name.startswith("Autoencoder"):
         raise ValueError(f"vae: {path}: holds a {name}, not a VAE")
-    variant = _variant(path.parent, [path.name])
+    variant = variant_of(path.parent, [path.name])
     return getattr(diffusers, name).from_pretrained(
         str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant
     )

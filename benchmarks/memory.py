@@ -1,0 +1,63 @@
+"""Computes which base models fit which cards, and how many LoRAs beside them, without a card or a weight.
+
+`python -m benchmarks.memory` prints the table of docs/operations/objectives.md. The weights are counted by the function
+that refuses a load (`serve_app/engine/families/weights.py`), from headers of true size; the LoRAs by the layers of the
+base model; how much of a card they get is the engine's default.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from serve_app.engine.adapter_store import LINE_BYTES, line_count
+from serve_app.engine.device import SPARE_PART
+from serve_app.engine.families.registry import load_meta_layers
+from serve_app.engine.families.weights import GB, part_bytes
+from serve_app.engine_options import EngineOptions
+from tests.engine.hollow_models import write_hollow
+
+MODELS = {"sd15": "SD 1.5", "sdxl": "SDXL"}
+CARDS_GIB = (12, 16, 24, 48, 80)
+TAKEN = 2**30
+"""Bytes of a card that the driver and CUDA's context take (an assumption; what they take differs by card)."""
+RANK = 16
+
+
+def adapter_bytes(folder: Path, rank: int, dtype: torch.dtype) -> int:
+    """Return the bytes of an adapter of every linear layer of the denoiser's transformer blocks, as a slot holds it."""
+    table = load_meta_layers(folder)
+    shapes = [
+        shape
+        for (component, layer), shape in table.shapes.items()
+        if component == table.denoiser and len(shape) == 2 and "blocks" in layer.split(".attentions.")[-1]
+    ]
+    return sum(line_count(rank * side * dtype.itemsize) * LINE_BYTES for shape in shapes for side in shape)
+
+
+def row(name: str, folder: Path, rank: int, dtype: torch.dtype) -> str:
+    weights, adapter = sum(part_bytes(folder, dtype).values()), adapter_bytes(folder, rank, dtype)
+    cells = [MODELS[name], f"{weights / GB:.2f} GB", f"{adapter / 10**6:.0f} MB"]
+    for gib in CARDS_GIB:
+        left = gib * 2**30 - TAKEN - weights
+        resident = min(left // SPARE_PART // adapter, EngineOptions().adapter_slots)
+        cells.append(f"{resident}, {(left - resident * adapter) / GB:.1f} GB" if resident > 0 else "does not fit")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, default=RANK)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    options = parser.parse_args()
+    columns = ["base model", "weights", f"LoRA of rank {options.rank}", *(f"{gib} GiB" for gib in CARDS_GIB)]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    with tempfile.TemporaryDirectory() as home:
+        for name in MODELS:
+            folder = write_hollow(Path(home) / name, name)
+            print(row(name, folder, options.rank, getattr(torch, options.dtype)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Tells what base models weigh by the headers of their files, refuses those that cannot fit, and watches them load."""
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from serve_app.engine.device import free_memory, torch_device, torch_dtype
+from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
+from serve_app.engine.families.single_file import PARTS
+from serve_app.engine_options import EngineOptions
+
+log = logging.getLogger(__name__)
+
+GB = 10**9
+WATCH_S = 1.0
+"""How often it is looked how far a load is: 0.1 s of a core each time beside a Stable Diffusion 1.5."""
+_INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+def require_memory(sources: Mapping[str, Source], options: EngineOptions) -> None:
+    """Compare what base models by name take with what their device has free, by the headers of their files.
+
+    Raises MemoryError with the sums and what would help.
+    """
+    device, dtype = torch_device(options), torch_dtype(options)
+    parts = {name: part_bytes(source, dtype) for name, source in sources.items()}
+    adapters, free = options.adapter_memory * len(sources), free_memory(device)
+    needed = sum(sum(sizes.values()) for sizes in parts.values()) + adapters
+    listed = {
+        name: ", ".join(f"{part} {size / GB:.2f}" for part, size in sizes.items()) for name, sizes in parts.items()
+    }
+    said = [f"{name} takes {_gigabytes(*sizes.values())} ({listed[name]})" for name, sizes in parts.items()]
+    said += [f"adapters take {_gigabytes(adapters)} (adapter_memory)"] if adapters else []
+    sums = f"as {str(dtype).removeprefix('torch.')}, {', '.join(said)}: {_gigabytes(needed)} in all"
+    if needed <= free:
+        log.info("%s, of %s free on %s", sums, _gigabytes(free), device)
+        return
+    cures = ["`dtype: bfloat16`, half as much"] if dtype == torch.float32 else []
+    cures += ["a smaller `adapter_memory`"] if adapters else []
+    cures += ["fewer base models"] if len(sources) > 1 else []
+    cures += ["more memory" if device.type == "cpu" else "a larger `memory_fraction`, or a card with more memory"]
+    raise MemoryError(f"{sums}, and {device} has {_gigabytes(free)} free; what helps: {'; '.join(cures)}")
+
+
+def _gigabytes(*sizes: int) -> str:
+    return f"{sum(sizes) / GB:.2f} GB"
+
+
+def part_bytes(source: Source, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes of each part's weights as they are loaded in `dtype`; nothing for files that are missing."""
+    sizes: dict[str, int] = {}
+    given = _given_parts(source)
+    for file, part in weight_files(source):
+        for name, kind, shape in _tensors(file):
+            of = part or next((part for part, begins in PARTS.items() if name.startswith(begins)), "weights")
+            if part or (of not in given and not name.startswith("model_ema.")):
+                item = 4 if of == "vae" and dtype == torch.float16 else dtype.itemsize  # most VAEs overflow in float16
+                sizes[of] = sizes.get(of, 0) + _INTEGER_BYTES.get(kind, item) * math.prod(shape)
+    return sizes
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, type and shape of a file's tensors; the loader names what is wrong with one that has no header."""
+    with suppress(OSError, SafetensorError):
+        opened: Any = safe_open(file, framework="np")
+        with opened as weights:
+            for name in weights.keys():  # noqa: SIM118
+                tensor = weights.get_slice(name)
+                yield name, tensor.get_dtype(), tensor.get_shape()
+
+
+def weight_files(source: Source) -> Iterator[tuple[Path, str]]:
+    """Yield the files that loading a base model reads, each with the part it holds, or an empty name if with several.
+
+    What is missing is named by the loader.
+    """
+    path, given = as_checkpoint(source).path, _given_parts(source)
+    for part, place in given.items():
+        folder = place / part if (place / part).is_dir() else place
+        files = [place] if place.suffix == ".safetensors" else _chosen(folder.parent, [folder.name])
+        yield from ((file, part) for file in files)
+    if path.suffix == ".safetensors":
+        yield path, ""
+        return
+    index: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
+    parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
+    yield from ((file, file.parent.name) for file in _chosen(path, parts))
+
+
+def _given_parts(source: Source) -> dict[str, Path]:
+    """Return the parts that come from another place than the base model's own."""
+    fields = as_checkpoint(source)._asdict().items()
+    return {part: place for part, place in fields if part not in ("path", "config") and isinstance(place, Path)}
+
+
+def _chosen(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yield the parts' files of the variant that is read; of shards and a whole, the shards."""
+    files = {part: sorted((folder / part).glob("*.safetensors")) for part in parts}
+    variant = variant_of(folder, [part for part in parts if files[part]])
+    for found in files.values():
+        plain = [file for file in found if "." not in file.stem]
+        chosen = [file for file in found if variant is not None and f".{variant}" in file.stem] or plain
+        yield from [file for file in chosen if "-of-" in file.stem] or chosen
+
+
+@contextmanager
+def watched(name: str, source: Source, tell: Callable[[str], None]) -> Generator[None]:
+    """Tell, while the block loads a base model, how many bytes of its files it has taken into memory."""
+    sizes = {str(file.resolve()): file.stat().st_size for file, _ in weight_files(source) if file.is_file()}
+    taken: dict[str, int] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCH_S):
+            mapped = _mapped_bytes(sizes)
+            for file in sizes.keys() & (mapped.keys() | taken.keys()):  # what is mapped no more has been converted
+                taken[file] = max(taken.get(file, 0), mapped.get(file, sizes[file]))
+            tell(f"loading {name}: {sum(taken.values()) / GB:.1f} of {sum(sizes.values()) / GB:.1f} GB")
+
+    thread = threading.Thread(target=watch, name="watch-loading")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _mapped_bytes(files: Collection[str]) -> dict[str, int]:
+    """Return how many bytes of files that this process maps, as loaders of safetensors do, it has read through the map."""
+    found: dict[str, int] = {}
+    file = ""
+    with suppress(OSError), Path("/proc/self/smaps").open() as lines:
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if not word.endswith(":"):
+                file = line.split(maxsplit=5)[-1].rstrip("\n")
+            elif word == "Rss:" and file in files:
+                found[file] = found.get(file, 0) + (int(rest.split()[0]) << 10)
+    return found
