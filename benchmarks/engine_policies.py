@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine_models import BenchmarkModel
-from serve_app.engine import Engine, RunRequest
+from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.run import Run
 from serve_app.engine.scheduler import Scheduler
 
@@ -109,7 +109,7 @@ def load_per_job(benchmark: BenchmarkModel) -> Policy:
     pipeline = _pipeline(benchmark)
 
     def apply(request: RunRequest) -> None:
-        if request.adapter is not None:
+        if isinstance(request.adapter, AdapterFile):
             path = request.adapter.path
             pipeline.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name="only")
             pipeline.set_adapters("only", request.scale)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from serve_app.engine.engine import Engine
     from serve_app.engine.families.checkpoint import Checkpoint
-    from serve_app.engine.run import AdapterFile, Finished, RunRequest
+    from serve_app.engine.run import AdapterFile, Finished, RunRequest, as_one
     from serve_app.engine_options import EngineOptions
 
 
-__all__ = ["AdapterFile", "Checkpoint", "Engine", "EngineOptions", "Finished", "RunRequest"]
+__all__ = ["AdapterFile", "Checkpoint", "Engine", "EngineOptions", "Finished", "RunRequest", "as_one"]
 
 _HOMES = {
     "AdapterFile": "serve_app.engine.run",
@@ -23,6 +23,7 @@ _HOMES = {
     "EngineOptions": "serve_app.engine_options",
     "Finished": "serve_app.engine.run",
     "RunRequest": "serve_app.engine.run",
+    "as_one": "serve_app.engine.run",
 }
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, compose, read_adapter
 from serve_app.engine.device import DeviceQueues
-from serve_app.engine.run import AdapterFile, Measured
+from serve_app.engine.run import Adapter, AdapterFile, Measured
 
 LOADERS = 4
 """This many adapters are read at once, so that one on a slow disk does not delay the others. As many are read ahead of
@@ -135,7 +135,7 @@ class AdapterPool:
                 return not unread and self._host_memory > 0
             return sum(sizes) + (unread + 1) * max(sizes) < self._host_memory
 
-    def preload(self, adapter: AdapterFile) -> bool:
+    def preload(self, adapter: Adapter) -> bool:
         """Start reading an adapter that no run needs yet, if there is space; return whether it was started."""
         with self._lock:
             if adapter.id in self._slots or adapter.id in self._host or not self.has_space():
@@ -143,7 +143,7 @@ class AdapterPool:
             self._submit(adapter.id, partial(self._load, adapter))
             return True
 
-    def read_ahead(self, adapters: Iterable[AdapterFile]) -> None:
+    def read_ahead(self, adapters: Iterable[Adapter]) -> None:
         """Start reading what waiting runs need, in the order of their turns, as far as host memory has space.
 
         What is named here takes the place of what was named before, and is kept until its run has it.
@@ -160,7 +160,7 @@ class AdapterPool:
                 if id not in self._host:
                     self._submit(id, partial(self._load, needed[id]))
 
-    def encoder_parts(self, adapter: AdapterFile | None) -> AdapterWeights | None:
+    def encoder_parts(self, adapter: Adapter | None) -> AdapterWeights | None:
         """Return what the adapter changes in the text encoders; None until it has been read.
 
         Raises UnusableAdapter or OSError when the file cannot be used; it is then read again for the next run.
@@ -173,7 +173,7 @@ class AdapterPool:
             packed = self._read(adapter)
             return None if packed is None else packed.encoders
 
-    def acquire(self, adapter: AdapterFile | None) -> int | None:
+    def acquire(self, adapter: Adapter | None) -> int | None:
         """Acquire the adapter's slot until `release`; None while it is being read or no slot is free.
 
         Raises as `encoder_parts` does.
@@ -203,7 +203,7 @@ class AdapterPool:
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)
 
-    def _read(self, adapter: AdapterFile) -> _Packed | None:
+    def _read(self, adapter: Adapter) -> _Packed | None:
         """Return what reading gave, or raise its error and forget it, since the file may come back."""
         future = self._host.get(adapter.id)
         if future is None or not future.done():
@@ -212,7 +212,7 @@ class AdapterPool:
             del self._host[adapter.id]
         return future.result()
 
-    def _fill_slot(self, adapter: AdapterFile) -> _Placed | None:
+    def _fill_slot(self, adapter: Adapter) -> _Placed | None:
         """Copy a read adapter into a free or unused slot."""
         with self._lock:
             packed = self._read(adapter)
@@ -247,7 +247,7 @@ class AdapterPool:
         copied.add_done_callback(lambda _: self._on_loaded())
         return copied
 
-    def _make_room(self, lines: int, adapter: AdapterFile) -> tuple[int, int] | None:
+    def _make_room(self, lines: int, adapter: Adapter) -> tuple[int, int] | None:
         """Take a slot and so many lines; None while too many are in use, or needed by runs before this adapter's.
 
         Where none are free, those of adapters that no waiting run needs are taken, then of those needed last.
@@ -306,9 +306,9 @@ class AdapterPool:
             self._host[id] = future
         future.add_done_callback(lambda _: self._on_loaded())
 
-    def _load(self, adapter: AdapterFile) -> _Packed:
+    def _load(self, adapter: Adapter) -> _Packed:
         began = time.monotonic()
-        parts = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._store.dtype)
+        parts = self._read_parts(adapter)
         row = self._adapter_slots.pack(parts.pop(self._denoiser, {}))
         beside = [part for layers in parts.values() for part in layers.values()]
         packed = _Packed(row, parts, sum(part.down.nbytes + part.up.nbytes for part in beside))
@@ -320,6 +320,18 @@ class AdapterPool:
                 "for adapters: train a smaller one, or raise adapter_memory"
             )
         return packed
+
+    def _read_parts(self, adapter: Adapter) -> AdapterWeights:
+        read = partial(read_adapter, table=self._table, max_rank=self._max_rank, dtype=self._store.dtype)
+        if isinstance(adapter, AdapterFile):
+            return read(adapter.path)
+        weighted: list[tuple[AdapterWeights, float]] = []
+        for file, weight in adapter.parts:
+            try:
+                weighted.append((read(file.path), weight))
+            except UnusableAdapter as error:
+                raise UnusableAdapter(f"{file.id}: {error}") from error
+        return compose(weighted, self._table, max_rank=self._max_rank, dtype=self._store.dtype)
 
 
 def _failed(future: Future[_Packed]) -> bool:

@@ -24,7 +24,17 @@ from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.families.weights import require_memory, watched
 from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
-from serve_app.engine.run import AdapterFile, Conditioning, Finished, Measured, Run, RunRequest, StepTiming
+from serve_app.engine.run import (
+    Adapter,
+    AdapterFile,
+    Conditioning,
+    Finished,
+    Measured,
+    Run,
+    RunRequest,
+    StepTiming,
+    as_one,
+)
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine_options import EngineOptions
 
@@ -246,7 +256,7 @@ class Engine:
         """Return whether another adapter of a base model fits; False for a model not loaded here."""
         return base_model in self.base_models and self.base_models[base_model].pool.has_space()
 
-    def preload(self, adapter: AdapterFile, base_model: str) -> bool:
+    def preload(self, adapter: Adapter, base_model: str) -> bool:
         """Start reading an adapter that no run needs yet; return whether it was started.
 
         It takes only host memory that is free. Raises KeyError on a base model not loaded here.
@@ -344,6 +354,7 @@ class Engine:
         seeds: Iterable[int] = (0,),
         adapter: Path | AdapterFile | None = None,
         weight: float = 0.75,
+        adapters: Mapping[Path, float] | None = None,
         negative_prompt: str = "",
         steps: int = 30,
         guidance: float = 7.5,
@@ -355,17 +366,20 @@ class Engine:
     ) -> list[Image.Image]:
         """Generate one image per seed; `weight` is the adapter's scale. Raises RuntimeError when a run fails.
 
+        `adapters` names further ones, each with its weight: what each changes in the base alone is added.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
-        if isinstance(adapter, Path):
-            adapter = AdapterFile(id=str(adapter.resolve()), path=adapter)
+        files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]
+        applied = as_one(
+            (AdapterFile(str(file.resolve()), file) if isinstance(file, Path) else file, scale) for file, scale in files
+        )
         requests = [
             RunRequest(
                 run_id=f"generate-{i}",
                 prompt=prompt,
                 negative_prompt=negative_prompt,
-                adapter=adapter,
-                scale=weight,
+                adapter=applied.adapter,
+                scale=applied.scale,
                 seed=seed,
                 steps=steps,
                 guidance=guidance,

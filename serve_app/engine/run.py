@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -26,18 +27,52 @@ class AdapterFile:
     path: Path
 
 
+@dataclass(frozen=True)
+class ComposedAdapter:
+    """Several adapters that act as one at scale 1: what each changes in the base alone, times its weight, added.
+
+    `as_one` makes it, with its parts in an order of their own.
+    """
+
+    parts: tuple[tuple[AdapterFile, float], ...]
+
+    @cached_property
+    def id(self) -> str:
+        """Return `id*weight+id*weight`, which identifies the weights of them all."""
+        return "+".join(f"{file.id}*{weight!r}" for file, weight in self.parts)
+
+
+Adapter = AdapterFile | ComposedAdapter
+
+
+class Applied(NamedTuple):
+    """The `adapter` and the `scale` of a run."""
+
+    adapter: Adapter | None
+    scale: float
+
+
+def as_one(files: Iterable[tuple[AdapterFile, float]]) -> Applied:
+    """Return what a run names to have all these adapters, each with its weight, in whatever order they come."""
+    parts = sorted(((file, float(weight)) for file, weight in files), key=lambda part: (part[0].id, part[1]))
+    if len(parts) < 2:
+        return Applied(*parts[0]) if parts else Applied(None, 1.0)
+    return Applied(ComposedAdapter(tuple(parts)), 1.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
     """One image to make.
 
     `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
-    An empty `base_model` means the engine's first; `sampler` None means the base model's own.
+    An empty `base_model` means the engine's first; `sampler` None means the base model's own. `as_one` makes the
+    `adapter` and `scale` of several LoRAs.
     """
 
     run_id: str
     prompt: str
     negative_prompt: str = ""
-    adapter: AdapterFile | None = None
+    adapter: Adapter | None = None
     scale: float = 0.75
     seed: int = 0
     steps: int = 30

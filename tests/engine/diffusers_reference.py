@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from serve_app.engine import RunRequest
+from serve_app.engine import AdapterFile, RunRequest
 from serve_app.engine.sampler import make_scheduler
 from tests.engine.tiny_models import diffusers
 
@@ -91,11 +91,16 @@ class DiffusersReference:
             if self._loaded:
                 self.pipeline.disable_lora()
             return
-        if request.adapter.id not in self._loaded:
-            self._loaded[request.adapter.id] = f"adapter{len(self._loaded)}"
-            path = request.adapter.path
-            self.pipeline.load_lora_weights(
-                str(path.parent), weight_name=path.name, adapter_name=self._loaded[request.adapter.id]
-            )
+        adapter = request.adapter
+        parts = ((adapter, 1.0),) if isinstance(adapter, AdapterFile) else adapter.parts
+        for file, _ in parts:
+            if file.id not in self._loaded:
+                self._loaded[file.id] = f"adapter{len(self._loaded)}"
+                self.pipeline.load_lora_weights(
+                    str(file.path.parent), weight_name=file.path.name, adapter_name=self._loaded[file.id]
+                )
         self.pipeline.enable_lora()
-        self.pipeline.set_adapters(self._loaded[request.adapter.id], request.scale)
+        self.pipeline.set_adapters(
+            [self._loaded[file.id] for file, _ in parts],
+            [weight * request.scale for _, weight in parts],
+        )

@@ -58,6 +58,15 @@ of dimension d has the rank d², a LoKr the product of its factors' ranks; neith
 since the change is kept as a whole from there on, exactly. On layers of 320 channels or more, a LoHa of dimension 12
 and a LoKr of whole factors are therefore beyond 128: the message tells the file's own dimension.
 
+## Several LoRAs in one image
+
+The engine takes several LoRAs for one image, each with a weight of its own, in any order:
+`engine.generate("…", adapters={{neon: 0.8, ink: -0.5}})`. What each changes in the base alone is added: ranks are
+concatenated, and gains (DoRA, IA³) become one. PEFT differs where it holds several DoRAs, since it lets each scale what
+those before it have changed. The sum is one adapter, which takes one slot and whose rank is the sum of theirs: beyond
+`max_rank` it is refused. So are gains of one layer's outputs and inputs together, which are no single gain. The largest
+error of a latent is 6e-06, compared with the changes that PEFT's and LyCORIS' own layers make, added.
+
 ## What fits two families
 
 A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L); one of self-attention and

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
+from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet import SAMPLERS
+from serve_app.engine.run import Applied
 from serve_app.engine_options import SigmaSpacing
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
@@ -24,6 +25,10 @@ OPTIONS = replace(EXACT_FLOAT32, max_rows=8, adapter_slots=10, host_memory=2**20
 """The slots and host memory hold fewer adapters than are drawn, so that some always leave and come back."""
 SIZES = ((64, 64), (96, 64), (60, 72))
 LINEARS = (*tiny_models.ATTENTION, "ff.net.2", "proj_in")
+COMPOSED = (((0, 0.5), (1, -1.0)), ((2, 1.0), (3, 0.5), (8, 1.0), (10, 0.75)), ((5, 1.5), (7, 0.3)),
+            ((13, 1.0), (6, 0.5), (15, 2.0)), ((12, 0.8), (14, -0.5), (4, 1.0)), ((3, 0.5), (2, 2.0)),
+            ((7, 1.0), (12, 1.0)), ((0, 1.0), (-1, 1.0)))  # fmt: skip
+"""Adapters that act as one, by their number, with weights; the last two cannot be added, and are not all there."""
 FRESH_EVERY = 200
 """The engine that makes runs one at a time is a new one after so many."""
 
@@ -137,12 +142,15 @@ def samplers(sd: Path) -> list[str]:
 def random_request(chance: random.Random, run_id: str, files: list[AdapterFile], samplers: list[str]) -> RunRequest:
     """Draw any of the things that a run may differ in from the runs beside it."""
     width, height = chance.choice(SIZES)
+    alone = Applied(chance.choice([None, *files[:-3] * 2, *files[-3:]]), chance.choice([0.0, 0.1, 0.75, 1.0, 2.0]))
+    composed = as_one((files[i], weight) for i, weight in chance.choice([*COMPOSED[:-2] * 3, *COMPOSED[-2:]]))
+    applied = chance.choice([alone, alone, composed])
     return RunRequest(
         run_id=run_id,
         prompt=" ".join(chance.choices(["red", "cat", "on", "a", "mat"], k=chance.choice([1, 3, 12]))),
         negative_prompt=chance.choice(["", "dull", "dull and grey and much too long"]),
-        adapter=chance.choice([None, *files[:-3] * 2, *files[-3:]]),
-        scale=chance.choice([0.0, 0.1, 0.75, 1.0, 2.0]),
+        adapter=applied.adapter,
+        scale=applied.scale,
         seed=chance.getrandbits(64),
         steps=chance.randint(1, 5),
         guidance=chance.choice([0.0, 1.0, 4.0, 7.5]),

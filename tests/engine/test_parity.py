@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine import AdapterFile, Engine, RunRequest
+from serve_app.engine import AdapterFile, Engine, RunRequest, as_one
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet import SAMPLERS
 from serve_app.engine.run import Run
@@ -22,6 +22,8 @@ from tests.engine.test_sampler import SPACINGS, STEPS
 
 TOLERANCE = 1e-4
 WEIGHTS = (0.1, 0.75, 1.0)
+TOGETHER = ((1.5, -0.6), (-1.0, 0.0, 0.7), (0.5, 2.0, -0.8, 0.75))
+"""Weights of two, three and four LoRAs that act as one."""
 
 
 def batched(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
@@ -61,11 +63,17 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
     family: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(family)
-    files = [*adapters(folder, tmp_path), None]
+    files = [
+        *adapters(folder, tmp_path),
+        tiny_models.write_lora(tmp_path / "fourth.safetensors", folder, rank=5, seed=8),
+    ]
+    alone = [(file, weight) for file, weight in product([*files[:3], None], WEIGHTS)]
+    composed = [as_one(zip(files, weights, strict=False)) for weights in TOGETHER]
     requests = [
-        RunRequest(run_id=f"{i}-{weight}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "",
-                   adapter=file, scale=weight, seed=2**32 - 1 - i, steps=3 + i, guidance=3.0 + i, width=64, height=64)
-        for (i, file), weight in product(enumerate(files), WEIGHTS)
+        RunRequest(run_id=f"{i}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "",
+                   adapter=adapter, scale=scale, seed=2**32 - 1 - i, steps=3 + i % 4, guidance=3.0 + i % 4, width=64,
+                   height=64)
+        for i, (adapter, scale) in enumerate([*alone, *composed])
     ]  # fmt: skip
     model = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None)
     made = final_latents(model, requests)
