@@ -126,8 +126,8 @@ def is_spread() -> bool:
     return location == ProxyLocation.EveryNode
 
 
-async def least_replicas(deployment: str, application: str) -> int:
-    """Return how many replicas Serve keeps of a deployment without any work.
+async def least_replicas(deployment: str, application: str) -> int | None:
+    """Return how many replicas Serve keeps of a deployment without any work; None where it has no such deployment.
 
     It is asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
     controller does not answer.
@@ -136,7 +136,7 @@ async def least_replicas(deployment: str, application: str) -> int:
     name = common.DeploymentID(name=deployment, app_name=application)
     config: Any = await serve_controller().get_deployment_config.remote(name)
     if config is None:
-        return 0
+        return None
     bounds = config.autoscaling_config
     return config.num_replicas if bounds is None else bounds.min_replicas
 

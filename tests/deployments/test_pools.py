@@ -76,6 +76,10 @@ def test_equal_replicas_fill_each_card_to_the_last_whole_one(nodes: int, replica
     ("change", "deployment"),
     [
         ({"max_replicas: 8": "max_replicas: 9"}, "generator"),
+        (
+            {"max_replicas: 4\n          upscale_delay_s: 5": "max_replicas: 5\n          upscale_delay_s: 5"},
+            "generator.z-image",
+        ),
         ({"num_gpus: 0.25": "num_gpus: 0.5"}, "upscaler"),
         ({"resources: {ingress: 1}": "resources: {ingres: 1}"}, "ingress"),
         ({"resources: {upscaler: 4}": "resources: {upscaler: 2}"}, "upscaler"),
