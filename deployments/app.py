@@ -73,9 +73,8 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
     require_protection(settings, spread=spread)
     check_start(demands(args, scaling), settings, spread=spread)
     log = replica_logging(settings)
-    generator = args.generator and _worker(Generator, pool_of(DEFAULT_GROUP), args.generator, scaling, log).bind(
-        args.generator
-    )
+    own = args.generator
+    generator = own and _worker(Generator, pool_of(DEFAULT_GROUP), own, scaling, log).bind(own)
     upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler, scaling, log).bind(args.upscaler)
     housekeeper = serve.deployment(
         name="housekeeper",

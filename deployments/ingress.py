@@ -135,7 +135,7 @@ class Ingress:
         requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
-        prepare_replica()
+        prepare_replica(takes_requests=True)
         allow_connections()
         settings = Settings()
         if requests_at_once is not None:

@@ -46,10 +46,12 @@ def _share_only_above_sessions(directory: str) -> None:
         path.chmod(PRIVATE_FOLDER if is_of_a_session else 0o1777)
 
 
-def prepare_replica() -> None:
+def prepare_replica(*, takes_requests: bool = False) -> None:
     """Make this process's files private, and bind its server between deployments to the node's address.
 
-    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Called by every constructor. A group's generators are all that their application has, so that Serve takes them for
+    its ingress: unless one `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a
+    minute of serving after a replica is told to stop. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
     Raises `RuntimeError` on a node whose HTTP proxy would lack its protection.
     """
     import ray
@@ -62,6 +64,7 @@ def prepare_replica() -> None:
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address
     replica: Any = import_module("ray.serve._private.replica")
+    replica.RAY_SERVE_ENABLE_DIRECT_INGRESS &= takes_requests
     add_port = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
 

@@ -130,12 +130,11 @@ class Runtime:
             }
             healthy = {name for name, deployment in found.items() if deployment.status == "HEALTHY"}
             on_status(healthy)
-            states = [overview.status for overview in overviews.values()]
-            if all(state == ApplicationStatus.RUNNING for state in states):
+            states = [overviews[target.name] for target in targets]
+            if all(state.status == ApplicationStatus.RUNNING for state in states):
                 return
-            if ApplicationStatus.DEPLOY_FAILED in states:
-                failed = ApplicationStatus.DEPLOY_FAILED
-                raise RuntimeError(next(each.message for each in overviews.values() if each.status == failed))
+            if failed := [state for state in states if state.status == ApplicationStatus.DEPLOY_FAILED]:
+                raise RuntimeError(failed[0].message)
             if time.monotonic() > deadline:
                 waiting = sorted(set(found) - healthy)
                 reasons = [f"{name} ({found[name].message or 'starting'})" for name in waiting]

@@ -1,5 +1,6 @@
 """Replicas at `max_replicas` fit the pools of nodes in every order, or the check names the rest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_cpus_count_where_they_are_declared() -> None:
     demand = ReplicaDemand(deployment="generator", replicas=2, gpus=1, cpus=4)
     assert shortfalls([demand], [Pool(name="big", nodes=1, gpus=2, cpus=6)])[0].unplaced == 1
     assert shortfalls([demand], [Pool(name="big", nodes=1, gpus=2, cpus=8)]) == []
+
+
+def test_groups_with_nodes_of_their_own_are_checked_apart() -> None:
+    """All orders of eleven deployments would take hours."""
+    names = [f"generator.{letter}" for letter in "abcdefghij"]
+    demands = [ReplicaDemand(deployment=name, replicas=4, gpus=1, resources={name: 1}) for name in names]
+    pools = [Pool(name=name, nodes=4, gpus=1, resources={name: 1}) for name in names]
+    assert shortfalls(demands, pools) == []
+    demands[3] = replace(demands[3], replicas=5)
+    assert [str(short) for short in shortfalls(demands, pools)] == [
+        "generator.d: 1 of 5 replicas find no node of the pools"
+    ]
 
 
 def test_without_pools_nothing_is_checked() -> None:

@@ -2,13 +2,17 @@
 
 from datetime import timedelta
 
+import pytest
 import redis
 
-from serve_app.domain.jobs import WORKER_LIFE, JobKind, JobState
+from serve_app.domain.errors import QueueFull
+from serve_app.domain.jobs import JobKind, JobState
+from serve_app.jobs.queue import JobQueue
 from serve_app.operations.metrics_page import render_metrics
 from serve_app.operations.overview import overview
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.made_jobs import BROKEN, accept, caller_of, claim, finish, job_of
@@ -161,4 +165,27 @@ async def test_a_sample_is_drawn_by_an_idle_pool_whatever_waits_in_others(resour
     await claim(resources, worker="x", pool=SDXL)
     job_id = await draw(every=timedelta(milliseconds=1))
     assert (await job_of(resources, job_id)).pool == SDXL
-    assert timedelta(seconds=1) < WORKER_LIFE
+
+
+async def test_a_full_queue_and_a_deletion_count_every_pool(resources: Resources, redis_db: redis.Redis) -> None:
+    await regroup(resources, "sdxl")
+    acme = await resources.accounts.create("acme")
+    adapter = adapter_of("")
+    await resources.adapter_registry.register(adapter)
+    waiting = await accept(resources, acme.id, adapter_id=NEON)
+    other = await accept(resources, acme.id, adapter_id=NEON)
+    full = resources.with_parts(queue=JobQueue(connect(resources.redis_url), _with_room_for(resources.settings, 2)))
+    with pytest.raises(QueueFull):
+        await accept(full, "acct_other")
+    for job_id in (waiting, other):
+        await resources.queue.cancel(job_id, account_id=None)
+    redis_db.zadd(redis_key("idle_vtime", SDXL), {acme.id: 9})
+    redis_db.lpush(redis_key("recent_adapters", SDXL), adapter.id)
+    await resources.adapter_registry.remove(adapter.id)
+    assert not redis_db.exists(redis_key("recent_adapters", SDXL)), "nobody prefetches what is gone"
+    await resources.account_records.remove(acme.id)
+    assert not redis_db.exists(redis_key("idle_vtime", SDXL))
+
+
+def _with_room_for(settings: Settings, jobs: int) -> Settings:
+    return settings.model_copy(update={"max_queued": jobs})

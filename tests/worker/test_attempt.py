@@ -90,6 +90,7 @@ async def test_a_job_whose_base_model_is_not_loaded_waits_for_another_worker(
     job_id = await accept(resources)
     async with working(resources, executor):
         await until(resources, job_id, JobState.QUEUED)
+        assert redis_db.hget(redis_key("job", job_id), "tries") == "0", "that was no attempt of its own"
         redis_db.zadd(redis_key("delay", "generation"), {job_id: 1}, xx=True)
         await until(resources, job_id, JobState.COMPLETED, attempt=2)
     assert redis_db.hget(redis_key("count"), "requeued") == "1"
