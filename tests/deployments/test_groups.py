@@ -168,7 +168,7 @@ def ask_until(rolled: threading.Event, caller: httpx.Client, statuses: dict[str,
 
 def ask(caller: httpx.Client, statuses: dict[str, list[str]]) -> None:
     """Ask for a job of each group, and wait for both."""
-    body = {"prompt": "a red circle", "steps": 4, "seed": 1}
+    body = {"prompt": "a red circle", "steps": 20, "seed": 1}
     answers = {lora: caller.post("/v1/generate", json={**body, "lora_id": lora}) for lora in statuses}
     for lora, answer in answers.items():
         path = f"/v1/generate/{answer.raise_for_status().json()['request_id']}"
