@@ -45,7 +45,7 @@ class Hints:
     """Tells a replica that there is work. A lost hint changes nothing: replicas also look."""
 
     def __init__(self, handles: dict[str, DeploymentHandle[Any]]) -> None:
-        """Send hints to `handles`, by pool; the deployments of further groups are looked up when they have a job."""
+        """Send hints to `handles`, by pool, and to the deployments of further groups once they have a job."""
         self._handles = handles
         self._wanted: set[str] = set()
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -69,15 +69,14 @@ class Hints:
     async def _send(self, pool: str) -> None:
         try:
             async with asyncio.timeout(HINT_TIMEOUT_S):
-                await (await self._handle(pool)).hint.remote()
+                await self._handle(pool).hint.remote()
         except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
             log.debug("no hint given: %r", error)
 
-    async def _handle(self, pool: str) -> DeploymentHandle[Any]:
-        """Return the pool's handle. Raises what Serve raises while no application serves the pool."""
+    def _handle(self, pool: str) -> DeploymentHandle[Any]:
+        """Return the pool's handle; one of an application that is not there waits until it is."""
         if pool not in self._handles:
-            get = serve.get_deployment_handle  # it asks Serve's controller, and blocks
-            self._handles[pool] = await asyncio.to_thread(get, GENERATOR, app_name=group_of_pool(pool))
+            self._handles[pool] = DeploymentHandle(GENERATOR, group_of_pool(pool))
         return self._handles[pool]
 
 
