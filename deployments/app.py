@@ -11,8 +11,8 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import EncodingType, LoggingConfig
 
-from deployments.args import AppArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, WorkerArgs
-from deployments.config import Autoscaling
+from deployments.args import AppArgs, GroupArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, WorkerArgs
+from deployments.config import Autoscaling, demands
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
@@ -20,7 +20,8 @@ from deployments.ray_internals import is_spread
 from deployments.requirements import require_protection
 from deployments.start_checks import check_start
 from deployments.upscaler import Upscaler
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
+from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import OPEN_FILES
 from serve_app.settings import Settings
 
@@ -49,13 +50,31 @@ def build(args: AppArgs) -> Application:
     return assemble(args, {})
 
 
+def build_group(args: GroupArgs) -> Application:
+    """Bind the generators of one group of base models, as an application of their own that takes no requests.
+
+    A change of its `args` starts its replicas anew, and those of no other group. Serve calls it as it calls `build`.
+    """
+    return assemble_group(args, {})
+
+
+def assemble_group(args: GroupArgs, scaling: Mapping[str, Autoscaling]) -> Application:
+    """The application, scaled by `scaling` where `args` leave it to Serve's `deployments:`."""
+    settings, spread = Settings(), is_spread()
+    require_protection(settings, spread=spread)
+    check_start(demands(args, scaling), settings, spread=spread)
+    generator = _worker(Generator, pool_of(args.group), args, scaling, replica_logging(settings))
+    return generator.bind(args, args.group)
+
+
 def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
     """The application, scaled by `scaling` where `args` leave it to Serve's `deployments:`."""
     settings, spread = Settings(), is_spread()
     require_protection(settings, spread=spread)
-    check_start(args, scaling, settings, spread=spread)
+    check_start(demands(args, scaling), settings, spread=spread)
     log = replica_logging(settings)
-    generator = _worker(Generator, JobKind.GENERATION, args.generator, scaling, log).bind(args.generator)
+    own = args.generator
+    generator = own and _worker(Generator, pool_of(DEFAULT_GROUP), own, scaling, log).bind(own)
     upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler, scaling, log).bind(args.upscaler)
     housekeeper = serve.deployment(
         name="housekeeper",
@@ -80,7 +99,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         housekeeper,
         requests_at_once=args.ingress.max_ongoing_requests,
         requests_waiting=args.ingress.max_queued_requests,
-        max_rank=args.generator.engine.max_rank,
+        max_rank=args.generator.engine.max_rank if args.generator else DEFAULT_MAX_RANK,
     )
 
 
@@ -94,7 +113,7 @@ def replica_logging(settings: Settings) -> LoggingConfig:
 
 
 def _worker(
-    deployment: type, kind: JobKind, args: WorkerArgs, scaling: Mapping[str, Autoscaling], log: LoggingConfig
+    deployment: type, pool: str, args: WorkerArgs, scaling: Mapping[str, Autoscaling], log: LoggingConfig
 ) -> Any:
     name = deployment.__name__.lower()
     return serve.deployment(
@@ -106,7 +125,7 @@ def _worker(
         graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
         logging_config=log,
         **HEALTH_CHECKS,
-        **_replicas(kind, args.replicas, scaling.get(name)),
+        **_replicas(pool, args.replicas, scaling.get(name)),
     )(deployment)
 
 
@@ -124,9 +143,7 @@ def _actor_options(args: ReplicaArgs) -> dict[str, Any]:
     return {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "resources": args.resources}
 
 
-def _replicas(
-    kind: JobKind, replicas: int | Literal["auto"] | ScaleArgs, scaling: Autoscaling | None
-) -> dict[str, Any]:
+def _replicas(pool: str, replicas: int | Literal["auto"] | ScaleArgs, scaling: Autoscaling | None) -> dict[str, Any]:
     if scaling is not None:
         return _autoscaling(scaling)
     if isinstance(replicas, int):
@@ -134,7 +151,7 @@ def _replicas(
     chosen = ScaleArgs() if replicas == "auto" else replicas
     policy = AutoscalingPolicy(
         policy_function="deployments.scaling:BacklogPolicy",
-        policy_kwargs={"kind": kind, "target_s": chosen.target_s, "spare": chosen.spare},
+        policy_kwargs={"kind": pool, "target_s": chosen.target_s, "spare": chosen.spare},
     )
     bounds = chosen.model_dump(exclude={"target_s", "spare"})
     return {"autoscaling_config": AutoscalingConfig(**bounds, policy=policy)}

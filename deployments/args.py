@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from serve_app.domain.jobs import DEFAULT_GROUP
 from serve_app.engine_options import EngineOptions
 from serve_app.worker.attempt import WorkerTiming
 
@@ -147,6 +148,18 @@ class GeneratorArgs(WorkerArgs):
         return replace(super().timing, prefetch=timedelta(seconds=self.prefetch_s) if self.prefetch_s else None)
 
 
+class GroupArgs(GeneratorArgs):
+    """The generators of one group of base models: those whose catalog row names the group."""
+
+    group: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9\-]{0,31}$")]
+
+    @model_validator(mode="after")
+    def _is_not_the_default(self) -> "GroupArgs":
+        if self.group == DEFAULT_GROUP:
+            raise ValueError(f"the group {DEFAULT_GROUP} is the generator of the main application")
+        return self
+
+
 class UpscalerArgs(WorkerArgs):
     weights: str | None = None
     """The folder of a learned upscaler, relative to the checkout; unset, Lanczos' method enlarges."""
@@ -161,6 +174,7 @@ class HousekeeperArgs(Args):
 
 class AppArgs(Args):
     ingress: IngressArgs = IngressArgs()
-    generator: GeneratorArgs = GeneratorArgs()
+    generator: GeneratorArgs | None = GeneratorArgs()
+    """The generators of the group `default`; null where every base model is of another group."""
     upscaler: UpscalerArgs = UpscalerArgs()
     housekeeper: HousekeeperArgs = HousekeeperArgs()

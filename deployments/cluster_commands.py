@@ -14,6 +14,7 @@ from deployments.nodes import check_nodes, check_running_nodes, living_nodes, no
 from deployments.pools import ReplicaDemand, fits_alone, shortfalls
 from deployments.ray_internals import on_several_machines
 from deployments.requirements import of_one_machine
+from deployments.start_checks import unserved_groups
 from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.cli.doctor import checks_result
 from serve_app.operations.checks import Check, fail, ok, warn
@@ -41,6 +42,7 @@ def _check(settings: Settings, file: ServeFile, cluster: Cluster = False) -> Res
         ok("file", f"{file}: {_largest(config.demands)}"),
         *_check_pools(config),
         *_check_settings(config, settings),
+        *_check_groups(config, settings),
     ]
     if cluster:
         _connect()
@@ -76,6 +78,14 @@ def _check_settings(config: ServeConfig, settings: Settings) -> Iterable[Check]:
         yield fail("settings", own, "set the same on every node, and here: the deployment would be refused")
     else:
         yield ok("settings", "Redis and storage are shared, as far as this shell's environment says")
+
+
+def _check_groups(config: ServeConfig, settings: Settings) -> Iterable[Check]:
+    """Warn of base models that no generators would load, as far as the catalog can be read from here."""
+    if lost := unserved_groups(config, settings):
+        yield warn(
+            "groups", f"no application serves {lost}", "add one with the group's name, or change the catalog's `group`"
+        )
 
 
 def check_places(demands: Sequence[ReplicaDemand]) -> Iterable[Check]:

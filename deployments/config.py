@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from deployments.args import SPARE, AppArgs, ReplicaArgs, Seconds, SecondsOrZero, check_bounds
+from deployments.args import SPARE, AppArgs, GroupArgs, ReplicaArgs, Seconds, SecondsOrZero, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 
-BUILDER = "deployments.app:build"
-WORKERS = {"generator": JobKind.GENERATION, "upscaler": JobKind.UPSCALE}
-SCALABLE = ("ingress", *WORKERS)
+BUILDER, GROUP_BUILDER = "deployments.app:build", "deployments.app:build_group"
+GENERATOR = "generator"
+POOLS = {GENERATOR: pool_of(DEFAULT_GROUP), "upscaler": str(JobKind.UPSCALE)}
+"""The pools of the main application's workers."""
+SCALABLE = ("ingress", *POOLS)
 
 
 class ConfigError(ValueError):
@@ -35,7 +37,8 @@ class RequestRouterConfig(_Strict):
 
 
 class PolicyArgs(_Strict):
-    kind: JobKind
+    kind: str
+    """The pool whose jobs are counted."""
     target_s: Seconds = 60
     spare: float = Field(default=SPARE, ge=0, le=1)
 
@@ -75,42 +78,80 @@ class Deployment(_Strict):
     """Only `serve run` reads this (`deployments/one_machine.py`)."""
     autoscaling_config: Autoscaling | None = None
 
-    @model_validator(mode="after")
-    def _scales_by_its_own_measure(self) -> "Deployment":
-        scaling, kind = self.autoscaling_config, WORKERS.get(self.name)
-        if scaling is None:
-            return self
-        if self.name == "housekeeper":
-            raise ValueError("housekeeper: runs once, without autoscaling_config")
-        policy = scaling.policy
-        if kind is not None and (policy is None or policy.policy_kwargs.kind != kind):
-            raise ValueError(f"{self.name}: has no requests to count; its policy is BacklogPolicy of kind {kind}")
-        if kind is None and (policy is not None or scaling.min_replicas < 1):
-            raise ValueError("ingress: scales by target_ongoing_requests, without a policy, and never to zero")
-        return self
+
+def _check_scaling(
+    name: str, asked: ReplicaArgs | None, scaling: Autoscaling | None, pool: str | None, place: str
+) -> None:
+    """Refuse scaling that is given twice or by the wrong measure; only a deployment without a pool counts requests."""
+    if asked is None:
+        if scaling is not None:
+            raise ValueError(f"{name}: has an autoscaling_config, and {place} is null")
+        return
+    if scaling is None:
+        if asked.replicas == "auto":
+            raise ValueError(f"{place}.replicas: auto, and {name} has no autoscaling_config under deployments")
+        return
+    policy = scaling.policy
+    if pool is not None and (policy is None or policy.policy_kwargs.kind != pool):
+        raise ValueError(f"{name}: has no requests to count; its policy is BacklogPolicy of kind {pool}")
+    if pool is None and (policy is not None or scaling.min_replicas < 1):
+        raise ValueError("ingress: scales by target_ongoing_requests, without a policy, and never to zero")
+    if asked.replicas != "auto":
+        raise ValueError(f"{place}.replicas: must be auto, since {name} has an autoscaling_config")
 
 
-class Application(_Strict):
-    name: str = "atelier"
-    route_prefix: Literal["/"] = "/"
-    import_path: Literal["deployments.app:build"] = BUILDER
+class _Deployed(_Strict):
     deployments: tuple[Deployment, ...] = ()
-    args: AppArgs = AppArgs()
 
     @property
     def scaling(self) -> Mapping[str, Autoscaling]:
         """The deployments that Serve scales by what this file says of them."""
         return {one.name: one.autoscaling_config for one in self.deployments if one.autoscaling_config}
 
+
+class Application(_Deployed):
+    name: str = "atelier"
+    route_prefix: Literal["/"] = "/"
+    import_path: Literal["deployments.app:build"] = BUILDER
+    args: AppArgs = AppArgs()
+
     @model_validator(mode="after")
     def _scaling_is_given_once(self) -> "Application":
+        if "housekeeper" in self.scaling:
+            raise ValueError("housekeeper: runs once, without autoscaling_config")
         for name in SCALABLE:
-            replicas: object = getattr(self.args, name).replicas
-            if name in self.scaling and replicas != "auto":
-                raise ValueError(f"args.{name}.replicas: must be auto, since {name} has an autoscaling_config")
-            if replicas == "auto" and name not in self.scaling:
-                raise ValueError(f"args.{name}.replicas: auto, and {name} has no autoscaling_config under deployments")
+            _check_scaling(name, getattr(self.args, name), self.scaling.get(name), POOLS.get(name), f"args.{name}")
         return self
+
+
+class GroupApplication(_Deployed):
+    """The generators of one group of base models, named after the group."""
+
+    name: str
+    route_prefix: None
+    """Serve's own default is `/`, which is the main application's."""
+    import_path: Literal["deployments.app:build_group"]
+    args: GroupArgs
+
+    @model_validator(mode="after")
+    def _is_of_one_group(self) -> "GroupApplication":
+        group = self.args.group
+        if self.name != group:
+            raise ValueError(f"name: must be the group, {group}")
+        if other := [one.name for one in self.deployments if one.name != GENERATOR]:
+            raise ValueError(f"deployments: a group has a {GENERATOR} only, not {', '.join(other)}")
+        _check_scaling(GENERATOR, self.args, self.scaling.get(GENERATOR), pool_of(group), "args")
+        return self
+
+
+def _builder(application: Any) -> str:
+    named = application.get("import_path") if isinstance(application, dict) else application.import_path
+    return GROUP_BUILDER if named == GROUP_BUILDER else BUILDER
+
+
+AnyApplication = Annotated[
+    Annotated[Application, Tag(BUILDER)] | Annotated[GroupApplication, Tag(GROUP_BUILDER)], Discriminator(_builder)
+]
 
 
 class LoggingConfig(_Strict):
@@ -121,14 +162,24 @@ class LoggingConfig(_Strict):
 
 
 class ServeConfig(_Strict):
-    """The part of Serve's schema for one application, and the pools of nodes that its replicas must fit."""
+    """The part of Serve's schema for the service, and the pools of nodes that its replicas must fit."""
 
     proxy_location: Literal["HeadOnly", "EveryNode"] = "HeadOnly"
     http_options: HttpOptions = HttpOptions()
     logging_config: LoggingConfig = LoggingConfig()
-    applications: tuple[Application] = (Application(),)
+    applications: tuple[AnyApplication, ...] = (Application(),)
+    """The main one, and one for each further group of base models."""
     pools: tuple[Pool, ...] = ()
     """Serve ignores them, so that a change restarts nothing."""
+
+    @model_validator(mode="after")
+    def _one_is_the_main_one(self) -> "ServeConfig":
+        if len(self.applications) - len(self.groups) != 1:
+            raise ValueError(f"applications: exactly one must be of {BUILDER}")
+        names = [each.name for each in self.applications]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"applications: {', '.join(twice)}: two have this name")
+        return self
 
     @model_validator(mode="after")
     def _replicas_fit_the_pools(self) -> "ServeConfig":
@@ -137,32 +188,49 @@ class ServeConfig(_Strict):
         return self
 
     @property
+    def main(self) -> Application:
+        return next(each for each in self.applications if isinstance(each, Application))
+
+    @property
+    def groups(self) -> list[GroupApplication]:
+        return [each for each in self.applications if isinstance(each, GroupApplication)]
+
+    @property
     def args(self) -> AppArgs:
-        return self.applications[0].args
+        """The main application's."""
+        return self.main.args
+
+    @property
+    def served_groups(self) -> set[str]:
+        """Return the groups of base models that have generators."""
+        return {each.name for each in self.groups} | ({DEFAULT_GROUP} if self.args.generator else set[str]())
 
     @property
     def demands(self) -> list[ReplicaDemand]:
-        return demands(self.args, self.applications[0].scaling)
+        return [demand for each in self.applications for demand in demands(each.args, each.scaling)]
 
 
-def demands(args: AppArgs, scaling: Mapping[str, Autoscaling] | None = None) -> list[ReplicaDemand]:
+def demands(args: AppArgs | GroupArgs, scaling: Mapping[str, Autoscaling] | None = None) -> list[ReplicaDemand]:
     """What each deployment asks of the nodes when it is at its largest, as far as it is known."""
     most = {name: bounds.max_replicas for name, bounds in (scaling or {}).items()}
-    replicas: dict[str, ReplicaArgs] = {"ingress": args.ingress, "generator": args.generator, "upscaler": args.upscaler}
+    if isinstance(args, GroupArgs):
+        return [_demand(f"{GENERATOR}.{args.group}", args, most.get(GENERATOR))]
+    replicas = {"ingress": args.ingress, GENERATOR: args.generator, "upscaler": args.upscaler}
     keeper = args.housekeeper
     return [
-        *(
-            ReplicaDemand(
-                deployment=name,
-                replicas=most.get(name, asked.most_replicas),
-                gpus=asked.num_gpus,
-                cpus=asked.num_cpus,
-                resources=asked.resources,
-            )
-            for name, asked in replicas.items()
-        ),
+        *(_demand(name, asked, most.get(name)) for name, asked in replicas.items() if asked is not None),
         ReplicaDemand(deployment="housekeeper", replicas=1, cpus=keeper.num_cpus, resources=keeper.resources),
     ]
+
+
+def _demand(name: str, asked: ReplicaArgs, most: int | None) -> ReplicaDemand:
+    return ReplicaDemand(
+        deployment=name,
+        replicas=most or asked.most_replicas,
+        gpus=asked.num_gpus,
+        cpus=asked.num_cpus,
+        resources=asked.resources,
+    )
 
 
 def read_config(path: Path) -> ServeConfig:
@@ -176,5 +244,5 @@ def read_config(path: Path) -> ServeConfig:
         raise ConfigError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(str(part) for part in first["loc"] if part not in (BUILDER, GROUP_BUILDER))
         raise ConfigError(": ".join(filter(None, (str(path), place, first["msg"])))) from error

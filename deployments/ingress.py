@@ -23,7 +23,7 @@ from deployments.requirements import require_shared
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import with_forwarded_address
 from serve_app.app import create_app
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, group_of_pool, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import allow_connections, freeze_startup_objects
 from serve_app.settings import Settings
@@ -31,6 +31,8 @@ from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
 
+GENERATOR = "generator"
+"""The deployment of generators has this name in every application that has one."""
 HINT_TIMEOUT_S = 5.0
 """A replica that has not taken a hint by now finds the job by itself."""
 HINT_EVERY_S = 0.05
@@ -42,47 +44,60 @@ CONTROLLER_TIMEOUT_S = 2.0
 class Hints:
     """Tells a replica that there is work. A lost hint changes nothing: replicas also look."""
 
-    def __init__(self, handles: dict[JobKind, DeploymentHandle[Any]]) -> None:
+    def __init__(self, handles: dict[str, DeploymentHandle[Any]]) -> None:
+        """Send hints to `handles`, by pool, and to the deployments of further groups once they have a job."""
         self._handles = handles
-        self._wanted: set[JobKind] = set()
-        self._under_way: dict[JobKind, asyncio.Task[None]] = {}
+        self._wanted: set[str] = set()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    async def __call__(self, kind: JobKind, job_id: str) -> None:
-        """Return at once. One hint per kind at a time is enough: it says "look", not what to take."""
-        self._wanted.add(kind)
-        if kind not in self._under_way:
-            self._under_way[kind] = asyncio.create_task(self._send_wanted(kind), name=f"hint {job_id}")
+    async def __call__(self, pool: str, job_id: str) -> None:
+        """Return at once. One hint per pool at a time is enough: it says "look", not what to take."""
+        self._wanted.add(pool)
+        if pool not in self._under_way:
+            self._under_way[pool] = asyncio.create_task(self._send_wanted(pool), name=f"hint {job_id}")
 
-    async def _send_wanted(self, kind: JobKind) -> None:
+    async def _send_wanted(self, pool: str) -> None:
         """Send a hint, and another if there were more jobs meanwhile: the first may have come too early."""
         try:
-            while kind in self._wanted:
-                self._wanted.discard(kind)
-                await self._send(kind)
+            while pool in self._wanted:
+                self._wanted.discard(pool)
+                await self._send(pool)
                 await asyncio.sleep(HINT_EVERY_S)
         finally:
-            del self._under_way[kind]
+            del self._under_way[pool]
 
-    async def _send(self, kind: JobKind) -> None:
+    async def _send(self, pool: str) -> None:
         try:
             async with asyncio.timeout(HINT_TIMEOUT_S):
-                await self._handles[kind].hint.remote()
+                await self._handle(pool).hint.remote()
         except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
             log.debug("no hint given: %r", error)
 
+    def _handle(self, pool: str) -> DeploymentHandle[Any]:
+        """Return the pool's handle; one of an application that is not there waits until it is."""
+        if pool not in self._handles:
+            self._handles[pool] = DeploymentHandle(GENERATOR, group_of_pool(pool))
+        return self._handles[pool]
+
 
 class KeptWorkers:
-    """Tells whether Serve keeps a worker of a kind even when idle."""
+    """Tells whether Serve keeps a worker of a pool even when idle."""
 
-    def __init__(self, deployments: dict[JobKind, str], application: str) -> None:
-        self._deployments = deployments
+    def __init__(self, own: dict[str, str], application: str) -> None:
+        """Ask for the deployments `own` (by pool) of this application, and for those that other groups have."""
+        self._own = own
         self._application = application
 
-    async def __call__(self, kind: JobKind) -> bool:
-        """Whether a worker is kept; False also while Serve's controller does not answer."""
+    async def __call__(self, pool: str) -> bool | None:
+        """Whether a worker is kept: None where nothing serves the pool, False while Serve's controller does not answer."""
+        group = group_of_pool(pool)
+        if pool not in self._own and group == DEFAULT_GROUP:
+            return None
+        name, application = (self._own[pool], self._application) if pool in self._own else (GENERATOR, group)
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
-                return await least_replicas(self._deployments[kind], self._application) > 0
+                least = await least_replicas(name, application)
+                return None if least is None else least > 0
         except (RayError, ValueError, TimeoutError) as error:
             log.debug("Serve's controller does not answer: %r", error)
             return False
@@ -112,22 +127,24 @@ class Ingress:
 
     async def __init__(
         self,
-        generator: DeploymentHandle[Any],
+        generator: DeploymentHandle[Any] | None,
         upscaler: DeploymentHandle[Any],
         *_beside: DeploymentHandle[Any],
         requests_at_once: int | None = None,
         requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
-        prepare_replica()
+        prepare_replica(takes_requests=True)
         allow_connections()
         settings = Settings()
         if requests_at_once is not None:
             settings = settings.with_requests_at_once(requests_at_once)
         require_shared(settings, spread=on_several_machines())
         configure_replica_log(settings)
-        handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
-        names = {kind: handle.deployment_name for kind, handle in handles.items()}
+        handles = {str(JobKind.UPSCALE): upscaler}
+        if generator is not None:
+            handles[pool_of(DEFAULT_GROUP)] = generator
+        names = {pool: handle.deployment_name for pool, handle in handles.items()}
         kept = KeptWorkers(names, serve.get_replica_context().app_name)
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -16,11 +16,11 @@ import httpx
 import typer
 
 from deployments.cluster_commands import add_check, check_cluster
-from deployments.config import ConfigError, ServeConfig, read_config
+from deployments.config import GENERATOR, ConfigError, ServeConfig, read_config
 from deployments.demo import Demo, demo_account, first_image
 from deployments.output import Reporter, Stages
 from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
-from deployments.start_checks import check_this_machine, config_for_this_machine
+from deployments.start_checks import check_this_machine, config_for_this_machine, unserved_groups
 from deployments.supervisor import Child, supervise
 from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
@@ -29,7 +29,7 @@ from serve_app.cli.command import BadUsage, read_settings
 from serve_app.cli.doctor import add_doctor
 from serve_app.client import AtelierClientError
 from serve_app.domain.errors import AtelierError, StoreUnavailable
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.workers import WorkerStatus
@@ -55,7 +55,7 @@ DEPLOYMENT_STAGES = {
     "upscaler": "Upscaler: models loaded",
     "generator": "Generator: base model loaded",
 }
-"""The screen calls the start of each deployment so."""
+"""The screen calls the start of each deployment so, and adds the name of a further group to its generator's."""
 
 
 class Start(NamedTuple):
@@ -115,6 +115,8 @@ def up(
         reporter = Reporter(as_json)
         if found:
             reporter.info(found)
+        if lost := unserved_groups(service, settings):
+            reporter.error(f"catalog: no generators of this file load {lost}: their jobs wait")
         start = Start(settings, service, host=host, port=port, ready_file=ready_file, limit_s=start_limit)
         code = _supervise(start, reporter)
         os._exit(code)  # everything is stopped: unloading libraries would only use up the promised 15 s
@@ -241,25 +243,37 @@ def _run_service(child: Child, runtime: Runtime, start: Start, reporter: Reporte
 
 def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
     """Start all deployments at once; each is a stage of its own."""
-    for stage in DEPLOYMENT_STAGES.values():
-        stages.begin(stage)
-    running = set(DEPLOYMENT_STAGES)
+    named = {demand.deployment: _stage(demand.deployment) for demand in start.service.demands}
+    for name in sorted(named, key=lambda name: [*DEPLOYMENT_STAGES].index(name.partition(".")[0])):
+        stages.begin(named[name])
+    running = set(named)
 
     def show(healthy: set[str]) -> None:
-        progress = asyncio.run(_generator_progress(start.settings)) or ""
+        progress = asyncio.run(_generator_progress(start.settings, named))
         for name in sorted(running & healthy):
             running.remove(name)
-            stages.end(DEPLOYMENT_STAGES[name], progress if name == "generator" else "")
-        if "generator" in running and progress:
-            stages.update(DEPLOYMENT_STAGES["generator"], progress)
+            stages.end(named[name], progress.get(name, ""))
+        for name in sorted(running & progress.keys()):
+            stages.update(named[name], progress[name])
 
     runtime.deploy(start.service, show, limit_s=start.limit_s)
 
 
-async def _generator_progress(settings: Settings) -> str | None:
+def _stage(deployment: str) -> str:
+    name, _, group = deployment.partition(".")
+    return f"{DEPLOYMENT_STAGES[name]} ({group})" if group else DEPLOYMENT_STAGES[name]
+
+
+async def _generator_progress(settings: Settings, deployments: Iterable[str]) -> Mapping[str, str]:
+    """Return how far the generators of each deployment are, of those that tell."""
+    told: dict[str, str] = {}
     with suppress(StoreUnavailable):
         async with open_process(settings) as process:
-            return await WorkerStatus(process.redis).starting(JobKind.GENERATION)
+            for name, _, group in (each.partition(".") for each in deployments):
+                if name == GENERATOR:
+                    words = await WorkerStatus(process.redis).starting(pool_of(group or DEFAULT_GROUP))
+                    told |= {f"{name}.{group}" if group else name: words} if words else {}
+    return told
 
 
 async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:

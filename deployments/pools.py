@@ -7,7 +7,7 @@ tightly and spread out, and reports the deployments that are left without a node
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import permutations, product
 from typing import NamedTuple
 
 from pydantic import BaseModel, Field
@@ -55,13 +55,28 @@ def shortfalls(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[
     if not pools:
         return []
     worst: dict[str, Shortfall] = {}
-    for order in permutations(demands):
-        for tight in (True, False):
-            for short in _place(order, pools, tight=tight):
-                known = worst.get(short.deployment)
-                if known is None or (short.unplaced, -len(short.first)) > (known.unplaced, -len(known.first)):
-                    worst[short.deployment] = short
+    orders = (order for rivals in _rivals(demands, pools) for order in permutations(rivals))
+    for order, tight in product(orders, (True, False)):
+        for short in _place(order, pools, tight=tight):
+            known = worst.get(short.deployment)
+            if known is None or (short.unplaced, -len(short.first)) > (known.unplaced, -len(known.first)):
+                worst[short.deployment] = short
     return [worst[demand.deployment] for demand in demands if demand.deployment in worst]
+
+
+def _rivals(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[list[ReplicaDemand]]:
+    """Part the deployments into those that may meet on a node: the order among others changes nothing.
+
+    Groups of base models on nodes of their own would else multiply the orders: seven deployments have 5,040.
+    """
+    parts: list[tuple[list[ReplicaDemand], set[int]]] = []
+    for demand in demands:
+        here, places = [demand], {number for number, pool in enumerate(pools) if fits_alone(demand, pool)}
+        for part in [part for part in parts if part[1] & places]:
+            parts.remove(part)
+            here, places = [*part[0], *here], part[1] | places
+        parts.append((here, places))
+    return [rivals for rivals, _ in parts]
 
 
 def fits_alone(demand: ReplicaDemand, pool: Pool) -> bool:

@@ -46,10 +46,12 @@ def _share_only_above_sessions(directory: str) -> None:
         path.chmod(PRIVATE_FOLDER if is_of_a_session else 0o1777)
 
 
-def prepare_replica() -> None:
+def prepare_replica(*, takes_requests: bool = False) -> None:
     """Make this process's files private, and bind its server between deployments to the node's address.
 
-    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Called by every constructor. A group's generators are all that their application has, so that Serve takes them for
+    its ingress: unless one `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a
+    minute of serving after a replica is told to stop. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
     Raises `RuntimeError` on a node whose HTTP proxy would lack its protection.
     """
     import ray
@@ -62,6 +64,7 @@ def prepare_replica() -> None:
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address
     replica: Any = import_module("ray.serve._private.replica")
+    replica.RAY_SERVE_ENABLE_DIRECT_INGRESS &= takes_requests
     add_port = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
 
@@ -126,8 +129,8 @@ def is_spread() -> bool:
     return location == ProxyLocation.EveryNode
 
 
-async def least_replicas(deployment: str, application: str) -> int:
-    """Return how many replicas Serve keeps of a deployment without any work.
+async def least_replicas(deployment: str, application: str) -> int | None:
+    """Return how many replicas Serve keeps of a deployment without any work; None where it has no such deployment.
 
     It is asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
     controller does not answer.
@@ -136,7 +139,7 @@ async def least_replicas(deployment: str, application: str) -> int:
     name = common.DeploymentID(name=deployment, app_name=application)
     config: Any = await serve_controller().get_deployment_config.remote(name)
     if config is None:
-        return 0
+        return None
     bounds = config.autoscaling_config
     return config.num_replicas if bounds is None else bounds.min_replicas
 

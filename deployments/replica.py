@@ -14,7 +14,6 @@ from deployments.args import WorkerArgs
 from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
 from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import JobKind
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.settings import Settings
@@ -50,7 +49,7 @@ class WorkReplica:
     _worker: Worker | None = None
     _progress: Progress
 
-    async def open(self, args: WorkerArgs, kind: JobKind, set_up: SetUp) -> None:
+    async def open(self, args: WorkerArgs, pool: str, set_up: SetUp) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
         self._progress = Progress()
         prepare_replica()
@@ -63,7 +62,7 @@ class WorkReplica:
         await AppliedCatalog(process.redis, settings).apply_file_once()
         parts = WorkerParts(process)
         status = WorkerStatus(process.redis)
-        executor = await noting_start(kind, status, set_up(process, parts), self._progress)
+        executor = await noting_start(pool, status, set_up(process, parts), self._progress)
         worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
@@ -86,28 +85,28 @@ class WorkReplica:
 
 
 async def noting_start(
-    kind: JobKind, workers: WorkerStatus, setting_up: Awaitable[Executor], progress: Progress
+    pool: str, workers: WorkerStatus, setting_up: Awaitable[Executor], progress: Progress
 ) -> Executor:
     """Await the executor; record for `/readyz` how far it is, that it failed to load, or how long it took."""
     began = time.monotonic()
-    telling = asyncio.create_task(_tell_forever(kind, workers, progress))
+    telling = asyncio.create_task(_tell_forever(pool, workers, progress))
     try:
         executor = await setting_up
     except Exception as error:
         if not _is_of_a_stop(error):
             with suppress(StoreUnavailable):
-                await workers.note_failure(kind, f"{type(error).__name__}: {error}")
+                await workers.note_failure(pool, f"{type(error).__name__}: {error}")
         raise
     finally:
         telling.cancel()
     with suppress(StoreUnavailable):
-        await workers.note_progress(kind, progress.words)
-        await workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
-    log.info("%s", progress.words or f"the {kind} worker is ready")
+        await workers.note_progress(pool, progress.words)
+        await workers.note_start(pool, timedelta(seconds=time.monotonic() - began))
+    log.info("%s", progress.words or f"the {pool} worker is ready")
     return executor
 
 
-async def _tell_forever(kind: JobKind, workers: WorkerStatus, progress: Progress) -> None:
+async def _tell_forever(pool: str, workers: WorkerStatus, progress: Progress) -> None:
     logged_at, logged = -LOG_S, ""
     while True:
         words = progress.words
@@ -115,7 +114,7 @@ async def _tell_forever(kind: JobKind, workers: WorkerStatus, progress: Progress
             logged_at, logged = time.monotonic(), words
             log.info("%s", words)
         with suppress(StoreUnavailable):
-            await workers.note_progress(kind, words)
+            await workers.note_progress(pool, words)
         await asyncio.sleep(TELL_S)
 
 

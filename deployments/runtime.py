@@ -47,7 +47,7 @@ RECOVERY = {
 
 
 class Runtime:
-    """Ray and the Serve application on it, until `stop`."""
+    """Ray and the Serve applications on it, until `stop`."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -99,7 +99,9 @@ class Runtime:
         )
 
     def deploy(self, config: ServeConfig, on_status: Callable[[set[str]], None], *, limit_s: float) -> None:
-        """Deploy the application and wait until it runs; `on_status` is told again and again what is healthy.
+        """Deploy the applications and wait until they run; `on_status` is told again and again what is healthy.
+
+        Deployments have the names that they have among `config.demands`.
 
         Raises `RuntimeError` when a deployment does not start, or not within `limit_s`.
         """
@@ -110,26 +112,32 @@ class Runtime:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
-        from deployments.app import assemble
+        from deployments.app import assemble, assemble_group
 
-        application = config.applications[0]
-        built = assemble(application.args, application.scaling)
-        target = serve.RunTarget(built, application.name, application.route_prefix)
-        serve.run_many([target], wait_for_applications_running=False)
+        main, groups = config.main, config.groups
+        targets = [serve.RunTarget(assemble(main.args, main.scaling), main.name, main.route_prefix)]
+        targets += [serve.RunTarget(assemble_group(each.args, each.scaling), each.name, None) for each in groups]
+        serve.run_many(targets, wait_for_applications_running=False)
         deadline = time.monotonic() + limit_s
         while True:
             asked = time.monotonic()
-            overview = serve.status().applications[application.name]
+            overviews = serve.status().applications
             cost = time.monotonic() - asked
-            healthy = {name for name, deployment in overview.deployments.items() if deployment.status == "HEALTHY"}
+            found = {
+                name if application == main.name else f"{name}.{application}": deployment
+                for application, overview in overviews.items()
+                for name, deployment in overview.deployments.items()
+            }
+            healthy = {name for name, deployment in found.items() if deployment.status == "HEALTHY"}
             on_status(healthy)
-            if overview.status == ApplicationStatus.RUNNING:
+            states = [overviews[target.name] for target in targets]
+            if all(state.status == ApplicationStatus.RUNNING for state in states):
                 return
-            if overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise RuntimeError(overview.message)
+            if failed := [state for state in states if state.status == ApplicationStatus.DEPLOY_FAILED]:
+                raise RuntimeError(failed[0].message)
             if time.monotonic() > deadline:
-                waiting = sorted(set(overview.deployments) - healthy)
-                reasons = [f"{name} ({overview.deployments[name].message or 'starting'})" for name in waiting]
+                waiting = sorted(set(found) - healthy)
+                reasons = [f"{name} ({found[name].message or 'starting'})" for name in waiting]
                 raise TimeoutError(f"after {limit_s:g} s: {' '.join(', '.join(reasons).split())}")
             least, most = STATUS_POLL_S
             time.sleep(min(max(least, cost / STATUS_SHARE), most))

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from deployments.args import SPARE
-from serve_app.domain.jobs import Backlog, JobKind
+from serve_app.domain.jobs import Backlog
 from serve_app.jobs.backlog import read_backlog
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
@@ -96,7 +96,7 @@ class BacklogPolicy:
         *,
         spare: float = SPARE,
         stale_after_s: float = STALE_AFTER_S,
-        read: Callable[[JobKind], Backlog] | None = None,
+        read: Callable[[str], Backlog] | None = None,
     ) -> None:
         self._target_s, self._spare = target_s, spare
         self._stale_after_s = stale_after_s
@@ -105,7 +105,7 @@ class BacklogPolicy:
         """Holds the latest reading; empty before the first."""
         stop = threading.Event()
         watch = threading.Thread(
-            target=_watch, args=(JobKind(kind), read or _read, self._latest, stop), name=f"{kind}-backlog", daemon=True
+            target=_watch, args=(kind, read or _read, self._latest, stop), name=f"{kind}-backlog", daemon=True
         )
         watch.start()
         weakref.finalize(self, stop.set)
@@ -138,11 +138,11 @@ def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: 
     return max(int(has_work), math.ceil(needed), math.floor(needed * (1 + spare) + ROUNDING))
 
 
-def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:
+def _watch(pool: str, read: Callable[[str], Backlog], latest: list[Reading], stop: threading.Event) -> None:
     rate = ArrivalRate()
     while not stop.is_set():
         try:
-            backlog, now = read(kind), time.monotonic()
+            backlog, now = read(pool), time.monotonic()
             rate.add(now, backlog.accepted)
             latest[:] = [Reading(backlog, rate.units_per_second, now)]
         except Exception as error:  # noqa: BLE001 - the thread outlives any outage: a stale reading keeps the replicas
@@ -150,6 +150,6 @@ def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Readi
         stop.wait(READ_EVERY_S)
 
 
-def _read(kind: JobKind) -> Backlog:
+def _read(pool: str) -> Backlog:
     settings = Settings()
-    return read_backlog(settings.redis_url or ensure_redis(settings.data_dir).url, kind)
+    return read_backlog(settings.redis_url or ensure_redis(settings.data_dir).url, pool)

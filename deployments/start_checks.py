@@ -4,15 +4,15 @@ import ctypes
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from deployments.args import AppArgs
-from deployments.config import Autoscaling, ConfigError, ServeConfig, demands
+from deployments.config import ConfigError, ServeConfig
 from deployments.nodes import check_nodes, living_nodes, node_pool
 from deployments.pools import Pool, ReplicaDemand, fits_alone, shortfalls
 from deployments.requirements import require_shared
+from serve_app.domain.catalog import BaseModel
 from serve_app.loras.catalog_file import CatalogError, read_catalog
 from serve_app.operations.checks import Level
 from serve_app.operations.store_checks import check_base_model
@@ -43,17 +43,31 @@ def check_this_machine(config: Path, service: ServeConfig, settings: Settings) -
     if weights and not any((ROOT / weights).glob("*.safetensors")):
         raise ConfigError(f"{config}: args.upscaler.weights: no *.safetensors in {ROOT / weights}: put them there")
     check_base_models(settings)
+    groups = {model.group for model in _base_models(settings)}
+    if groups and (empty := service.served_groups - groups):
+        lacking = ", ".join(sorted(empty))
+        raise ConfigError(f"{config}: {settings.catalog} has no base model for the generators of the group {lacking}")
+
+
+def unserved_groups(service: ServeConfig, settings: Settings) -> str:
+    """Name the base models whose group has no generators, with the group; empty where there are none, or no catalog."""
+    lost = (model for model in _base_models(settings) if model.group not in service.served_groups)
+    return ", ".join(f"{model.id} ({model.group})" for model in lost)
+
+
+def _base_models(settings: Settings) -> Sequence[BaseModel]:
+    try:
+        return list(read_catalog(settings.catalog).base_models.values())
+    except CatalogError:
+        return []
 
 
 def check_base_models(settings: Settings) -> None:
     """Raises `ConfigError` for a base model whose files are not there: a replica would find out after a minute."""
     if not settings.catalog.is_file():
         raise ConfigError(f"ATELIER_CATALOG: {settings.catalog} is not a file")
-    try:
-        base_models = read_catalog(settings.catalog).base_models.values()
-    except CatalogError:
-        return  # what was applied at an earlier start is served, or the start ends there
-    if found := [check for model in base_models for check in check_base_model(model)]:
+    # Where the file cannot be read, what was applied at an earlier start is served, or the start ends there.
+    if found := [check for model in _base_models(settings) for check in check_base_model(model)]:
         raise ConfigError(f"{settings.catalog}: base model {'; '.join(f'{one.found}: {one.advice}' for one in found)}")
 
 
@@ -111,7 +125,7 @@ def _gpus(demand: ReplicaDemand) -> str:
 log = logging.getLogger("ray.serve")
 
 
-def check_start(args: AppArgs, scaling: Mapping[str, Autoscaling], settings: Settings, *, spread: bool) -> None:
+def check_start(asked: list[ReplicaDemand], settings: Settings, *, spread: bool) -> None:
     """Raises `RuntimeError` that names what the nodes lack, or what differs between them.
 
     On one machine every replica must find a place now. On several, nodes may still join: what finds none is logged.
@@ -121,7 +135,6 @@ def check_start(args: AppArgs, scaling: Mapping[str, Autoscaling], settings: Set
     require_shared(settings, spread=spread, secrets=())  # nodes that run replicas are asked for secrets
     if not ray.is_initialized():
         return
-    asked = demands(args, scaling)
     if spread:
         _require_alike(asked)
         _log_unplaced(asked)

@@ -34,6 +34,10 @@ OF_WAITING = (
 ENDED = ("completed", "failed", "canceled", "expired")
 
 
+def _pools(reading: "Reading") -> list[str]:
+    return [*JobKind, *reading.members("pools")]
+
+
 class Reading:
     """Every key of the server at one moment.
 
@@ -196,7 +200,7 @@ def _groups(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[st
     found = {name: reading.scores(f"group:{name}") for name in reading.names("group")}
     if found != dict(wanted):
         yield f"group index differs from the queues: {found} {dict(wanted)}"
-    for kind in JobKind:
+    for kind in _pools(reading):
         heads = {
             name.removeprefix(f"{kind}:"): min(rows.values())
             for name, rows in wanted.items()
@@ -212,7 +216,7 @@ def _totals(reading: Reading) -> Iterator[str]:
     stored = {account: int(number) for account, number in reading.row("unfinished").items()}
     if stored != dict(live):
         yield f"live jobs per account: {stored}, counted {dict(live)}"
-    for kind in JobKind:
+    for kind in _pools(reading):
         row = reading.row(f"load:{kind}")
         queues = [f"queue:{name}" for name in reading.names("queue")] + [f"quarantine:{kind}"]
         ready = {job_id for name in queues for job_id in reading.row(name)}
@@ -259,7 +263,7 @@ def _vtimes(reading: Reading) -> Iterator[str]:
 
     An idle one is remembered only while it is ahead.
     """
-    for kind in JobKind:
+    for kind in _pools(reading):
         waiting = {name.removeprefix(f"{kind}:") for name in reading.names("queue") if name.startswith(f"{kind}:")}
         vtimes, idle = reading.scores(f"vtime:{kind}"), reading.scores(f"idle_vtime:{kind}")
         if vtimes.keys() != waiting:

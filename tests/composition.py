@@ -138,7 +138,13 @@ class Resources:
     async def readiness(self) -> Readiness:
         """Read what this service can do now."""
         return await readiness(
-            self.queue_stats, self.images, self.space, self.workers, self.keeps_worker, self.settings
+            self.queue_stats,
+            self.images,
+            self.space,
+            self.workers,
+            self.applied_catalog,
+            self.keeps_worker,
+            self.settings,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.jobs import Claim, Failure
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
@@ -29,7 +29,7 @@ class Live(Served):
         _, secret = self.run(self.resources.api_keys.create(account.id, interfaces=frozenset(Variant)))
         return account, secret
 
-    async def hint(self, kind: JobKind, job_id: str) -> None:
+    async def hint(self, kind: str, job_id: str) -> None:
         if self.outcome == "leave":
             return
         for claim in await self.resources.queue.claim("live", kind=kind, nonce=new_nonce(), limit=16):

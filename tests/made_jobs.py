@@ -31,8 +31,10 @@ async def accept(resources: Resources, account_id: str = ACCOUNT, **more: Any) -
     return (await resources.queue.accept(new_job(account_id, **more))).job.id
 
 
-async def claim(resources: Resources, *, worker: str = "w", limit: int = 1) -> list[Claim]:
-    return await resources.queue.claim(worker, kind=JobKind.GENERATION, nonce=new_nonce(), limit=limit)
+async def claim(
+    resources: Resources, *, worker: str = "w", limit: int = 1, pool: str = JobKind.GENERATION
+) -> list[Claim]:
+    return await resources.queue.claim(worker, kind=pool, nonce=new_nonce(), limit=limit)
 
 
 async def job_of(resources: Resources, job_id: str) -> Job:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 
-from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
 
@@ -43,7 +42,7 @@ class Served:
         finally:
             self.loop.call_soon_threadsafe(self._may_listen.set)
 
-    async def hint(self, kind: JobKind, job_id: str) -> None:
+    async def hint(self, kind: str, job_id: str) -> None:
         """A job was accepted."""
 
     @asynccontextmanager

@@ -293,6 +293,15 @@ def rewrite_catalog(file: Path, change: Callable[[CatalogRows], object]) -> None
     file.write_text(yaml.safe_dump(content))
 
 
+def put_in_group(file: Path, group: str, base_model: str = "pocket") -> None:
+    """Change the group of a base model in a catalog file."""
+    content = yaml.safe_load(file.read_text())
+    for row in content["base_models"]:
+        if row["id"] == base_model:
+            row["group"] = group
+    file.write_text(yaml.safe_dump(content))
+
+
 def write_catalog(folder: Path) -> Path:
     """Write a catalog of the eight pocket adapters and one private adapter, as JSON, which is YAML.
 

@@ -77,7 +77,7 @@ async def add(
     lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
     if suggested := adapter.found.get("suggested_trigger_words"):
         lines.append(f"Trigger words by its file: {', '.join(suggested)}")
-    if warning := await base_warning(operations.measures, adapter.base_model):
+    if warning := await base_warning(operations.measures, loras.applied_catalog, adapter.base_model):
         lines.append(warning)
     lines.append(f"Try it: atelier loras try {adapter.id}")
     return Result(facts={**_facts(adapter), "warning": warning or None}, shown="\n".join(lines))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModel:
@@ -23,6 +25,13 @@ class BaseModel:
     """How often a step of `sampler` asks the denoiser: a job's work counts so many times."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers counts them."""
+    group: str = DEFAULT_GROUP
+    """The group of generators that load it."""
+
+    @property
+    def pool(self) -> str:
+        """Return the pool in which its jobs wait."""
+        return pool_of(self.group)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

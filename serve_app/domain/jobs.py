@@ -15,6 +15,29 @@ class JobKind(StrEnum):
     UPSCALE = "upscale"
 
 
+DEFAULT_GROUP = "default"
+"""The group of a base model whose catalog row names none."""
+
+
+def pool_of(group: str) -> str:
+    """Return the name of the pool in which the jobs of a group's base models wait and run.
+
+    A pool is what the same workers take: its queue, fairness, estimates and scaling are its own. Upscales are the pool
+    `upscale`. Scripts, keys and scaling policies call a pool's name `kind`.
+    """
+    return str(JobKind.GENERATION) if group == DEFAULT_GROUP else f"{JobKind.GENERATION}.{group}"
+
+
+def kind_of_pool(pool: str) -> JobKind:
+    return JobKind(pool.partition(".")[0])
+
+
+def group_of_pool(pool: str) -> str:
+    """Return the group whose jobs the pool holds; empty for upscales."""
+    kind, _, group = pool.partition(".")
+    return "" if kind == JobKind.UPSCALE else group or DEFAULT_GROUP
+
+
 class JobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
@@ -88,6 +111,8 @@ class Job:
     finish_estimate: datetime | None = None
     jobs_ahead: int | None = None
     """How many jobs of the same account are before it, while it waits."""
+    pool: str = ""
+    """The pool in which it waits or runs; empty once it has ended."""
     waits_for_worker: bool = False
     """Whether it is queued, and no worker is there."""
     images: tuple[StoredImage, ...] = ()

@@ -1,10 +1,11 @@
 """Every metric of `/metrics`, with its text and its labels, which have few and known values."""
 
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import JobKind, kind_of_pool
 
 PREFIX = "atelier_"
 
@@ -35,7 +36,8 @@ class MemoryUse(StrEnum):
 class Metric(NamedTuple):
     """A metric: its name without the prefix, and without a counter's `_total`.
 
-    `bounds` are the upper ones of a histogram's buckets.
+    The label `pool` is kept as it is, and shown as two: the jobs' `kind`, and the `group` of base models (empty for
+    upscales). `bounds` are the upper ones of a histogram's buckets.
     """
 
     name: str
@@ -48,6 +50,15 @@ class Metric(NamedTuple):
     def full_name(self) -> str:
         """Return Prometheus' name; a histogram's series add `_bucket`, `_count` and `_sum`."""
         return f"{PREFIX}{self.name}{'_total' if self.type is MetricType.COUNTER else ''}"
+
+    @property
+    def is_by_pool(self) -> bool:
+        return self.labels[:1] == ("pool",)
+
+    @property
+    def shown_labels(self) -> tuple[str, ...]:
+        """Return the names of the labels that Prometheus reads."""
+        return ("kind", "group", *self.labels[1:]) if self.is_by_pool else self.labels
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:
@@ -71,42 +82,42 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 ADAPTERS = (0, 1, 2, 4, 8, 16, 32)
 
 # These are read from Redis at each scrape.
-JOBS_READY = _gauge("jobs_ready", "Jobs waiting for a worker.", "kind")
-JOBS_LEASED = _gauge("jobs_leased", "Jobs being worked on.", "kind")
-JOBS_DELAYED = _gauge("jobs_delayed", "Jobs waiting for their next attempt.", "kind")
-BACKLOG_SECONDS = _gauge("backlog_seconds", "Work not yet done, in seconds of one replica.", "kind")
-OLDEST_JOB_AGE = _gauge("oldest_job_age_seconds", "Age of the oldest waiting job.", "kind")
-JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "kind", "interface", "plan")
+JOBS_READY = _gauge("jobs_ready", "Jobs waiting for a worker.", "pool")
+JOBS_LEASED = _gauge("jobs_leased", "Jobs being worked on.", "pool")
+JOBS_DELAYED = _gauge("jobs_delayed", "Jobs waiting for their next attempt.", "pool")
+BACKLOG_SECONDS = _gauge("backlog_seconds", "Work not yet done, in seconds of one replica.", "pool")
+OLDEST_JOB_AGE = _gauge("oldest_job_age_seconds", "Age of the oldest waiting job.", "pool")
+JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "pool", "interface", "plan")
 OLDEST_WAITING = _gauge(
-    "oldest_waiting_seconds", "Age of the oldest job that is ready or delayed, by plan.", "kind", "interface", "plan"
+    "oldest_waiting_seconds", "Age of the oldest job that is ready or delayed, by plan.", "pool", "interface", "plan"
 )
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
-WORKERS = _gauge("workers", "Workers seen in the last minute.", "kind")
+WORKERS = _gauge("workers", "Workers seen in the last minute.", "pool")
 ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accepts new jobs, else 0.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Redis's maxmemory; 0 means none.")
 
 # The scripts that change a job count these.
 JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")
-JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "kind")
-JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "kind")
-JOB_FAILURES = _counter("job_failures", "Jobs that failed for good.", "kind", "code")
+JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "pool")
+JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "pool")
+JOB_FAILURES = _counter("job_failures", "Jobs that failed for good.", "pool", "code")
 
 # Workers measure these.
-STEP_SECONDS = _histogram("step_seconds", "Denoising steps, or upscales of one image.", STEP_S, "kind")
-STEP_ROWS = _histogram("step_rows", "Rows of a forward pass.", ROWS, "kind")
-STEP_ADAPTERS = _histogram("step_adapters", "Distinct adapters in a forward pass.", ADAPTERS, "kind")
-RUNS = _gauge("runs", "Images being made or about to be.", "kind")
-RUNS_LIMIT = _gauge("runs_limit", "Images that may be made at once.", "kind")
-ROWS_LIMIT = _gauge("rows_limit", "Rows that one forward pass of each worker may have.", "kind")
-ADAPTERS_RESIDENT = _gauge("adapters_resident", "Adapters in slots beside the models.", "kind")
-ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file and packing it.", LOAD_S, "kind")
-ADAPTER_PREFETCHES = _counter("adapter_prefetches", "Adapters read before a job needed them.", "kind")
-ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "kind")
-GPU_MEMORY = _gauge("gpu_memory_bytes", "Memory of the workers' cards; each worker counts its card whole.", "kind")
-GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory in use on the workers' cards, by any process.", "kind")
+STEP_SECONDS = _histogram("step_seconds", "Denoising steps, or upscales of one image.", STEP_S, "pool")
+STEP_ROWS = _histogram("step_rows", "Rows of a forward pass.", ROWS, "pool")
+STEP_ADAPTERS = _histogram("step_adapters", "Distinct adapters in a forward pass.", ADAPTERS, "pool")
+RUNS = _gauge("runs", "Images being made or about to be.", "pool")
+RUNS_LIMIT = _gauge("runs_limit", "Images that may be made at once.", "pool")
+ROWS_LIMIT = _gauge("rows_limit", "Rows that one forward pass of each worker may have.", "pool")
+ADAPTERS_RESIDENT = _gauge("adapters_resident", "Adapters in slots beside the models.", "pool")
+ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file and packing it.", LOAD_S, "pool")
+ADAPTER_PREFETCHES = _counter("adapter_prefetches", "Adapters read before a job needed them.", "pool")
+ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "pool")
+GPU_MEMORY = _gauge("gpu_memory_bytes", "Memory of the workers' cards; each worker counts its card whole.", "pool")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory in use on the workers' cards, by any process.", "pool")
 WORKER_MEMORY = _gauge(
-    "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "kind", "device", "use"
+    "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "pool", "device", "use"
 )
 
 # Every process measures these.
@@ -131,13 +142,19 @@ def field_of(metric: Metric, *labels: str, part: str = "") -> str:
 
 _FAILURES = sorted(set(FailureCode) - {FailureCode.CANCELED, FailureCode.EXPIRED})
 STORAGE_OPERATIONS = ("write", "read", "delete", "lookup", "listing")
-FROM_ZERO = (
-    *(field_of(JOB_FAILURES, kind, code) for kind in JobKind for code in _FAILURES),
-    *(field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS),
-    field_of(ADAPTER_EVICTIONS, JobKind.GENERATION),
-    field_of(ADAPTER_PREFETCHES, JobKind.GENERATION),
-)
-"""Counters that are shown before their first count: Prometheus sees no increase in a series that begins with it."""
+
+
+def fields_from_zero(pools: Sequence[str]) -> Iterator[str]:
+    """Name the counters that are shown before their first count.
+
+    Prometheus sees no increase in a series that begins with it.
+    """
+    yield from (field_of(JOB_FAILURES, pool, code) for pool in pools for code in _FAILURES)
+    yield from (field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS)
+    of_adapters = (ADAPTER_EVICTIONS, ADAPTER_PREFETCHES)
+    yield from (
+        field_of(each, pool) for each in of_adapters for pool in pools if kind_of_pool(pool) is JobKind.GENERATION
+    )
 
 
 def bucket_of(metric: Metric, value: float) -> str:

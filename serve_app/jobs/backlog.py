@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from serve_app.domain.durations import MILLI, from_epoch_ms
-from serve_app.domain.jobs import Backlog, JobKind, JobState
+from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, JobState, kind_of_pool, pool_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, connect_sync
 
@@ -72,26 +72,26 @@ def _work_ahead(own: int, position: QueuePosition) -> float:
 SPEEDS = ("seconds_per_unit", "busy_seconds_per_unit")
 
 
-def read_backlog(redis_url: str, kind: JobKind) -> Backlog:
+def read_backlog(redis_url: str, pool: str) -> Backlog:
     """Read the backlog through a blocking client. Raises `StoreUnavailable`."""
     with connect_sync(redis_url) as client:
         pipeline = client.pipeline(transaction=False)
-        ask_backlog(pipeline, kind)
-        return backlog_from(kind, pipeline.execute())
+        ask_backlog(pipeline, pool)
+        return backlog_from(pool, pipeline.execute())
 
 
-def ask_backlog(pipeline: Any, kind: JobKind) -> None:
+def ask_backlog(pipeline: Any, pool: str) -> None:
     """Add the commands whose answers `backlog_from` reads."""
-    pipeline.hmget(redis_key("load", kind), "ready", "ready_work", "work", "accepted_work", *SPEEDS)
-    pipeline.zcard(redis_key("lease", kind))
-    pipeline.zcard(redis_key("delay", kind))
-    pipeline.zrange(redis_key("age", kind), 0, 0, withscores=True)
+    pipeline.hmget(redis_key("load", pool), "ready", "ready_work", "work", "accepted_work", *SPEEDS)
+    pipeline.zcard(redis_key("lease", pool))
+    pipeline.zcard(redis_key("delay", pool))
+    pipeline.zrange(redis_key("age", pool), 0, 0, withscores=True)
     pipeline.time()
 
 
-def backlog_from(kind: JobKind, answer: Sequence[Any]) -> Backlog:
+def backlog_from(pool: str, answer: Sequence[Any]) -> Backlog:
     (ready, ready_work, work, accepted, speed, busy_speed), leased, delayed, oldest, (seconds, micros) = answer
-    seconds_per_unit = float(speed) if speed else DEFAULT_SECONDS_PER_UNIT[kind]
+    seconds_per_unit = float(speed) if speed else DEFAULT_SECONDS_PER_UNIT[kind_of_pool(pool)]
     return Backlog(
         ready=int(ready or 0),
         leased=leased,
@@ -124,39 +124,50 @@ class QueueStats:
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
 
-    async def backlog(self, kind: JobKind) -> Backlog:
+    async def backlog(self, pool: str) -> Backlog:
         pipeline = self._redis.pipeline(transaction=False)
-        ask_backlog(pipeline, kind)
-        return backlog_from(kind, await pipeline.execute())
+        ask_backlog(pipeline, pool)
+        return backlog_from(pool, await pipeline.execute())
 
     async def dead(self) -> int:
         """Return how many failed jobs an operator may queue again."""
         return await self._redis.zcard(redis_key("dead"))
 
-    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], QueueLength]:
-        """Return the waiting jobs of each plan (`a:basic`), ready or delayed, and the age of the oldest."""
+    async def pools(self) -> list[str]:
+        """Return the names of the pools: that of the group `default`, those of other groups by name, that of upscales."""
+        return [pool_of(DEFAULT_GROUP), *sorted(await self._redis.smembers(redis_key("pools"))), str(JobKind.UPSCALE)]
+
+    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[str, str], QueueLength]:
+        """Return the waiting jobs of each pool and plan (`a:basic`), ready or delayed, and the age of the oldest."""
+        of = [(pool, plan) for pool in await self.pools() for plan in plans]
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
-        of = [(kind, plan) for kind in JobKind for plan in plans]
-        for kind, plan in of:
-            pipeline.zcard(redis_key("plan_age", kind, plan))
-            pipeline.zrange(redis_key("plan_age", kind, plan), 0, 0, withscores=True)
+        for pool, plan in of:
+            pipeline.zcard(redis_key("plan_age", pool, plan))
+            pipeline.zrange(redis_key("plan_age", pool, plan), 0, 0, withscores=True)
         (seconds, micros), *answers = await pipeline.execute()
         ages = [_age_s(oldest, seconds, micros) for oldest in answers[1::2]]
         return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
 
-    async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
+    async def waiting_weights(self, *, limit: int) -> Sequence[tuple[str, int]]:
         """Return the weights for which most jobs are ready, and how many."""
-        groups: list[str] = await self._redis.zrange(redis_key("groups", kind), 0, GROUPS_READ - 1)
         pipeline = self._redis.pipeline(transaction=False)
-        for group in groups:
-            pipeline.zcard(redis_key("group", kind, group))
-        ready: Sequence[int] = await pipeline.execute() if groups else ()
-        return sorted(zip(groups, ready, strict=True), key=lambda row: -row[1])[:limit]
+        for pool in await self.pools():
+            pipeline.zrange(redis_key("groups", pool), 0, GROUPS_READ - 1)
+        found = await self.waiting_for([group for groups in await pipeline.execute() for group in groups])
+        return sorted(found.items(), key=lambda row: -row[1])[:limit]
 
-    async def waiting_for(self, weights: str) -> int:
-        """Return how many jobs of all accounts wait for these weights, by their digest."""
-        return await self._redis.zcard(redis_key("group", JobKind.GENERATION, weights))
+    async def waiting_for(self, weights: Sequence[str]) -> Mapping[str, int]:
+        """Return how many jobs of all accounts are ready for each of these weights, by their digests."""
+        if not weights:
+            return {}
+        pools = await self.pools()
+        pipeline = self._redis.pipeline(transaction=False)
+        for digest in weights:
+            for pool in pools:
+                pipeline.zcard(redis_key("group", pool, digest))
+        ready = iter(await pipeline.execute())
+        return {digest: sum(next(ready) for _ in pools) for digest in weights}
 
     async def counts(self) -> Mapping[str, int]:
         """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""

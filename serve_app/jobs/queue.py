@@ -28,6 +28,7 @@ from serve_app.domain.jobs import (
     StoredImage,
     Timings,
     kind_of,
+    kind_of_pool,
 )
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
@@ -183,9 +184,9 @@ class JobQueue:
         }
 
     async def claim(
-        self, worker: str, *, kind: JobKind, nonce: str, resident: Sequence[str] = (), limit: int = 1
+        self, worker: str, *, kind: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
     ) -> list[Claim]:
-        """Hand jobs to a worker that can start `limit` images and holds the adapters `resident`.
+        """Hand jobs of the pool `kind` to a worker that can start `limit` images and holds the adapters `resident`.
 
         A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
         A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
@@ -203,7 +204,7 @@ class JobQueue:
             max_lead=fairness.max_lead,
             owner_wait_ms=milliseconds(fairness.owner_wait),
             worker_life_ms=milliseconds(WORKER_LIFE),
-            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind],
+            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind_of_pool(kind)],
             retention_ms=self._retention_ms,
             resident_groups=named_in_claim(resident),
         )
@@ -211,7 +212,7 @@ class JobQueue:
         for job_id, attempt, cells in answer:
             lease, fields = Lease(job_id, attempt), pairs(cells)
             try:
-                claims.append(_read_claim(kind, lease, fields))
+                claims.append(_read_claim(kind_of_pool(kind), lease, fields))
             except UnreadableRecord as error:
                 await self._give_up(lease, record_version(fields.get("version")), error)
         return claims

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serve_app.domain.durations import MILLI, from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import Failure, Job, JobKind, JobState
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, kind_of_pool
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.jobs.backlog import QueuePosition, estimate_finish, read_position, waits_for_worker
 from serve_app.jobs.compact_form import Result, unpack_request, unpack_result
@@ -102,6 +102,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         if state.is_terminal or position is None
         else estimate_finish(kind, state, fields, position),
         jobs_ahead=position.place if position and state is JobState.QUEUED and position.place >= 0 else None,
+        pool=fields.get("kind", ""),
         waits_for_worker=position is not None and waits_for_worker(state, position),
         images=result.images,
         failure=_failure(state, fields),
@@ -113,7 +114,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
 
 def kind_in(job_id: str, fields: Mapping[str, str]) -> JobKind:
     """Return a job's kind, which an ended one's id alone tells."""
-    return JobKind(fields.get("kind") or (JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION))
+    return kind_of_pool(fields.get("kind") or (JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION))
 
 
 _REQUESTS: Mapping[JobKind, TypeAdapter[Any]] = {

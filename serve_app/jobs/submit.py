@@ -38,8 +38,8 @@ MAX_QUEUE_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate over the lowest plan's, and at most this."""
 
 
-Hint = Callable[[JobKind, str], Coroutine[Any, Any, None]]
-"""Receives the kind and id of each accepted job, so that an idle replica starts at once. It may be lost or late."""
+Hint = Callable[[str, str], Coroutine[Any, Any, None]]
+"""Receives the pool and id of each accepted job, so that an idle replica starts at once. It may be lost or late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Submission:
         with log_ids(request_id=request_id, account_id=caller.account_id, job_id=job.id):
             log.info("job %s: %s", job.id, "replayed" if replayed else "accepted")
         if self.hint is not None and not replayed:
-            self.background.spawn(self.hint(job.kind, job.id))
+            self.background.spawn(self.hint(job.pool, job.id))
 
 
 def plan_queue_share(plan: Plan, plans: Iterable[Plan]) -> float:

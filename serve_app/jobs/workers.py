@@ -4,7 +4,7 @@ import random
 from datetime import timedelta
 
 from serve_app.domain.durations import milliseconds
-from serve_app.domain.jobs import WORKER_LIFE, JobKind
+from serve_app.domain.jobs import WORKER_LIFE
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
@@ -19,13 +19,13 @@ class RecentAdapters:
         self._sample = Script(redis, "jobs/recent_adapters", rewrite, writes=False)
         self._add_owner = Script(redis, "jobs/add_owner", rewrite)
 
-    async def sample(self, kind: JobKind, count: int) -> list[str]:
+    async def sample(self, kind: str, count: int) -> list[str]:
         """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely."""
         draws: list[str | int] = [random.randint(0, _LARGEST_DRAW) for _ in range(count)]
         drawn: list[str] = await self._sample(kind=kind, draws=draws)
         return list(dict.fromkeys(drawn))
 
-    async def add_owner(self, kind: JobKind, group: str, worker: str) -> None:
+    async def add_owner(self, kind: str, group: str, worker: str) -> None:
         """Remember that the worker holds the group's adapter: its jobs are left to it for a moment."""
         await self._add_owner(kind=kind, group=group, worker=worker)
 
@@ -38,7 +38,7 @@ MAX_REASON = 400
 
 
 class WorkerStatus:
-    """Stores when the workers of each kind were last seen, how far one that starts is, and why one could not start.
+    """Stores when the workers of each pool were last seen, how far one that starts is, and why one could not start.
 
     Every method may raise `StoreUnavailable`.
     """
@@ -46,29 +46,29 @@ class WorkerStatus:
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
 
-    async def is_any_alive(self, kind: JobKind) -> bool:
+    async def is_any_alive(self, pool: str) -> bool:
         """Return whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
         seconds, micros = await self._redis.time()
         since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
-        return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
+        return bool(await self._redis.zcount(redis_key("workers", pool), since, "+inf"))
 
-    async def note_start(self, kind: JobKind, took: timedelta) -> None:
+    async def note_start(self, pool: str, took: timedelta) -> None:
         """Record how long a worker took to start, and clear the last failure."""
-        await self._redis.delete(redis_key("start_failure", kind))
-        await self._redis.hset(redis_key("load", kind), "start_seconds", took.total_seconds())
+        await self._redis.delete(redis_key("start_failure", pool))
+        await self._redis.hset(redis_key("load", pool), "start_seconds", took.total_seconds())
 
-    async def note_progress(self, kind: JobKind, progress: str) -> None:
+    async def note_progress(self, pool: str, progress: str) -> None:
         """Record how far a worker that starts is."""
-        await self._redis.set(redis_key("starting", kind), progress[:MAX_REASON], px=STARTING_LIFE)
+        await self._redis.set(redis_key("starting", pool), progress[:MAX_REASON], px=STARTING_LIFE)
 
-    async def starting(self, kind: JobKind) -> str | None:
+    async def starting(self, pool: str) -> str | None:
         """Return how far the worker is that starts, or has just started; None without one that tells."""
-        return await self._redis.get(redis_key("starting", kind)) or None
+        return await self._redis.get(redis_key("starting", pool)) or None
 
-    async def note_failure(self, kind: JobKind, reason: str) -> None:
+    async def note_failure(self, pool: str, reason: str) -> None:
         """Record why a worker could not start."""
-        await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
+        await self._redis.set(redis_key("start_failure", pool), reason[:MAX_REASON], px=FAILURE_LIFE)
 
-    async def failure(self, kind: JobKind) -> str | None:
+    async def failure(self, pool: str) -> str | None:
         """Return why the last worker to start failed; None when it did not."""
-        return await self._redis.get(redis_key("start_failure", kind))
+        return await self._redis.get(redis_key("start_failure", pool))

@@ -74,7 +74,7 @@ class AppliedCatalog:
             rows=json.dumps([file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]),
             kept=json.dumps([row.id for row in set_aside if row.id]),
             set_aside=json.dumps(set_aside),
-            base_models=json.dumps([asdict(model) for model in catalog.base_models.values()]),
+            new_base_models=json.dumps([asdict(model) for model in catalog.base_models.values()]),
             digests=json.dumps(digested.known),
         )
         return [*set_aside, *map(_taken, taken)]

@@ -10,6 +10,7 @@
         vae: ../models/vae.safetensors  # optional, as are the next two: another VAE, a diffusers folder or a file
         sampler: euler-a-karras         # what it draws with; missing means its own scheduler
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
+        group: sdxl                     # the generators that load it (docs/operations); missing means `default`
     adapters:
       - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
         name: Outline
@@ -37,6 +38,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.jobs import DEFAULT_GROUP
 from serve_app.engine_options import TWO_PASSES, parse_sampler
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
@@ -86,6 +88,7 @@ _Identifier = Annotated[str, _matching(r"[A-Za-z0-9_\-]{1,128}", "1 to 128 of A-
 _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 lower-case hex digits")]
 _Time = Annotated[datetime, pydantic.BeforeValidator(_read_time)]
 _Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
+_Group = Annotated[str, _matching(r"[a-z0-9][a-z0-9\-]{0,31}", "1 to 32 of a-z 0-9 -, not beginning with -")]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
 _Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
 
@@ -102,6 +105,7 @@ class BaseModelRow(_Strict):
     vae: _Text | None = None
     sampler: _Sampler = ""
     clip_skip: _ClipSkip = 0
+    group: _Group = DEFAULT_GROUP
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -123,6 +127,7 @@ class BaseModelRow(_Strict):
             sampler=self.sampler,
             passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
             clip_skip=self.clip_skip,
+            group=self.group,
         )
 
 

@@ -13,7 +13,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import JobKind
+from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.deletion import Deletions, remove_objects
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog import CatalogReader
@@ -102,11 +102,12 @@ class AccountRecords:
             mine += await self._links(names, account_id)
             if mine:
                 await self._redis.delete(*mine)
+        pools = await QueueStats(self._redis).pools()
         pipeline = self._redis.pipeline()
         pipeline.hdel(redis_key("unfinished"), account_id)
-        for kind in JobKind:
-            pipeline.zrem(redis_key("vtime", kind), account_id)
-            pipeline.zrem(redis_key("idle_vtime", kind), account_id)
+        for pool in pools:
+            pipeline.zrem(redis_key("vtime", pool), account_id)
+            pipeline.zrem(redis_key("idle_vtime", pool), account_id)
         async for names in self._names("granted:*"):
             for name in names:
                 pipeline.srem(name, account_id)

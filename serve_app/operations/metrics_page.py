@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from serve_app.domain import metrics
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import group_of_pool
 from serve_app.domain.metrics import METRICS, PREFIX, Metric, MetricType
 from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import QueueStats
@@ -40,7 +40,8 @@ async def render_metrics(
     await measures.send()
     registry = CollectorRegistry()
     samples = await _read(measures, stats, images, space, plans)
-    registry.register(Metrics(samples=samples, measured=await measures.measured()))
+    from_zero = dict.fromkeys(metrics.fields_from_zero(await stats.pools()), 0.0)
+    registry.register(Metrics(samples=samples, measured={**from_zero, **await measures.measured()}))
     return generate_latest(registry)
 
 
@@ -53,7 +54,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         rows: dict[str, list[tuple[list[str], float]]] = {metric.name: [] for metric in METRICS}
-        for field, value in {**dict.fromkeys(metrics.FROM_ZERO, 0.0), **self.measured}.items():
+        for field, value in self.measured.items():
             name, *labels = field.split("|")
             if name in rows:  # a newer version may measure more
                 rows[name].append((labels, value))
@@ -67,10 +68,15 @@ class Metrics(Collector):
 
 def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
     of_type = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-    family = of_type(PREFIX + metric.name, metric.help, labels=metric.labels)
+    family = of_type(PREFIX + metric.name, metric.help, labels=metric.shown_labels)
     for labels, value in sorted(samples):
-        family.add_metric(labels, value)
+        family.add_metric(_shown(metric, labels), value)
     return family
+
+
+def _shown(metric: Metric, labels: Sequence[str]) -> Sequence[str]:
+    """Return the values of `shown_labels`."""
+    return [labels[0].partition(".")[0], group_of_pool(labels[0]), *labels[1:]] if metric.is_by_pool else labels
 
 
 def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Family:
@@ -78,11 +84,11 @@ def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Famil
     by_labels: dict[tuple[str, ...], dict[str, float]] = {}
     for (*labels, part), value in rows:
         by_labels.setdefault(tuple(labels), {})[part] = value
-    family = HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=metric.labels)
+    family = HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=metric.shown_labels)
     bounds = [*(f"{bound:g}" for bound in metric.bounds), "+Inf"]
     for labels, parts in sorted(by_labels.items()):
         counts = accumulate(parts.get(bound, 0.0) for bound in bounds)
-        family.add_metric(labels, list(zip(bounds, counts, strict=True)), parts.get("sum", 0.0))
+        family.add_metric(_shown(metric, labels), list(zip(bounds, counts, strict=True)), parts.get("sum", 0.0))
     return family
 
 
@@ -93,7 +99,7 @@ async def _read(
     memory = await space.memory.read()
     return {
         **await _queue(stats, plans),
-        **await _workers(measures),
+        **await _workers(measures, await stats.pools()),
         metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
         metrics.DEAD_JOBS: [Sample((), await stats.dead())],
         metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(images, space)))],
@@ -103,28 +109,28 @@ async def _read(
 
 
 async def _queue(stats: QueueStats, plans: Iterable[tuple[Variant, str]]) -> Samples:
-    backlogs = {kind: await stats.backlog(kind) for kind in JobKind}
+    backlogs = {pool: await stats.backlog(pool) for pool in await stats.pools()}
     waiting = await stats.waiting([":".join(plan) for plan in plans])
-    by_plan = {(kind, *plan.split(":", 1)): row for (kind, plan), row in waiting.items()}
+    by_plan = {(pool, *plan.split(":", 1)): row for (pool, plan), row in waiting.items()}
     return {
-        metrics.JOBS_READY: [Sample((kind,), backlog.ready) for kind, backlog in backlogs.items()],
-        metrics.JOBS_LEASED: [Sample((kind,), backlog.leased) for kind, backlog in backlogs.items()],
-        metrics.JOBS_DELAYED: [Sample((kind,), backlog.delayed) for kind, backlog in backlogs.items()],
-        metrics.BACKLOG_SECONDS: [Sample((kind,), backlog.seconds) for kind, backlog in backlogs.items()],
-        metrics.OLDEST_JOB_AGE: [Sample((kind,), backlog.oldest_age_s) for kind, backlog in backlogs.items()],
+        metrics.JOBS_READY: [Sample((pool,), backlog.ready) for pool, backlog in backlogs.items()],
+        metrics.JOBS_LEASED: [Sample((pool,), backlog.leased) for pool, backlog in backlogs.items()],
+        metrics.JOBS_DELAYED: [Sample((pool,), backlog.delayed) for pool, backlog in backlogs.items()],
+        metrics.BACKLOG_SECONDS: [Sample((pool,), backlog.seconds) for pool, backlog in backlogs.items()],
+        metrics.OLDEST_JOB_AGE: [Sample((pool,), backlog.oldest_age_s) for pool, backlog in backlogs.items()],
         metrics.JOBS_WAITING: [Sample(labels, row.jobs) for labels, row in by_plan.items()],
         metrics.OLDEST_WAITING: [Sample(labels, row.oldest_age_s) for labels, row in by_plan.items()],
     }
 
 
-async def _workers(measures: Measures) -> Samples:
-    """Return the live workers by kind, and the sums of their gauges."""
-    shown = {kind: await measures.shown(kind) for kind in JobKind}
+async def _workers(measures: Measures, pools: Sequence[str]) -> Samples:
+    """Return the live workers by pool, and the sums of their gauges."""
+    shown = {pool: await measures.shown(pool) for pool in pools}
     sums: dict[Metric, list[Sample]] = {
-        metrics.WORKERS: [Sample((kind,), len(workers)) for kind, workers in shown.items()]
+        metrics.WORKERS: [Sample((pool,), len(workers)) for pool, workers in shown.items()]
     }
     by_name = {metric.name: metric for metric in METRICS}
-    for kind, workers in shown.items():
+    for pool, workers in shown.items():
         totals: defaultdict[str, float] = defaultdict(float)
         for worker in workers:
             for field, value in worker.gauges.items():
@@ -132,5 +138,5 @@ async def _workers(measures: Measures) -> Samples:
         for field, total in totals.items():
             name, *labels = field.split("|")
             if name in by_name:  # a newer version may measure more
-                sums.setdefault(by_name[name], []).append(Sample((kind, *labels), total))
+                sums.setdefault(by_name[name], []).append(Sample((pool, *labels), total))
     return sums

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import Overloaded, StoreUnavailable
-from serve_app.domain.jobs import JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.domain.metrics import Metric
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.history import DeadLetters
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.workers import WorkerStatus
+from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures, MemoryReserve, ShownWorker
@@ -26,18 +27,17 @@ async def overview(
     """Read facts for an operator; `names` are adapters', by their weights' digest. Raises `StoreUnavailable`."""
     measured = await measures.measured()
     counts = await stats.counts()
+    pools = await stats.pools()
     failed = await dead_letters.list(MOST_FAILURES)
     return {
-        "queue": {str(kind): await _queue(stats, kind) for kind in JobKind},
-        "workers": [row for kind in JobKind for row in await _workers(measures, kind)],
-        "starting": {str(kind): words for kind in JobKind if (words := await workers.starting(kind)) is not None},
-        "start_failures": {
-            str(kind): failure for kind in JobKind if (failure := await workers.failure(kind)) is not None
-        },
+        "queue": {pool: await _queue(stats, pool) for pool in pools},
+        "workers": [row for pool in pools for row in await _workers(measures, pool)],
+        "starting": {pool: words for pool in pools if (words := await workers.starting(pool)) is not None},
+        "start_failures": {pool: failure for pool in pools if (failure := await workers.failure(pool)) is not None},
         "adapters": {
             "waiting": [
                 {"name": names.get(group, group[:12]), "jobs": jobs}
-                for group, jobs in await stats.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
+                for group, jobs in await stats.waiting_weights(limit=MOST_ADAPTERS)
             ],
             "loads": _total(measured, metrics.ADAPTER_LOADS, besides="sum"),
             "evictions": _total(measured, metrics.ADAPTER_EVICTIONS),
@@ -63,8 +63,8 @@ async def adapter_names(catalog: CatalogReader) -> dict[str, str]:
     return {adapter.sha256: adapter.name for adapter in await catalog.all()}
 
 
-async def _queue(stats: QueueStats, kind: JobKind) -> dict[str, float]:
-    backlog = await stats.backlog(kind)
+async def _queue(stats: QueueStats, pool: str) -> dict[str, float]:
+    backlog = await stats.backlog(pool)
     return {
         "ready": backlog.ready,
         "running": backlog.leased,
@@ -74,8 +74,8 @@ async def _queue(stats: QueueStats, kind: JobKind) -> dict[str, float]:
     }
 
 
-async def _workers(measures: Measures, kind: JobKind) -> list[dict[str, Any]]:
-    shown = await measures.shown(kind)
+async def _workers(measures: Measures, pool: str) -> list[dict[str, Any]]:
+    shown = await measures.shown(pool)
     gauges = {
         "runs": metrics.RUNS,
         "runs_limit": metrics.RUNS_LIMIT,
@@ -84,7 +84,7 @@ async def _workers(measures: Measures, kind: JobKind) -> list[dict[str, Any]]:
         "gpu_bytes_used": metrics.GPU_MEMORY_USED,
     }
     return [
-        {"name": worker.name, "kind": str(kind)}
+        {"name": worker.name, "kind": pool}
         | {word: round(worker.gauges[metric.name]) for word, metric in gauges.items() if metric.name in worker.gauges}
         | ({"memory": memory} if (memory := _memory(worker)) else {})
         for worker in sorted(shown, key=lambda each: each.name)
@@ -122,13 +122,17 @@ LONGEST_START_S = 600
 OK, DOWN, BUSY = "ok", "down", "busy"
 """A service that is busy is ready: taken out of the balance, it would leave its load to the others."""
 IDLE, STARTING, UNWRITABLE = "scaled to zero", "starting", "cannot be written"
+UNSERVED = "no application serves this group"
+GENERATOR = "generator"
+"""The generators of the group `default` are the part of this name, those of another group `generator.<group>`."""
 DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
 
-KeepsWorker = Callable[[JobKind], Awaitable[bool]]
-"""Tells whether the deployment keeps a worker of this kind even while there is no work."""
+KeepsWorker = Callable[[str], Awaitable[bool | None]]
+"""Tells whether the deployment keeps a worker of this pool even while there is no work; None where no application has
+workers for it."""
 
 
-async def never(_kind: JobKind) -> bool:
+async def never(_pool: str) -> bool:
     return False
 
 
@@ -146,8 +150,9 @@ class Readiness(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        """Whether polls are answered and accepted jobs will be worked on."""
-        return self.answers_polls and self.states["generator"] in (OK, IDLE, BUSY)
+        """Whether polls are answered and accepted jobs, of one group of base models at least, will be worked on."""
+        generators = (state for part, state in self.states.items() if part.partition(".")[0] == GENERATOR)
+        return self.answers_polls and any(state in (OK, IDLE, BUSY) for state in generators)
 
 
 async def readiness(
@@ -155,19 +160,32 @@ async def readiness(
     images: ImageStore,
     space: Space,
     workers: WorkerStatus,
+    catalog: AppliedCatalog,
     keeps_worker: KeepsWorker,
     settings: Settings,
 ) -> Readiness:
-    """Ask every part, each within a limit of time."""
+    """Ask every part, each within a limit of time: of the generators, each group that a base model names."""
     turn_s = READY_TIMEOUT_S + settings.longest_redis_wait.total_seconds()
-    redis, reasons = await asyncio.gather(
-        _answers(stats.backlog(JobKind.GENERATION), within_s=turn_s), what_keeps_jobs_out(images, space)
-    )
+    redis, reasons = await asyncio.gather(_answers(stats.dead(), within_s=turn_s), what_keeps_jobs_out(images, space))
     states = {"redis": redis, "storage": UNWRITABLE if STORAGE in reasons else OK}
     if redis == DOWN:
         return Readiness(states, "Redis does not answer")
-    generator = await _generator(stats, workers, keeps_worker)
-    return Readiness({**states, "generator": generator}, ", ".join(reasons))
+    groups = await _groups(catalog)
+    generators = await asyncio.gather(*(_generator(pool_of(each), stats, workers, keeps_worker) for each in groups))
+    names = (GENERATOR if group == DEFAULT_GROUP else f"{GENERATOR}.{group}" for group in groups)
+    return Readiness({**states, **dict(zip(names, generators, strict=True))}, ", ".join(reasons))
+
+
+async def _groups(catalog: AppliedCatalog) -> list[str]:
+    """Return the groups of the applied base models, or the one of a service that has none."""
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            models = await catalog.applied_base_models()
+    except (Overloaded, StoreUnavailable, TimeoutError):
+        models = []
+    return sorted(
+        {model.group for model in models} or {DEFAULT_GROUP}, key=lambda group: (group != DEFAULT_GROUP, group)
+    )
 
 
 async def what_keeps_jobs_out(images: ImageStore, space: Space) -> list[str]:
@@ -187,24 +205,26 @@ async def _is_redis_full(reserve: MemoryReserve) -> bool:
     return memory is not None and memory.is_short
 
 
-async def _generator(stats: QueueStats, workers: WorkerStatus, keeps_worker: KeepsWorker) -> str:
-    """Tell from Redis whether jobs will be worked on.
+async def _generator(pool: str, stats: QueueStats, workers: WorkerStatus, keeps_worker: KeepsWorker) -> str:
+    """Tell from Redis whether the jobs of a pool will be worked on.
 
     A worker seen in the last minute says yes. Else a worker that failed to start, after the last that could, says no.
-    One that starts says how far it is. Where none has failed, it depends on what the deployment promises: of at least one replica one is missing, and of
-    none until there is work, work that has waited long says that none comes.
+    One that starts says how far it is. Where none has failed, it depends on what the deployment promises: of at least
+    one replica one is missing, and of none until there is work, work that has waited long says that none comes.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            if await workers.is_any_alive(JobKind.GENERATION):
+            if await workers.is_any_alive(pool):
                 return OK
-            failure, starting = [await ask(JobKind.GENERATION) for ask in (workers.failure, workers.starting)]
-            waiting = (await stats.backlog(JobKind.GENERATION)).oldest_age_s
-            is_kept = await keeps_worker(JobKind.GENERATION)
+            failure, starting = [await ask(pool) for ask in (workers.failure, workers.starting)]
+            waiting = (await stats.backlog(pool)).oldest_age_s
+            is_kept = await keeps_worker(pool)
     except Overloaded:
         return BUSY
     except (StoreUnavailable, TimeoutError):
         return DOWN
+    if is_kept is None:
+        return UNSERVED
     if failure is not None:
         return f"cannot start: {failure}" + ("" if starting is None else f"; another try: {starting}")
     if not is_kept and waiting <= LONGEST_START_S:

@@ -18,7 +18,8 @@ from serve_app.accounts.usage import UPSCALES, Usage, UsageReader
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import operator
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import Job, JobKind
+from serve_app.domain.jobs import Job
+from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.history import find_jobs
 from serve_app.loras.catalog import REGISTERED, read_record
 from serve_app.store.keys import redis_key
@@ -26,7 +27,7 @@ from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
 
 MOST_QUEUES = 200
-"""At most so many accounts' queues of one kind are compared: those whose turn is next."""
+"""At most so many accounts' queues of one pool are compared: those whose turn is next."""
 USE_DAYS = 30
 DAY_S = 86_400
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -41,9 +42,9 @@ class AccountRow(NamedTuple):
 
 
 class AccountQueue(NamedTuple):
-    """Jobs of one kind that wait for one account."""
+    """Jobs of one pool that wait for one account."""
 
-    kind: JobKind
+    pool: str
     account_id: str
     waiting: int
     oldest_age_s: float
@@ -61,6 +62,7 @@ class OperatorReader:
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
+        self.stats = QueueStats(redis)
 
     async def accounts(self, start: int, limit: int) -> tuple[list[AccountRow], int]:
         """List accounts, the newest first, from a place on; and return how many there are."""
@@ -91,54 +93,47 @@ class OperatorReader:
     async def lora_names(self, ids: Iterable[str]) -> Mapping[str, str]:
         return await self._names("lora", ids)
 
-    async def queues(self, kind: JobKind, limit: int) -> list[AccountQueue]:
+    async def queues(self, pool: str, limit: int) -> list[AccountQueue]:
         """The accounts with waiting jobs, the longest wait first."""
-        queues, _ = await self.queue_page(kind, 0, MOST_QUEUES)
+        queues, _ = await self.queue_page(pool, 0, MOST_QUEUES)
         return sorted(queues, key=lambda queue: -queue.oldest_age_s)[:limit]
 
-    async def queue_page(self, kind: JobKind, start: int, limit: int) -> tuple[list[AccountQueue], int]:
+    async def queue_page(self, pool: str, start: int, limit: int) -> tuple[list[AccountQueue], int]:
         """List accounts that wait from a place on, whose turn is next first, and return how many wait."""
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.zcard(redis_key("vtime", kind))
-        pipeline.zrange(redis_key("vtime", kind), start, start + limit - 1)
+        pipeline.zcard(redis_key("vtime", pool))
+        pipeline.zrange(redis_key("vtime", pool), start, start + limit - 1)
         total, ids = await pipeline.execute()
-        return await self._queues(kind, ids), total
+        return await self._queues(pool, ids), total
 
     async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
-        """The queues of these accounts that hold jobs, of every kind."""
-        return [queue for kind in JobKind for queue in await self._queues(kind, account_ids)]
+        """The queues of these accounts that hold jobs, of every pool."""
+        return [queue for pool in await self.stats.pools() for queue in await self._queues(pool, account_ids)]
 
-    async def _queues(self, kind: JobKind, ids: Sequence[str]) -> list[AccountQueue]:
+    async def _queues(self, pool: str, ids: Sequence[str]) -> list[AccountQueue]:
         if not ids:
             return []
         pipeline = self._redis.pipeline(transaction=False)
         for account_id in ids:
-            pipeline.zcard(redis_key("queue", kind, account_id))
-            pipeline.zrange(redis_key("queue", kind, account_id), 0, 0)
+            pipeline.zcard(redis_key("queue", pool, account_id))
+            pipeline.zrange(redis_key("queue", pool, account_id), 0, 0)
         answers = await pipeline.execute()
         first = [jobs[0] if jobs else "" for jobs in answers[1::2]]
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for job_id in first:
-            pipeline.zscore(redis_key("age", kind), job_id)
+            pipeline.zscore(redis_key("age", pool), job_id)
         (seconds, micros), *since = await pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         return [
-            AccountQueue(kind, account_id, waiting, max(0.0, (now_ms - ms) / 1000))
+            AccountQueue(pool, account_id, waiting, max(0.0, (now_ms - ms) / 1000))
             for account_id, waiting, ms in zip(ids, answers[::2], since, strict=True)
             if waiting and ms is not None
         ]
 
-    async def ready_by_weights(self, digests: Sequence[str]) -> Mapping[str, int]:
-        """How many generations are ready for each of these weights."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for digest in digests:
-            pipeline.zcard(redis_key("group", JobKind.GENERATION, digest))
-        return dict(zip(digests, await pipeline.execute(), strict=True))
-
-    async def running(self, kind: JobKind, limit: int) -> list[Job]:
+    async def running(self, pool: str, limit: int) -> list[Job]:
         """Jobs that are being worked on, by the end of their lease."""
-        return await find_jobs(self._redis, await self._redis.zrange(redis_key("lease", kind), 0, limit - 1))
+        return await find_jobs(self._redis, await self._redis.zrange(redis_key("lease", pool), 0, limit - 1))
 
     async def loras(self, start: int, limit: int, *, owner: str = "") -> tuple[list[LoraRow], int]:
         """List all LoRAs or those of one owner from a place on, newest first, and return how many there are."""
@@ -184,7 +179,7 @@ async def account_report(
     waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for queue in queues:
         facts = {"ready": queue.waiting, "oldest_seconds": round(queue.oldest_age_s, 1)}
-        waiting[queue.account_id][str(queue.kind)] = facts
+        waiting[queue.account_id][queue.pool] = facts
     accounts = [
         {**_account(row), "queue": waiting[row.account.id], "usage": await _usage(usage, row.account.id, days)}
         for row in rows
@@ -220,9 +215,10 @@ async def _usage(usage: UsageReader, account_id: str, days: int) -> dict[str, An
 async def adapter_report(reader: OperatorReader, measures: Measures, *, start: int, limit: int) -> dict[str, Any]:
     """List adapters, newest first, with the jobs that wait for them, their workers and their images."""
     rows, total = await reader.loras(start, limit)
-    ready = await reader.ready_by_weights([row.adapter.sha256 for row in rows])
+    ready = await reader.stats.waiting_for([row.adapter.sha256 for row in rows])
     held: defaultdict[str, list[str]] = defaultdict(list)
-    for worker in sorted(await measures.shown(JobKind.GENERATION), key=lambda each: each.name):
+    shown = [worker for pool in await reader.stats.pools() for worker in await measures.shown(pool)]
+    for worker in sorted(shown, key=lambda each: each.name):
         for lora_id in worker.loras:
             held[lora_id].append(worker.name)
     adapters = [

@@ -36,6 +36,12 @@ KEY_MAP: tuple[Key, ...] = (
     Key("age:*", "zset", WAITING, "kind → waiting and delayed job ids by accept time (ms)"),
     Key("delay:*", "zset", WAITING, "kind → job ids backing off, by due time (ms)"),
     Key("lease:*", "zset", "permanent: empty when nothing runs", "kind → running job ids by lease deadline (ms)"),
+    Key(
+        "pools",
+        "set",
+        "permanent: until nothing is left of them",
+        "pools of groups beside `default`: loras/scripts/pools.lua",
+    ),
     Key("quarantine:*", "zset", WAITING, "kind → waiting jobs that lost two workers, by sequence"),
     Key("quarantine_worker:*", "string", "the lease", "kind → the worker that runs quarantined jobs one at a time"),
     Key("claimed:*", "set", "a day after the last claim", "kind:worker → ids of the jobs it runs"),

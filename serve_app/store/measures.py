@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import WORKER_LIFE, JobKind
+from serve_app.domain.jobs import WORKER_LIFE
 from serve_app.domain.metrics import Metric, bucket_of, field_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
@@ -104,7 +104,7 @@ class Measures:
 
     async def show(
         self,
-        kind: JobKind,
+        pool: str,
         worker: str,
         gauges: Mapping[str, float],
         *,
@@ -117,8 +117,8 @@ class Measures:
         """
         shown = {**gauges, _BASE_MODELS: list(base_models), _LORAS: list(loras)}
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(shown))
-        pipeline.pexpire(redis_key("gauges", kind), GAUGES_LIFE)
+        pipeline.hset(redis_key("gauges", pool), worker, json.dumps(shown))
+        pipeline.pexpire(redis_key("gauges", pool), GAUGES_LIFE)
         await pipeline.execute()
 
     async def measured(self) -> Mapping[str, float]:
@@ -126,12 +126,12 @@ class Measures:
         row: dict[str, str] = await self._redis.hgetall(redis_key("measures"))
         return {name: float(value) for name, value in row.items()}
 
-    async def shown(self, kind: JobKind) -> list[ShownWorker]:
+    async def shown(self, pool: str) -> list[ShownWorker]:
         """Return the live workers."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
-        pipeline.zrange(redis_key("workers", kind), 0, -1, withscores=True)
-        pipeline.hgetall(redis_key("gauges", kind))
+        pipeline.zrange(redis_key("workers", pool), 0, -1, withscores=True)
+        pipeline.hgetall(redis_key("gauges", pool))
         (seconds, micros), workers, gauges = await pipeline.execute()
         now = seconds * 1000 + micros // 1000
         since = now - milliseconds(WORKER_LIFE)
@@ -139,7 +139,7 @@ class Measures:
 
 
 def gauge_field(metric: Metric, *labels: str) -> str:
-    """Return the name of a worker's gauge: the metric's own, and the values of its labels but `kind`."""
+    """Return the name of a worker's gauge: the metric's own, and the values of its labels but `pool`."""
     assert len(labels) == len(metric.labels) - 1, f"{metric.name} has the labels {metric.labels}"
     return "|".join((metric.name, *labels))
 

@@ -20,7 +20,7 @@ from serve_app.jobs.workers import RecentAdapters
 from serve_app.log import log_ids
 from serve_app.loras.weights import WeightStore
 from serve_app.store.process import Process
-from serve_app.worker.executor import Executor, FinishedRun, RunFailed, generation_failed
+from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, RunFailed, generation_failed
 from serve_app.worker.png import encode_png, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
@@ -46,7 +46,13 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The worker is draining: the job returns to its place in the queue."""
+    """The worker drains, or lacks the base model: the job returns to its place in the queue, after a pause."""
+
+    pause: timedelta = timedelta()
+
+
+NOT_LOADED_PAUSE = timedelta(seconds=15)
+"""A job whose base model a worker lacks is offered again after this long. Generators that start anew take longer."""
 
 
 Outcome = Completed | Failed | LeaseLost | Released
@@ -216,6 +222,9 @@ class Attempt:
             return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings())
         except RunFailed as error:
             return Failed(error.failure, retry=error.retry)
+        except NotLoaded as error:
+            log.warning("job %s: it waits: %s", self._claim.lease.job_id, error.message)
+            return Released(NOT_LOADED_PAUSE)
         except StepFailed:
             return Failed(generation_failed("The image could not be made."), retry=True)
         except ModerationUnavailable:
@@ -303,7 +312,7 @@ class Attempt:
         if isinstance(outcome, Failed):
             return await retry_until_available(lambda: queue.fail(lease, outcome.failure, retry=outcome.retry))
         if isinstance(outcome, Released):
-            return await retry_until_available(lambda: queue.release(lease))
+            return await retry_until_available(lambda: queue.release(lease, pause=outcome.pause))
         return CommitReply.FENCED  # the lease is lost: this attempt may write nothing
 
     async def _discard(self) -> None:

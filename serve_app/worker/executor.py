@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve_app.domain.errors import AtelierError, FailureCode
-from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.jobs import Claim, Failure
 from serve_app.domain.metrics import MemoryUse, Metric
 from serve_app.store.measures import Measures
 
@@ -43,6 +43,10 @@ class RunFailed(AtelierError):
         self.retry = retry
 
 
+class NotLoaded(AtelierError):
+    """This worker lacks the claim's base model: another has it, or will when the generators have started again."""
+
+
 def generation_failed(message: str) -> Failure:
     return Failure(code=FailureCode.GENERATION_FAILED, message=message)
 
@@ -69,7 +73,8 @@ class Executor(ABC):
     else returns at once and may be called from any thread.
     """
 
-    kind: JobKind
+    kind: str
+    """The pool whose jobs it runs."""
     shows_unfinished = False
     """Whether `unfinished` can show anything."""
 
@@ -89,7 +94,10 @@ class Executor(ABC):
 
     @abstractmethod
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
-        """Fetch what the claim needs, then add its runs, one per id. Raises `RunFailed` and adds none."""
+        """Fetch what the claim needs, then add its runs, one per id.
+
+        Raises `RunFailed` or `NotLoaded`, and adds none.
+        """
 
     @abstractmethod
     def step(self) -> Sequence[FinishedRun]: ...

@@ -13,7 +13,7 @@ from serve_app.domain import metrics
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
@@ -24,7 +24,7 @@ from serve_app.engine_options import EngineOptions
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.weights import LAYER_TABLES, WeightStore
 from serve_app.store.measures import Measures
-from serve_app.worker.executor import Executor, LoadedModels, MemoryPart, Pixels, RunFailed
+from serve_app.worker.executor import Executor, LoadedModels, MemoryPart, NotLoaded, Pixels, RunFailed
 from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
@@ -34,12 +34,18 @@ class GenerationExecutor(Executor):
     While there is none it goes on with `warming`, as `warm_up` makes it, an item at a time.
     """
 
-    kind = JobKind.GENERATION
     shows_unfinished = True
 
     def __init__(
-        self, engine: Engine, catalog: CatalogReader, weights: WeightStore, warming: Iterator[None] | None = None
+        self,
+        engine: Engine,
+        catalog: CatalogReader,
+        weights: WeightStore,
+        warming: Iterator[None] | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
     ) -> None:
+        self.kind = pool_of(group)
         self._engine = engine
         self._warming = warming
         self._catalog, self._weights = catalog, weights
@@ -141,6 +147,8 @@ class GenerationExecutor(Executor):
         adapter = await self._catalog.adapter(lora_id)
         if adapter is None:
             raise RunFailed(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+        if adapter.base_model not in self._engine.base_models:
+            raise NotLoaded(f"base model {adapter.base_model} is not loaded here")
         self._lora_ids[adapter.sha256] = lora_id
         self._fetching[group] += 1
         try:

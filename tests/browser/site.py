@@ -9,7 +9,6 @@ from playwright.async_api import Page
 
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
-from serve_app.domain.jobs import JobKind
 from serve_app.engine import Engine, EngineOptions
 from serve_app.settings import Settings
 from serve_app.upscale.upscaler import Upscaler
@@ -50,7 +49,7 @@ class Site(Served):
             await self.resources.adapter_grants.revoke(lora.id, account.id)
         return account
 
-    async def hint(self, kind: JobKind, job_id: str) -> None:
+    async def hint(self, kind: str, job_id: str) -> None:
         for worker in self._workers:
             worker.hint()
 

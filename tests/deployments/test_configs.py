@@ -11,13 +11,13 @@ from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOL
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.app import assemble, build
-from deployments.args import AppArgs, ScaleArgs
+from deployments.app import assemble, assemble_group, build, build_group
+from deployments.args import AppArgs, GroupArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog_file import read_catalog
 from serve_app.settings import Settings
-from tests.support import ROOT
+from tests.support import ROOT, existing
 
 CONFIGS = ROOT / "configs"
 SERVE_FILES = ("local.yaml", "one_gpu.yaml", "production.yaml")
@@ -28,9 +28,14 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
     content = yaml.safe_load((CONFIGS / name).read_text())
     assert read_config(CONFIGS / name) == ServeConfig.model_validate(content)
     schema = ServeDeploySchema.model_validate(content)
-    (application,) = schema.applications
+    application, *groups = schema.applications
     assert application.import_path == "deployments.app:build"
+    for group in groups:
+        assert (group.import_path, group.route_prefix) == ("deployments.app:build_group", None)
+        (generators,) = deployments_of(build_group(GroupArgs.model_validate(group.args)))
+        assert generators._bound_deployment.name == "generator"
     args = AppArgs.model_validate(application.args)
+    assert args.generator is not None
     built = build(args)
     names = {"ingress", "generator", "upscaler", "housekeeper"}
     assert {node._bound_deployment.name for node in deployments_of(built)} == names
@@ -54,7 +59,7 @@ def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_fo
 
 def test_the_ingress_of_a_cluster_follows_its_load() -> None:
     """It scales by Serve's own policy, which HAProxy's replicas feed, and never to fewer than two."""
-    (shipped,) = read_config(CONFIGS / "production.yaml").applications
+    shipped = read_config(CONFIGS / "production.yaml").main
     application = assemble(shipped.args, shipped.scaling)
     scaling = application._bound_deployment._deployment_config.autoscaling_config  # pyright: ignore[reportPrivateUsage]
     assert scaling is not None
@@ -96,6 +101,12 @@ def scaled(name: str, least: int, most: int | str) -> str:
     return f"applications: [{{deployments: [{{name: {name}, autoscaling_config: {bounds}}}]}}]"
 
 
+def group(of: str, args: str = "", *, name: str = "") -> str:
+    """Return applications of a Serve YAML: the main one, and that of a group."""
+    fields = f"name: {name or of}, route_prefix: null, import_path: 'deployments.app:build_group'"
+    return f"applications: [{{}}, {{{fields}, args: {{group: {of}{args}}}}}]"
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -117,6 +128,22 @@ def scaled(name: str, least: int, most: int | str) -> str:
         ("applications: [{args: {upscaler: {poll_s: 0}}}]", "upscaler.poll_s: Input should be greater than 0"),
         ("applications: [{args: {housekeeper: {every_s: 1.0e+12}}}]", "housekeeper.every_s: Input should be less than"),
         ("applications: [{args: {ingress: {resources: {ingress: -1}}}}]", "resources.ingress: Input should be greater"),
+        ("applications: []", "exactly one must be of deployments.app:build"),
+        (group("sdxl", ", replicas: 0"), "applications.1.args: Value error, replicas: at least 1"),
+        (group("sdxl", ", engines: {}"), "applications.1.args.engines: Extra inputs"),
+        (group("default"), "the group default is the generator of the main application"),
+        (group("SDXL"), "applications.1.args.group: String should match"),
+        (group("sdxl", name="xl"), "name: must be the group, sdxl"),
+        (group("sdxl", name="sdxl, deployments: [{name: ingress}]"), "a group has a generator only, not ingress"),
+        (group("sdxl", ", replicas: auto"), "args.replicas: auto, and generator has no autoscaling_config"),
+        ("applications: [{}, {}]", "exactly one must be"),
+        (f"{group('sdxl')[:-1]}, {group('sdxl').partition('{}, ')[2]}", "sdxl: two have this name"),
+        (group("sdxl").replace("route_prefix: null, ", ""), "applications.1.route_prefix: Field required"),
+        (
+            "applications: [{args: {generator: null}, deployments: [{name: generator, autoscaling_config: "
+            "{min_replicas: 0, max_replicas: 1}}]}]",
+            "args.generator is null",
+        ),
         ("applications: [", "not YAML"),
     ],
 )
@@ -138,9 +165,25 @@ def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: obj
 
 def test_a_fraction_of_a_card_caps_its_memory() -> None:
     args = AppArgs.model_validate({"generator": {"num_gpus": 0.7}, "upscaler": {"num_gpus": 1}})
-    assert args.generator.memory_share == 0.7
+    assert existing(args.generator).memory_share == 0.7
     assert args.upscaler.memory_share is None
-    assert AppArgs.model_validate({"generator": {"num_gpus": 1, "memory_fraction": 0.9}}).generator.memory_share == 0.9
+    args = AppArgs.model_validate({"generator": {"num_gpus": 1, "memory_fraction": 0.9}})
+    assert existing(args.generator).memory_share == 0.9
+
+
+def test_a_group_scales_by_the_jobs_of_its_own_pool() -> None:
+    """Its `args` are of its application alone: nothing of another application's version changes with them."""
+    shipped = read_config(CONFIGS / "production.yaml")
+    (own,) = shipped.groups
+    built = assemble_group(own.args, own.scaling)
+    policy = built._bound_deployment._deployment_config.autoscaling_config.policy  # pyright: ignore
+    assert policy.policy_kwargs["kind"] == "generation.z-image"
+    assert shipped.served_groups == {"default", "z-image"}
+    assert [demand.deployment for demand in shipped.demands][-1] == "generator.z-image"
+    alone = ServeConfig.model_validate({"applications": [{"args": {"generator": None}}]})
+    assert alone.served_groups == set()
+    names = {node._bound_deployment.name for node in deployments_of(build(alone.args))}
+    assert names == {"ingress", "upscaler", "housekeeper"}
 
 
 def test_the_shipped_catalog_is_whole() -> None:

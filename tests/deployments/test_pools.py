@@ -1,5 +1,6 @@
 """Replicas at `max_replicas` fit the pools of nodes in every order, or the check names the rest."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_cpus_count_where_they_are_declared() -> None:
     assert shortfalls([demand], [Pool(name="big", nodes=1, gpus=2, cpus=8)]) == []
 
 
+def test_groups_with_nodes_of_their_own_are_checked_apart() -> None:
+    """All orders of eleven deployments would take hours."""
+    names = [f"generator.{letter}" for letter in "abcdefghij"]
+    demands = [ReplicaDemand(deployment=name, replicas=4, gpus=1, resources={name: 1}) for name in names]
+    pools = [Pool(name=name, nodes=4, gpus=1, resources={name: 1}) for name in names]
+    assert shortfalls(demands, pools) == []
+    demands[3] = replace(demands[3], replicas=5)
+    assert [str(short) for short in shortfalls(demands, pools)] == [
+        "generator.d: 1 of 5 replicas find no node of the pools"
+    ]
+
+
 def test_without_pools_nothing_is_checked() -> None:
     assert shortfalls([generator(100)], []) == []
 
@@ -76,6 +89,10 @@ def test_equal_replicas_fill_each_card_to_the_last_whole_one(nodes: int, replica
     ("change", "deployment"),
     [
         ({"max_replicas: 8": "max_replicas: 9"}, "generator"),
+        (
+            {"max_replicas: 4\n          upscale_delay_s: 5": "max_replicas: 5\n          upscale_delay_s: 5"},
+            "generator.z-image",
+        ),
         ({"num_gpus: 0.25": "num_gpus: 0.5"}, "upscaler"),
         ({"resources: {ingress: 1}": "resources: {ingres: 1}"}, "ingress"),
         ({"resources: {upscaler: 4}": "resources: {upscaler: 2}"}, "upscaler"),

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Backlog, JobKind
+from serve_app.domain.jobs import Backlog
 from tests.composition import Resources
 from tests.made_jobs import accept
 from tests.support import wait_until
@@ -119,9 +119,9 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
 
 async def test_replicas_that_have_not_run_yet_are_not_given_up() -> None:
     """Serve takes a cluster for healthy once as many run as are wanted: with none wanted, where none can start."""
-    asked: list[JobKind] = []
+    asked: list[str] = []
 
-    def read(kind: JobKind) -> Backlog:
+    def read(kind: str) -> Backlog:
         asked.append(kind)
         return backlog()
 
@@ -135,7 +135,7 @@ async def test_replicas_that_have_not_run_yet_are_not_given_up() -> None:
 async def test_an_outage_keeps_the_target() -> None:
     is_down = False
 
-    def read(kind: JobKind) -> Backlog:
+    def read(kind: str) -> Backlog:
         if is_down:
             raise StoreUnavailable("no Redis")
         return backlog(ready=1, seconds=90)
@@ -149,7 +149,7 @@ async def test_an_outage_keeps_the_target() -> None:
 def test_a_read_that_hangs_does_not_block_the_controller() -> None:
     hanging = threading.Event()
 
-    def read(kind: JobKind) -> Backlog:
+    def read(kind: str) -> Backlog:
         hanging.wait()
         raise AssertionError("never asked for")
 

@@ -10,9 +10,9 @@ from pydantic import SecretStr
 from deployments.config import ConfigError, ServeConfig, demands, read_config
 from deployments.pools import Pool
 from deployments.requirements import machines, require_shared
-from deployments.start_checks import check_this_machine, missing_on
+from deployments.start_checks import check_this_machine, missing_on, unserved_groups
 from serve_app.settings import Settings
-from tests.support import ROOT, existing
+from tests.support import ROOT, existing, put_in_group, write_catalog
 
 SHARED: dict[str, Any] = {
     "redis_url": "rediss://redis.internal:6379/0",
@@ -68,8 +68,29 @@ def test_up_refuses_the_file_of_a_cluster(tmp_path: Path) -> None:
     service = read_config(CONFIGS / "production.yaml")
     with pytest.raises(ConfigError, match=r"REDIS_URL.*STORAGE_URL.*PEPPER.*SIGNING_KEYS"):  # all at once
         check_this_machine(CONFIGS / "production.yaml", service, Settings(data_dir=tmp_path, redis_url=""))
-    with pytest.raises(ConfigError, match="the resources generator, housekeeper, ingress, upscaler are a cluster's"):
+    with pytest.raises(
+        ConfigError, match="the resources generator, housekeeper, ingress, upscaler, z-image are a cluster's"
+    ):
         check_this_machine(CONFIGS / "production.yaml", service, settings(tmp_path))
+
+
+def test_groups_and_the_catalogs_base_models_are_compared(tmp_path: Path) -> None:
+    """Generators without a base model could never start, and base models without generators would be waited for."""
+    group = "{name: sdxl, route_prefix: null, import_path: 'deployments.app:build_group', args: {group: sdxl}}"
+    file, here = tmp_path / "groups.yaml", settings(tmp_path, catalog=write_catalog(tmp_path / "catalog"))
+    file.write_text(f"applications: [{{}}, {group}]")
+    both = read_config(file)
+    with pytest.raises(ConfigError, match="no base model for the generators of the group sdxl"):
+        check_this_machine(file, both, here)
+    put_in_group(here.catalog, "sdxl")
+    with pytest.raises(ConfigError, match="no base model for the generators of the group default"):
+        check_this_machine(file, both, here)
+    file.write_text(f"applications: [{{args: {{generator: null}}}}, {group}]")
+    alone = read_config(file)
+    check_this_machine(file, alone, here)
+    assert unserved_groups(alone, here) == ""
+    assert unserved_groups(read_config(CONFIGS / "local.yaml"), here) == "pocket (sdxl)"
+    assert unserved_groups(alone, here.model_copy(update={"catalog": tmp_path / "none.yaml"})) == ""
 
 
 def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.config import read_config
 from deployments.start_checks import CPU_CONFIG, GPU_CONFIG, chosen_config
-from tests.support import ROOT
+from tests.support import ROOT, existing
 
 CHOOSE = "from deployments.start_checks import config_for_this_machine as choose; print(*choose(), sep='\\n')"
 CUDA, CPU = "2.13.0", "2.13.0+cpu"
@@ -51,10 +51,10 @@ def test_a_machine_with_a_gpu_shares_it_and_says_so() -> None:
     assert chosen_config(4, CUDA)[0] == GPU_CONFIG
     assert "4 GPUs" in chosen_config(4, CUDA)[1]
     args = read_config(GPU_CONFIG).args
-    assert (args.generator.num_gpus, args.upscaler.num_gpus) == (0.7, 0.3)
+    assert (existing(args.generator).num_gpus, args.upscaler.num_gpus) == (0.7, 0.3)
 
 
 def test_without_a_gpu_nothing_changes() -> None:
     for torch in (CUDA, CPU):
         assert chosen_config(0, torch) == (CPU_CONFIG, "")
-    assert read_config(CPU_CONFIG).args.generator.num_gpus == 0
+    assert existing(read_config(CPU_CONFIG).args.generator).num_gpus == 0

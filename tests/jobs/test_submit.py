@@ -127,9 +127,9 @@ async def test_an_upscale_is_at_most_sixteen_megapixels(
 
 
 async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources: Resources, caller: Caller) -> None:
-    hints: list[tuple[JobKind, str]] = []
+    hints: list[tuple[str, str]] = []
 
-    async def hint(kind: JobKind, job_id: str) -> None:
+    async def hint(kind: str, job_id: str) -> None:
         hints.append((kind, job_id))
         raise RuntimeError("no replica there")
 

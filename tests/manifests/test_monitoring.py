@@ -32,7 +32,7 @@ def exported() -> dict[str, set[str]]:
     series: dict[str, set[str]] = {}
     for metric in METRICS:
         ends = ("_bucket", "_count", "_sum") if metric.type is MetricType.HISTOGRAM else ("",)
-        series |= {metric.full_name + end: {*metric.labels, *OF_PROMETHEUS} for end in ends}
+        series |= {metric.full_name + end: {*metric.shown_labels, *OF_PROMETHEUS} for end in ends}
     return series
 
 

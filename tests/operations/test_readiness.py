@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import yaml
 
 from deployments.replica import Progress, noting_start
 from serve_app.api.responses import time_left
@@ -32,8 +33,8 @@ GENERATION = JobKind.GENERATION
 def always_on(resources: Resources) -> Resources:
     """Stores of an ingress whose deployment keeps at least one generator."""
 
-    async def keeps_generator(kind: JobKind) -> bool:
-        return kind == GENERATION
+    async def keeps_generator(pool: str) -> bool:
+        return pool == GENERATION
 
     return resources.with_parts(keeps_worker=keeps_generator)
 
@@ -129,6 +130,37 @@ async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resou
     with pytest.raises(FileNotFoundError):
         await noting_start(GENERATION, resources.workers, failing(), Progress())
     assert (await resources.readiness()).states["generator"] == "ok"
+
+
+async def test_each_group_that_a_base_model_names_is_told_of(resources: Resources, settings: Settings) -> None:
+    """One group that cannot work does not take the service from the others' callers."""
+
+    async def keeps(pool: str) -> bool | None:
+        return None if pool == "generation.lost" else False
+
+    service = resources.with_parts(keeps_worker=keeps)
+    content = yaml.safe_load(settings.catalog.read_text())
+    [pocket] = content["base_models"]
+    content["base_models"] += [{**pocket, "id": each, "group": each} for each in ("sdxl", "lost")]
+    settings.catalog.write_text(yaml.safe_dump(content))
+    await resources.applied_catalog.apply_file()
+    found = await service.readiness()
+    assert {part: state for part, state in found.states.items() if part.startswith("generator")} == {
+        "generator": "scaled to zero",
+        "generator.lost": "no application serves this group",
+        "generator.sdxl": "scaled to zero",
+    }
+    with pytest.raises(FileNotFoundError):
+        await noting_start("generation.sdxl", resources.workers, failing(), Progress())
+    found = await service.readiness()
+    assert found.states["generator.sdxl"] == "cannot start: FileNotFoundError: no model_index.json"
+    assert found.is_ready
+    with pytest.raises(FileNotFoundError):
+        await noting_start(GENERATION, resources.workers, failing(), Progress())
+    assert not (await service.readiness()).is_ready, "no group can work"
+    await claim(resources, pool="generation.sdxl")
+    assert (await service.readiness()).states["generator.sdxl"] == "ok"
+    assert (await service.readiness()).is_ready
 
 
 async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:

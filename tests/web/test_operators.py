@@ -16,7 +16,7 @@ from serve_app.operations.store_checks import check_catalog
 from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
 from tests.composition import Resources
-from tests.support import adapter_id, existing, memory_limit
+from tests.support import adapter_id, existing, memory_limit, put_in_group
 from tests.web.browser import ORIGIN, Browser, Form, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -312,6 +312,7 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     )
     page = await alice.open("/operators/models")
     assert "loaded by 1 of 1 worker" in page.text
+    assert "sdxl" not in page.text
     assert "in memory of 1 worker" in page.text
     page = await alice.open("/operators/")
     assert "1 of 8" in page.text
@@ -319,6 +320,27 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     assert "new jobs are refused" not in page.text
     with memory_limit(redis_db, int(redis_db.info("memory")["used_memory"] * 1.05)):
         assert "new jobs are refused" in (await alice.open("/operators/")).text
+
+
+async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service: TestService, member: Member) -> None:
+    resources = service.resources
+    put_in_group(resources.settings.catalog, "sdxl")
+    await resources.applied_catalog.apply_file()
+    await resources.workers.note_failure("generation.sdxl", "no space on the card")
+    await service.submit(member, lora_id=adapter_id("outline"))
+    page = await alice.open("/operators/models")
+    assert "pocket sdxl" in page.text
+    assert "no worker is running" in page.text
+    assert "The last generator of the group sdxl that tried could not start: no space on the card" in page.text
+    page = await alice.open("/operators/")
+    assert "1 generations (sdxl) waiting" in page.text
+    assert "Generator sdxl" in page.text
+    assert "cannot start: no space on the card" in page.text
+    page = await alice.open("/operators/queue?kind=generation.sdxl")
+    assert member.account.name in page.text
+    assert (
+        member.account.name not in (await alice.open("/operators/queue?kind=generation.xl")).text.partition("Queue")[2]
+    )
 
 
 async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:

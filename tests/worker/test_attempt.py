@@ -13,7 +13,7 @@ from serve_app.domain.jobs import Failure, JobState
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.worker.attempt import retry_until_available
-from serve_app.worker.executor import RunFailed
+from serve_app.worker.executor import NotLoaded, RunFailed
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.made_jobs import ACCOUNT, accept, failure_of, job_of
@@ -79,6 +79,21 @@ async def test_a_claim_that_cannot_start_fails_as_its_executor_says(resources: R
     async with working(resources, executor):
         await until(resources, job_id, JobState.FAILED)
     assert (await job_of(resources, job_id)).failure == BROKEN
+
+
+async def test_a_job_whose_base_model_is_not_loaded_waits_for_another_worker(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    """So none is lost while a base model moves to another group, whose generators start anew."""
+    executor = ScriptedExecutor()
+    executor.start_errors = [NotLoaded("base model sdxl is not loaded here")]
+    job_id = await accept(resources)
+    async with working(resources, executor):
+        await until(resources, job_id, JobState.QUEUED)
+        assert redis_db.hget(redis_key("job", job_id), "tries") == "0", "that was no attempt of its own"
+        redis_db.zadd(redis_key("delay", "generation"), {job_id: 1}, xx=True)
+        await until(resources, job_id, JobState.COMPLETED, attempt=2)
+    assert redis_db.hget(redis_key("count"), "requeued") == "1"
 
 
 @pytest.mark.slow

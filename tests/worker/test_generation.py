@@ -17,11 +17,11 @@ from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
-from serve_app.worker.executor import Pixels, RunFailed
+from serve_app.worker.executor import NotLoaded, Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, existing
+from tests.support import POCKET, adapter_id, adapter_of, existing
 
 REQUEST = GenerationRequest(
     prompt="a red circle", lora_id=adapter_id("outline"), width=256, height=256, steps=2, seeds=(1,)
@@ -143,6 +143,16 @@ async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: Gene
         await executor.start(claim_of(dataclasses.replace(REQUEST, lora_id=adapter_id("gone"))), ["1"])
     assert refused.value.failure.code is FailureCode.LORA_UNAVAILABLE
     assert not refused.value.retry
+    assert not executor.has_work
+
+
+async def test_a_lora_of_a_base_model_that_is_not_loaded_is_left_to_others(
+    executor: GenerationExecutor, resources: Resources
+) -> None:
+    adapter = adapter_of("", base_model="sdxl")
+    await resources.adapter_registry.register(adapter)
+    with pytest.raises(NotLoaded, match="base model sdxl is not loaded here"):
+        await executor.start(claim_of(dataclasses.replace(REQUEST, lora_id=adapter.id)), ["1"])
     assert not executor.has_work
 
 

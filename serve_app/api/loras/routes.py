@@ -182,7 +182,8 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     require_all_loras(by.caller)
     async with loras_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    warning = await base_warning(operations_of(request).measures, registered.adapter.base_model)
+    measures, catalog = operations_of(request).measures, loras_of(request).applied_catalog
+    warning = await base_warning(measures, catalog, registered.adapter.base_model)
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)

@@ -15,7 +15,7 @@ end
 -- full, account_full or account_stored where so many more jobs are too many; else nil.
 local function no_space(more)
   local waiting = more - 1
-  for _, each in ipairs(KINDS) do waiting = waiting + redis.call('ZCARD', K('age:' .. each)) end
+  for _, each in ipairs(pools()) do waiting = waiting + redis.call('ZCARD', K('age:' .. each)) end
   if waiting >= max_queued then return 'full' end
   if more - 1 + num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then return 'account_full' end
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
@@ -28,18 +28,14 @@ local function lora_facts(adapter)
   return {found[1] or '', found[2] or ''}
 end
 
--- How often a step of the LoRA's base model asks its denoiser: once, or as the catalog says of its sampler.
-local function passes(adapter)
-  local base_model = lora_facts(adapter)[1]
-  for _, model in ipairs(cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]')) do
-    if model.id == base_model then return model.passes or 1 end
-  end
-  return 1
-end
-
--- Write a job and return its record; what is '' or nil of it has no field.
+-- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
+-- takes it, and how often a step asks the denoiser.
 local function write_job(job)
-  if job.adapter ~= '' then job.work = job.work * passes(job.adapter) end
+  local model = job.adapter ~= '' and base_model_of(job.adapter)
+  if model then
+    job.kind = pool_of(model)
+    job.work = job.work * (model.passes or 1)
+  end
   local fields = packed_fields('', job.request)
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,

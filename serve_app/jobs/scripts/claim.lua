@@ -267,6 +267,7 @@ local seen = num(redis.call('ZSCORE', workers, worker), 0)
 if now - seen >= SEEN_EVERY or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
   redis.call('ZADD', workers, now, worker)
   redis.call('HSET', capacities, worker, capacity)
+  know_pool(kind)
 end
 if #claimed > 0 then
   redis.call('HSET', last_claim, 'nonce', nonce, 'jobs', cjson.encode(claimed))

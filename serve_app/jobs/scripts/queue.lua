@@ -1,8 +1,8 @@
 -- include loras/permission
+-- include loras/pools
 -- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
-local KINDS = {'generation', 'upscale'}
 -- A job that lost so many workers must run alone: then only the one at fault meets the attempt cap.
 local QUARANTINE_LOSSES = 2
 local RECENT = 10000        -- newest jobs kept in the operator's index
@@ -232,10 +232,21 @@ end
 -- Whether the account may still use the job's adapter, asked anew while it waits and runs; an upscale has none.
 local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
 
+-- Let a job that is in no queue wait in the pool that the catalog wants it in now.
+local function change_pool(job)
+  local wanted = wanted_pool(job)
+  if wanted == job.kind then return end
+  redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
+  redis.call('HINCRBY', K('load:' .. wanted), 'work', job.work)
+  redis.call('HSET', K('job:' .. job.id), 'kind', wanted)
+  job.kind = wanted
+end
+
 local function requeue(job)
   redis.call('HSET', K('job:' .. job.id), 'state', 'queued')
   redis.call('HINCRBY', K('count'), 'requeued', 1)
   refund_charge(job)
+  change_pool(job)
   if not keeps_adapter(job) then withdraw(job.adapter) end
 end
 

@@ -1,7 +1,7 @@
 -- include queue
 -- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
 -- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters,
--- waiting jobs of LoRAs that were withdrawn; `limit` of each. Returns how many jobs were looked at: below `limit`,
+-- waiting jobs of LoRAs that were withdrawn, or are to wait in another pool; `limit` of each. Returns how many jobs were looked at: below `limit`,
 -- nothing is left.
 local function lose_lease(job)
   if job.cancel then
@@ -54,7 +54,17 @@ local function remove_dead_workers(kind)
   end
 end
 
--- The next waiting jobs of a LoRA that somebody may no longer use, after those that were looked at before.
+-- Take a waiting job to the pool that the catalog wants it in now; one that backs off goes on doing so.
+local function move_to_wanted_pool(job)
+  if wanted_pool(job) == job.kind then return end
+  local due = redis.call('ZSCORE', K('delay:' .. job.kind), job.id)
+  remove_waiting(job)
+  change_pool(job)
+  if due then back_off(job, due - now) else enqueue(job) end
+end
+
+-- The next waiting jobs of a LoRA that somebody may no longer use, or whose base model is in another group now, after
+-- those that were looked at before.
 local function end_waiting(lora, looked_at, most)
   local after = '(' .. looked_at
   local waiting = redis.call('ZRANGEBYSCORE', waiting_of(lora), after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
@@ -65,6 +75,8 @@ local function end_waiting(lora, looked_at, most)
     elseif not keeps_adapter(job) then
       remove_waiting(job)
       end_forbidden(job, retention_ms)
+    else
+      move_to_wanted_pool(job)
     end
   end
   return #waiting / 2, waiting[#waiting]
@@ -87,10 +99,23 @@ local function end_withdrawn()
   return looked
 end
 
+-- Forget a pool that the catalog no longer names once it has neither jobs nor workers.
+local function forget_pools()
+  local is_named = {generation = true, upscale = true}
+  for _, model in ipairs(base_models()) do is_named[pool_of(model)] = true end
+  for _, kind in ipairs(pools()) do
+    if not is_named[kind] and redis.call('EXISTS', K('age:' .. kind), K('lease:' .. kind), K('workers:' .. kind)) == 0 then
+      redis.call('SREM', K('pools'), kind)
+      redis.call('DEL', K('load:' .. kind), K('global_vtime:' .. kind), K('idle_vtime:' .. kind))
+    end
+  end
+end
+
 local moved = 0
-for _, kind in ipairs(KINDS) do
+for _, kind in ipairs(pools()) do
   moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)
   remove_dead_workers(kind)
 end
+forget_pools()
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
 return moved + end_withdrawn() -- it comes last: on a full server, its writes are allowed after one that frees memory

@@ -13,5 +13,5 @@ local function may_use_adapter(account, id)
   return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
 end
 
--- Somebody may no longer use the LoRA: the reaper looks at all its waiting jobs.
+-- Somebody may no longer use the LoRA, or its jobs are to wait elsewhere: the reaper looks at all that wait.
 local function withdraw(adapter) redis.call('ZADD', K('loras_withdrawn'), 0, adapter) end

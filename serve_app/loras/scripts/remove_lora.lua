@@ -1,5 +1,6 @@
 -- include permission
 -- include lora
+-- include pools
 -- args: lora
 -- remove_lora: remove a registered LoRA with its grants: the reaper ends its waiting jobs, and its id is not given
 -- again. Its weights are due to be removed. Returns {removed, its stored weights, or '' if another LoRA has the same},
@@ -12,7 +13,7 @@ for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do
   redis.call('HDEL', K('grants:' .. account), lora)
 end
 redis.call('DEL', K('granted:' .. lora))
-redis.call('LREM', K('recent_adapters:generation'), 0, lora)
+for _, kind in ipairs(pools()) do redis.call('LREM', K('recent_adapters:' .. kind), 0, lora) end
 remove_lora(lora)
 if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
 redis.call('ZADD', K('loras_unused'), now, weights[2])

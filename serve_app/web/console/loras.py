@@ -149,7 +149,8 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
     found, said = await _find(request, session, lora_id), request.query_params.get("said", "")
     notice = _VERDICTS.get(said, "")
     if said == "added":
-        warning = await base_warning(operations_of(request).measures, found.adapter.base_model)
+        measures, catalog = operations_of(request).measures, loras_of(request).applied_catalog
+        warning = await base_warning(measures, catalog, found.adapter.base_model)
         notice += f" {warning or 'You can use the LoRA now.'}"
     return await _lora_page(request, session, found, notice=notice)
 
@@ -265,7 +266,8 @@ async def _lora_page(
         only = JobFilter(lora_id=adapter.id, state=state)
         page = await jobs_of(request).history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         own[state] = len(page.jobs)
-    others = await jobs_of(request).stats.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
+    all_waiting = (await jobs_of(request).stats.waiting_for([adapter.sha256]))[adapter.sha256]
+    others = all_waiting - own[JobState.QUEUED] if found.shared_with else 0
     keys, now = await accounts_of(request).api_keys.list(account_id), datetime.now(UTC)
     owners = await _owner_names(accounts_of(request).store, {adapter.owner} - {"", account_id})
     return render(

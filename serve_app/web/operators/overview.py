@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, operations_of, settings_of
 from serve_app.domain import metrics
-from serve_app.domain.jobs import Backlog, JobKind
+from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, group_of_pool
 from serve_app.domain.metrics import Metric
 from serve_app.jobs.backlog import QueueLength
 from serve_app.operations.checks import Check, Level
@@ -31,9 +31,9 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True)
 class PlanQueue:
-    """Jobs of one kind that wait under one plan."""
+    """Jobs of one pool that wait under one plan."""
 
-    kind: JobKind
+    pool: str
     interface: str
     plan: str
     waiting: QueueLength
@@ -43,7 +43,7 @@ class PlanQueue:
 class WorkerRow:
     """A worker as the page shows it."""
 
-    kind: JobKind
+    pool: str
     worker: ShownWorker
 
     def gauge(self, metric: Metric) -> int | None:
@@ -64,16 +64,19 @@ async def open_live(request: Request, session: LiveSession) -> Response:
 
 async def _facts(request: Request) -> dict[str, Any]:
     settings, jobs, operations = settings_of(request), jobs_of(request), operations_of(request)
-    reader = operations.reader
-    found = await readiness(jobs.stats, jobs.images, jobs.space, operations.workers, operations.keeps_worker, settings)
-    backlogs: dict[JobKind, Backlog] = {kind: await jobs.stats.backlog(kind) for kind in JobKind}
+    reader, catalog = operations.reader, loras_of(request).applied_catalog
+    found = await readiness(
+        jobs.stats, jobs.images, jobs.space, operations.workers, catalog, operations.keeps_worker, settings
+    )
+    pools = await jobs.stats.pools()
+    backlogs: dict[str, Backlog] = {pool: await jobs.stats.backlog(pool) for pool in pools}
     by_plan = await jobs.stats.waiting([":".join(plan) for plan in settings.plan_table])
-    queues = [queue for kind in JobKind for queue in await reader.queues(kind, MOST_ROWS)]
-    running = [job for kind in JobKind for job in await reader.running(kind, MOST_ROWS)]
-    workers = [WorkerRow(kind, worker) for kind in JobKind for worker in await operations.measures.shown(kind)]
+    queues = [queue for pool in pools for queue in await reader.queues(pool, MOST_ROWS)]
+    running = [job for pool in pools for job in await reader.running(pool, MOST_ROWS)]
+    workers = [WorkerRow(pool, worker) for pool in pools for worker in await operations.measures.shown(pool)]
     return {
         "backlogs": backlogs,
-        "plans": [_plan_queue(kind, plan, waiting) for (kind, plan), waiting in by_plan.items() if waiting.jobs],
+        "plans": [_plan_queue(pool, plan, waiting) for (pool, plan), waiting in by_plan.items() if waiting.jobs],
         "queues": sorted(queues, key=lambda queue: -queue.oldest_age_s)[:MOST_ROWS],
         "running": running[:MOST_ROWS],
         "dead": await jobs.stats.dead(),
@@ -88,9 +91,9 @@ async def _facts(request: Request) -> dict[str, Any]:
     }
 
 
-def _plan_queue(kind: JobKind, plan: str, waiting: QueueLength) -> PlanQueue:
+def _plan_queue(pool: str, plan: str, waiting: QueueLength) -> PlanQueue:
     interface, _, name = plan.partition(":")
-    return PlanQueue(kind, interface, name, waiting)
+    return PlanQueue(pool, interface, name, waiting)
 
 
 _RUN = "run checks"
@@ -133,7 +136,9 @@ async def open_models(request: Request, session: PageSession) -> Response:
     else:
         owner_id = owner.id if owner else ""
         rows, total = await operations.reader.loras((page - 1) * PAGE_SIZE, PAGE_SIZE, owner=owner_id)
-    workers = await operations.measures.shown(JobKind.GENERATION)
+    pools = [pool for pool in await jobs_of(request).stats.pools() if pool != JobKind.UPSCALE]
+    workers = {pool: await operations.measures.shown(pool) for pool in pools}
+    failures = {group_of_pool(pool): await operations.workers.failure(pool) for pool in pools}
     return render(
         request,
         "models.html",
@@ -149,31 +154,32 @@ async def open_models(request: Request, session: PageSession) -> Response:
         owners=await operations.reader.account_names(row.adapter.owner for row in rows),
         base_models=await loras.applied_catalog.applied_base_models(),
         set_aside=await loras.applied_catalog.set_aside(),
-        workers=len(workers),
-        holding=Counter(name for worker in workers for name in worker.base_models),
-        resident=Counter(name for worker in workers for name in worker.loras),
-        failure=await operations.workers.failure(JobKind.GENERATION),
+        workers={pool: len(each) for pool, each in workers.items()},
+        holding=Counter(
+            (pool, name) for pool, each in workers.items() for worker in each for name in worker.base_models
+        ),
+        resident=Counter(name for each in workers.values() for worker in each for name in worker.loras),
+        failures={group: failure for group, failure in failures.items() if failure},
+        default_group=DEFAULT_GROUP,
     )
 
 
 @router.get("/queue")
 async def open_queue(request: Request, session: PageSession) -> Response:
     reader, page = operations_of(request).reader, page_number(request)
-    kind = _kind(request.query_params.get("kind", ""))
-    rows, total = await reader.queue_page(kind, (page - 1) * PAGE_SIZE, PAGE_SIZE)
+    pools, asked = await jobs_of(request).stats.pools(), request.query_params.get("kind", "")
+    pool = asked if asked in pools else pools[0]
+    rows, total = await reader.queue_page(pool, (page - 1) * PAGE_SIZE, PAGE_SIZE)
     return render(
         request,
         "queue.html",
         session,
         here="overview",
-        kind=kind,
+        pool=pool,
+        pools=pools,
         rows=rows,
         total=total,
         page=page,
         page_size=PAGE_SIZE,
         names=await reader.account_names(row.account_id for row in rows),
     )
-
-
-def _kind(text: str) -> JobKind:
-    return JobKind(text) if text in set(JobKind) else JobKind.GENERATION

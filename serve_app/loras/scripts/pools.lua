@@ -1,0 +1,36 @@
+-- A pool is the jobs that the same workers take: upscales, or generations with the base models of one group. Scripts and
+-- keys call its name `kind`: `upscale`, `generation` for the group `default`, `generation.<group>` for any other. The set
+-- `pools` holds the last kind of names.
+
+local function pools()
+  local found = redis.call('SMEMBERS', K('pools'))
+  found[#found + 1] = 'generation'
+  found[#found + 1] = 'upscale'
+  return found
+end
+
+-- Remember a pool until the reaper finds that nothing is left of it.
+local function know_pool(kind)
+  if kind ~= 'generation' and kind ~= 'upscale' then redis.call('SADD', K('pools'), kind) end
+end
+
+local function base_models() return cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]') end
+
+-- Return what the catalog says of the base model of a LoRA; nil where either is gone.
+local function base_model_of(adapter)
+  local name = redis.call('HGET', K('lora:' .. adapter), 'base_model')
+  for _, model in ipairs(base_models()) do
+    if model.id == name then return model end
+  end
+end
+
+local function pool_of(model)
+  if not model.group or model.group == 'default' then return 'generation' end
+  return 'generation.' .. model.group
+end
+
+-- Return the pool that the catalog wants a job in: its own where the catalog has no word on it.
+local function wanted_pool(job)
+  local model = job.adapter ~= '' and base_model_of(job.adapter)
+  return model and pool_of(model) or job.kind
+end

@@ -1,0 +1,216 @@
+"""Two groups of base models under Ray: routed apart, one scaled from zero and rolled under load, the other untouched.
+
+`python -m tests.deployments.test_groups HOME REPORT` is the program that serves: Ray and Serve read the environment once.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from deployments.runtime import kill_all_of, ray_environment, runtime_home
+from serve_app.settings import Settings
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from tests.deployments.service import ENVIRONMENT, serve_config
+from tests.deployments.three_nodes import POLICY, SCALING, client, new_key, pids_of, schema
+from tests.support import ROOT, adapter_id, free_port, until, write_catalog
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+OPERATOR_TOKEN = "the token of an operator"
+DEFAULT, SDXL = adapter_id("outline"), "model_of_sdxl"
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program saw: one start of Ray for all tests of this file."""
+    from tests.engine.tiny_models import write_lora, write_sdxl
+
+    folder = tmp_path_factory.mktemp("groups")
+    home, report, data_dir = runtime_home(folder), folder / "seen.json", folder / "var"
+    catalog, model = write_catalog(folder / "catalog"), write_sdxl(folder / "sdxl")
+    write_lora(folder / "sdxl.safetensors", model, rank=4, seed=1)
+    content = yaml.safe_load(catalog.read_text())
+    content["base_models"] += [{"id": "sdxl", "folder": str(model), "group": "sdxl"}]
+    content["base_models"] += [{"id": "lost", "folder": str(model), "group": "lost"}]
+    row = {"id": SDXL, "name": "Ink", "file": str(folder / "sdxl.safetensors"), "base_model": "sdxl"}
+    content["adapters"] += [{**row, "created_at": "2026-11-01T12:00:00Z"}]
+    catalog.write_text(yaml.safe_dump(content))
+    own = {"ATELIER_DATA_DIR": str(data_dir), "ATELIER_CATALOG": str(catalog)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.deployments.test_groups", str(home), str(report)],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, **own, "ATELIER_OPERATOR_TOKEN": OPERATOR_TOKEN},
+            capture_output=True,
+            text=True,
+            timeout=380,
+            check=False,
+        )
+    finally:
+        kill_all_of(home)
+        stop_redis(data_dir)
+        shutil.rmtree(home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(f"\n{report.read_text()}\n")  # shown by -s
+    return json.loads(report.read_text())
+
+
+def test_each_group_that_a_base_model_names_is_told_of(seen: dict[str, Any]) -> None:
+    idle, working = seen["idle"], seen["working"]
+    assert (idle["status"], idle["generator"], idle["generator.sdxl"]) == ("ready", "ok", "scaled to zero")
+    assert idle["generator.lost"] == "no application serves this group"
+    assert (working["generator"], working["generator.sdxl"]) == ("ok", "ok")
+
+
+def test_a_group_scales_from_zero_by_its_own_jobs_and_loads_its_own_models(seen: dict[str, Any]) -> None:
+    assert seen["before"] == []
+    assert seen["models"] == [["pocket"], ["sdxl"]]
+
+
+def test_a_group_opens_no_more_ports_than_a_generator_of_the_main_application(seen: dict[str, Any]) -> None:
+    """Serve would give the only deployment of an application an HTTP server."""
+    assert seen["ports"][0] == seen["ports"][1] > 0
+
+
+def test_a_changed_group_is_rolled_alone_under_load_and_no_job_is_lost(seen: dict[str, Any]) -> None:
+    assert seen["rolled"], "the group's replicas are others"
+    assert seen["kept"], "all replicas of the main application are the same"
+    assert {lora: set(statuses) for lora, statuses in seen["statuses"].items()} == {
+        DEFAULT: {"completed"},
+        SDXL: {"completed"},
+    }
+    assert all(statuses.count("completed") > 3 for statuses in seen["statuses"].values())
+
+
+def config(port: int, *, max_rows: int) -> dict[str, Any]:
+    """Serve two applications on one card that is a fake: the main one, and the group `sdxl`, which begins with none."""
+    worker = {"threads": 1, "drain_s": 20}
+    args = {
+        "ingress": {"drain_s": 2},
+        "generator": {**worker, "num_gpus": 0.4, "engine": {"max_rows": 4}},
+        "upscaler": {**worker, "num_gpus": 0.1},
+    }
+    content = serve_config(port, args)
+    policy = {"policy_function": POLICY, "policy_kwargs": {"kind": "generation.sdxl", "target_s": 20}}
+    scaling = {**SCALING, "downscale_to_zero_delay_s": 300, "min_replicas": 0, "max_replicas": 1, "policy": policy}
+    group = {**worker, "group": "sdxl", "replicas": "auto", "num_gpus": 0.2, "engine": {"max_rows": max_rows}}
+    fields = {"name": "sdxl", "route_prefix": None, "import_path": "deployments.app:build_group", "args": group}
+    content["applications"].append({**fields, "deployments": [{"name": "generator", "autoscaling_config": scaling}]})
+    return content
+
+
+def main(home: Path, report: Path) -> None:
+    os.environ.update(ray_environment(home))
+    import ray
+    from ray import serve
+
+    data_dir = Settings().data_dir
+    ensure_redis(data_dir)
+    folder = str(home / "ray")
+    ray.init(address="local", num_cpus=8, num_gpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    try:
+        report.write_text(json.dumps(serve_two_groups(port)))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        stop_redis(data_dir)
+
+
+def serve_two_groups(port: int) -> dict[str, Any]:
+    deploy(config(port, max_rows=2))
+    secret, _ = asyncio.run(new_key(Settings()))
+    base_url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {secret}"}
+    with httpx.Client(base_url=base_url, headers=headers, timeout=60) as caller:
+        until(lambda: readyz(caller)["generator"] == "ok")
+        idle, before = readyz(caller), group_pids()
+        statuses: dict[str, list[str]] = {DEFAULT: [], SDXL: []}
+        ask(caller, statuses)
+        ports = [listening(pids) for pids in (pids_of("ServeReplica:atelier:generator"), group_pids())]
+        working, first, main_pids = readyz(caller), group_pids(), pids_of("ServeReplica:atelier:")
+        rolled = threading.Event()
+        load = threading.Thread(target=ask_until, args=(rolled, caller, statuses))
+        load.start()
+        deploy(config(port, max_rows=4))
+        until(lambda: bool(group_pids()) and set(group_pids()).isdisjoint(first))
+        rolled.set()
+        load.join()
+        ask(caller, statuses)
+        last = group_pids()
+        models = asyncio.run(loaded())
+    return {
+        "idle": idle,
+        "before": before,
+        "working": working,
+        "rolled": bool(first) and set(first).isdisjoint(last),
+        "kept": sorted(main_pids) == sorted(pids_of("ServeReplica:atelier:")),
+        "models": models,
+        "ports": ports,
+        "statuses": statuses,
+    }
+
+
+def ask_until(rolled: threading.Event, caller: httpx.Client, statuses: dict[str, list[str]]) -> None:
+    while not rolled.is_set():
+        ask(caller, statuses)
+
+
+def ask(caller: httpx.Client, statuses: dict[str, list[str]]) -> None:
+    """Ask for a job of each group, and wait for both."""
+    body = {"prompt": "a red circle", "steps": 20, "seed": 1}
+    answers = {lora: caller.post("/v1/generate", json={**body, "lora_id": lora}) for lora in statuses}
+    for lora, answer in answers.items():
+        path = f"/v1/generate/{answer.raise_for_status().json()['request_id']}"
+        until(lambda path=path: poll(caller, path) != "processing", limit=150, why=lambda: str(readyz(caller)))
+        statuses[lora].append(poll(caller, path))
+
+
+def poll(caller: httpx.Client, path: str) -> str:
+    return caller.get(path).raise_for_status().json()["status"]
+
+
+def deploy(content: dict[str, Any]) -> None:
+    """Deploy as `serve deploy` does, and wait for both applications."""
+    from ray import serve
+
+    client().deploy_apps(schema(content))
+    states = lambda: {name: found.status for name, found in serve.status().applications.items()}  # noqa: E731
+    until(lambda: states() == {"atelier": "RUNNING", "sdxl": "RUNNING"}, limit=120, why=lambda: str(serve.status()))
+
+
+def group_pids() -> list[int]:
+    return pids_of("ServeReplica:sdxl:")
+
+
+def listening(pids: list[int]) -> int:
+    """Count the ports on which these processes listen."""
+    found = [each for pid in pids for each in psutil.Process(pid).net_connections(kind="inet")]
+    return sum(each.status == psutil.CONN_LISTEN for each in found)
+
+
+def readyz(caller: httpx.Client) -> dict[str, Any]:
+    return caller.get("/readyz", headers={"Authorization": f"Bearer {OPERATOR_TOKEN}"}).json()
+
+
+async def loaded() -> list[list[str]]:
+    """Return what the living workers of both pools have loaded."""
+    from tests.composition import open_resources
+
+    async with open_resources(Settings()) as resources:
+        found = [await resources.measures.shown(pool) for pool in ("generation", "generation.sdxl")]
+    return [sorted({name for worker in workers for name in worker.base_models}) for workers in found]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
