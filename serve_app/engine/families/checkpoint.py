@@ -101,6 +101,19 @@ def pipeline_class(source: Source) -> str:
     return str(_read_index(folder).get("_class_name"))
 
 
+def make_part(folder: Path, name: str) -> Any:
+    """Make a module as a diffusers folder describes it, without its weights, on torch's default device.
+
+    Raises OSError where the folder does not describe it.
+    """
+    library, class_name = _read_index(folder)[name]
+    config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+    if library == "diffusers":
+        return getattr(diffusers, class_name).from_config(config)
+    model = getattr(transformers, class_name)
+    return model(model.config_class.from_dict(config))
+
+
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     """Load diffusers' pipeline.
 

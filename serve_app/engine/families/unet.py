@@ -5,9 +5,11 @@ diffusers and transformers.
 """
 
 import importlib
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
@@ -230,6 +232,16 @@ class UNetFamily:
                 f"clip_skip: must be 0 to {layers - 1} for text encoders of {layers} layers, not {clip_skip}"
             )
         return clip_skip
+
+
+def unet_family_components(folder: Path) -> dict[str, Component]:
+    """Return the components of a base model that a diffusers folder describes, without weights."""
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    encoders = [name for name in ("text_encoder", "text_encoder_2") if index.get(name) and index[name][1]]
+    return {
+        "unet": unet_component(make_part(folder, "unet")),
+        **{name: encoder_component(name, make_part(folder, name)) for name in encoders},
+    }
 
 
 def unet_component(unet: Any) -> Component:

@@ -1,0 +1,92 @@
+"""Writes tiny random weights of Z-Image's true architecture: transformer, Qwen3, its chat template, and a VAE."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.engine.tiny_models import diffusers, transformers
+
+WIDTH = 32
+"""Numbers per token of the text encoder."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Says what Qwen3's template says to one message of a user."""
+
+
+def write_z_image(
+    folder: Path, *, dim: int = 32, heads: int = 2, layers: int = 2, shift: float | None = 3.0, seed: int = 0
+) -> Path:
+    """Write a diffusers folder. `shift` is the schedule's as in Z-Image-Turbo; None lets it depend on the size."""
+    torch.manual_seed(seed)
+    head = dim // heads
+    transformer = diffusers.ZImageTransformer2DModel(
+        dim=dim,
+        n_layers=layers,
+        n_refiner_layers=1,
+        n_heads=heads,
+        n_kv_heads=heads,
+        cap_feat_dim=WIDTH,
+        axes_dims=[head // 4, head // 4, head // 2],
+        axes_lens=[1024, 128, 128],
+    )
+    for token in (transformer.x_pad_token, transformer.cap_pad_token):
+        torch.nn.init.normal_(token)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
+        **({"use_dynamic_shifting": True} if shift is None else {"shift": shift})
+    )
+    diffusers.ZImagePipeline(
+        scheduler=scheduler, vae=tiny_vae(), text_encoder=_qwen(), tokenizer=_tokenizer(), transformer=transformer
+    ).save_pretrained(folder)
+    return folder
+
+
+def tiny_vae() -> Any:
+    return diffusers.AutoencoderKL(
+        block_out_channels=(8, 8, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=16,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        sample_size=64,
+    )
+
+
+def _qwen() -> Any:
+    config = transformers.Qwen3Config(
+        vocab_size=256 + len(SPECIAL),
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+    )
+    return transformers.Qwen3Model(config)
+
+
+def _tokenizer() -> Any:
+    """Return Qwen's tokenizer with a token for each byte."""
+    letters = sorted(bytes_to_letters().values())
+    vocabulary = {token: i for i, token in enumerate([*letters, *SPECIAL])}
+    tokenizer = transformers.Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=1024)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:])})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """Return the printable letter that GPT-2's byte-level vocabularies write for each byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
