@@ -142,6 +142,18 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     return pipeline
 
 
+def load_z_image(source: Source, dtype: torch.dtype) -> Any:
+    """Load diffusers' pipeline of a Z-Image.
+
+    Raises OSError when a file is missing, ValueError when one is of another architecture.
+    """
+    _, folder = _file_and_folder(source)
+    with quiet_loading():
+        return diffusers.DiffusionPipeline.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, dtype=dtype
+        )
+
+
 def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
     """Return the single file, or None, and the folder that describes it or holds the weights."""
     path, config = as_checkpoint(source)[:2]

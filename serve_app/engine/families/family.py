@@ -61,6 +61,19 @@ _POCKET = (
 error 0.11)."""
 
 
+def finished_pixels(decoded: Tensor, request: RunRequest) -> np.ndarray:
+    """Return a decoded image, RGB in -1..1 [3, height, width], as uint8 [height, width, 3] of the request's size.
+
+    Its middle is kept where it is larger. Raises FloatingPointError on numbers that are not finite.
+    """
+    pixels = decoded.float()
+    if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
+        raise FloatingPointError("the decoded image has numbers that are not finite")
+    eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
+    return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
+
+
 class Component(NamedTuple):
     """A module of a base model whose layers adapters can change."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, latent_rgb
+from serve_app.engine.families.family import Component, finished_pixels, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
 from serve_app.engine.lanes import lanes_over
@@ -200,12 +200,7 @@ class UNetFamily:
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
             scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
-        pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0].float()
-        if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
-            raise FloatingPointError("the decoded image has numbers that are not finite")
-        eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
-        return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
+        return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
