@@ -10,6 +10,11 @@
         vae: ../models/vae.safetensors  # optional, as are the next two: another VAE, a diffusers folder or a file
         sampler: euler-a-karras         # what it draws with; missing means its own scheduler
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
+      - id: turbo
+        file: ../models/z_image_turbo.safetensors   # a Z-Image's file holds its transformer alone: the rest is read from
+        config: ../models/z-image                   # this folder, or from folders of their own:
+        text_encoder: ../models/qwen3-4b            # optional, as is the next
+        tokenizer: ../models/qwen3-4b
     adapters:
       - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
         name: Outline
@@ -102,6 +107,8 @@ class BaseModelRow(_Strict):
     vae: _Text | None = None
     sampler: _Sampler = ""
     clip_skip: _ClipSkip = 0
+    text_encoder: _Text | None = None
+    tokenizer: _Text | None = None
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -123,6 +130,8 @@ class BaseModelRow(_Strict):
             sampler=self.sampler,
             passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
             clip_skip=self.clip_skip,
+            text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
+            tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
         )
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.engine.tiny_models import diffusers, transformers
 
@@ -43,6 +45,30 @@ def write_z_image(
         scheduler=scheduler, vae=tiny_vae(), text_encoder=_qwen(), tokenizer=_tokenizer(), transformer=transformer
     ).save_pretrained(folder)
     return folder
+
+
+ORIGINAL = {
+    "all_x_embedder.2-1.": "x_embedder.",
+    "all_final_layer.2-1.": "final_layer.",
+    ".attention.to_out.0.": ".attention.out.",
+    ".attention.norm_q.": ".attention.q_norm.",
+    ".attention.norm_k.": ".attention.k_norm.",
+}
+
+
+def original_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Return the transformer's weights as the original code names them, queries, keys and values in one."""
+    weights = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name.endswith(".to_q.weight"):
+            parts = [weights[name.replace("to_q", f"to_{part}")] for part in "qkv"]
+            tensors[name.replace("to_q", "qkv")] = torch.cat(parts)
+        elif ".to_k." not in name and ".to_v." not in name:
+            for ours, original in ORIGINAL.items():
+                name = name.replace(ours, original)
+            tensors[name] = tensor
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def tiny_vae() -> Any:

@@ -1,11 +1,11 @@
-"""Reads a safetensors file of the original Stable Diffusion code's layout, and accounts for every tensor in it.
+"""Reads a safetensors file in the layout of its architecture's original code, and accounts for every tensor in it.
 
 A tensor is a weight of one of the base model's parts, a marker of how the model was trained, known to be unused, or the
 reason why the file is refused.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ OTHER_KINDS = {
     r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (SD 3, Flux), "
     "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL",
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
-    r"(unet\.)?(down|up)_blocks\..+": "has diffusers' names; give diffusers' whole folder as `folder:`",
+    r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?all_x_embedder\..+": "has diffusers' names; give diffusers' whole "
+    "folder as `folder:`",
 }
 _ENCODER = (
     r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
@@ -58,6 +59,9 @@ _SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
 _SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_quant)")
 """Inputs are not quantized here, so that their scales are unused; the others say that a file has scales."""
 _SHOWN = 3
+
+Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Renames weights as diffusers names them."""
 
 
 class SingleFile(NamedTuple):
@@ -86,6 +90,31 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     weights = _rescaled(file, tensors, dtype)
     refuse_unread(file, [name for name in weights if not _READ.fullmatch(name)])
     return SingleFile(weights, markers)
+
+
+def read_transformer(file: Path, module: Any, convert: Convert, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+
+    `convert` is diffusers' function from the original names. Raises OSError, or ValueError for a file that is of another
+    kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
+    """
+    tensors = load_file(file)
+    _refuse_other_kinds(file, tensors)
+    weights = _rescaled(file, tensors, dtype)
+    own = module.state_dict()
+    refuse_unread(file, [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()])
+    weights = convert(weights)
+    if missing := [name for name in own if name not in weights]:
+        raise ValueError(
+            f"{file}: lacks weights that the architecture of its config has: {', '.join(missing[:_SHOWN])}"
+        )
+    for name, weight in weights.items():
+        if weight.shape != own[name].shape:
+            sides = (" × ".join(map(str, one.shape)) for one in (weight, own[name]))
+            raise ValueError(
+                f"{file}: {name} is {' instead of '.join(sides)}, as the architecture of its config has it"
+            )
+    return {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
 
 
 def refuse_unread(file: Path, names: list[str]) -> None:

@@ -88,8 +88,8 @@ class UNetFamily:
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
-        *_, sampler, clip_skip = as_checkpoint(source)
-        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=sampler, clip_skip=clip_skip)
+        told = as_checkpoint(source)
+        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=told.sampler, clip_skip=told.clip_skip)
 
     @property
     def modules(self) -> Sequence[nn.Module]:

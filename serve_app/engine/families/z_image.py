@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_z_image, make_part
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
 from serve_app.engine.families.family import Component, LatentRGB, finished_pixels
 from serve_app.engine.families.z_image_transformer import PATCH, ZImageTransformer, padded_length
 from serve_app.engine.lanes import lanes_over
@@ -72,7 +73,13 @@ class ZImageFamily:
         checkpoint = as_checkpoint(source)
         if checkpoint.clip_skip:
             raise ValueError("clip_skip: is for CLIP's text encoders, and this base model has none; leave it out")
-        return cls(load_z_image(source, torch_dtype(options)), options, sampler=checkpoint.sampler)
+        convert = convert_z_image_transformer_checkpoint_to_diffusers
+        pipeline = load_dit_pipeline(source, torch_dtype(options), convert)
+        try:
+            _refuse_wrong_pairs(pipeline)
+        except ValueError as error:
+            raise ValueError(f"{checkpoint.path}: {error}") from error
+        return cls(pipeline, options, sampler=checkpoint.sampler)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -91,8 +98,8 @@ class ZImageFamily:
         _, height, width = self.latent_shape(request)
         places = [self._places_of(height // PATCH, width // PATCH, length, bucket) for length in lengths]
         rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
-        lengths = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it
-        return Conditioning(context, {"rope": rope, "masked": masked, "lengths": lengths})
+        tokens = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it
+        return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
 
     def _encode_cached(self, prompt: str, adapter_id: str, scale: float) -> Tensor:
         key = (prompt, adapter_id, scale if adapter_id else 0.0)
@@ -121,14 +128,14 @@ class ZImageFamily:
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         """Refine each caption alone at its own length, as diffusers does for it alone."""
-        context, (rope, masked, lengths) = conditioning.context, conditioning.added.values()
+        context, added = conditioning
         rows, bucket, _ = context.shape
         refined = context.new_zeros(rows, bucket, self.transformer.config.dim)
-        for row, tokens in enumerate(lengths.tolist()):
+        for row, tokens in enumerate(added["tokens"].tolist()):
             own = padded_length(tokens)
-            caption = rope[row : row + 1, rope.shape[1] - bucket :][:, :own]
-            refined[row, :own] = self.transformer.refine(context[row : row + 1, :tokens], caption)[0]
-        return Conditioning(refined, {"rope": rope, "masked": masked})
+            places = added["rope"][row : row + 1, -bucket:][:, :own]
+            refined[row, :own] = self.transformer.refine(context[row : row + 1, :tokens], places)[0]
+        return Conditioning(refined, {name: added[name] for name in ("rope", "masked")})
 
     # -- noise and steps -------------------------------------------------------------------------------------------
 
@@ -171,6 +178,29 @@ class ZImageFamily:
         """Decode one image a call, so that its bits never depend on other images."""
         scaled = latents[None] / self.vae.config.scaling_factor + self.vae.config.shift_factor
         return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)
+
+
+def _refuse_wrong_pairs(pipeline: Any) -> None:
+    """Raise ValueError on parts that do not fit the transformer."""
+    transformer, encoder, tokenizer = pipeline.transformer.config, pipeline.text_encoder.config, pipeline.tokenizer
+    if transformer.get("siglip_feat_dim") is not None or list(transformer.all_patch_size) != [PATCH]:
+        raise ValueError("the transformer is of another Z-Image, such as Omni, which this service does not run")
+    if (latent := getattr(pipeline.vae.config, "latent_channels", 4)) != transformer.in_channels:
+        raise ValueError(
+            f"the transformer takes {transformer.in_channels} channels and the VAE makes {latent}: name the VAE that it "
+            "was trained with as `vae:`"
+        )
+    if encoder.hidden_size != transformer.cap_feat_dim:
+        raise ValueError(
+            f"the transformer takes captions {transformer.cap_feat_dim} wide and the text encoder makes "
+            f"{encoder.hidden_size}: name the Qwen3 that it was trained with as `text_encoder:`"
+        )
+    if not tokenizer.chat_template or len(tokenizer) > encoder.vocab_size:
+        template = "a" if tokenizer.chat_template else "no"
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and {template} chat template, and the text encoder knows "
+            f"{encoder.vocab_size}: name the text encoder's own as `tokenizer:`"
+        )
 
 
 def _shift(config: Any, tokens: int) -> float:
