@@ -42,7 +42,7 @@ def write_z_image(
         **({"use_dynamic_shifting": True} if shift is None else {"shift": shift})
     )
     diffusers.ZImagePipeline(
-        scheduler=scheduler, vae=tiny_vae(), text_encoder=_qwen(), tokenizer=_tokenizer(), transformer=transformer
+        scheduler=scheduler, vae=tiny_vae(), text_encoder=_qwen(), tokenizer=byte_tokenizer(), transformer=transformer
     ).save_pretrained(folder)
     return folder
 
@@ -101,7 +101,7 @@ def _qwen() -> Any:
     return transformers.Qwen3Model(config)
 
 
-def _tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """Return Qwen's tokenizer with a token for each byte."""
     letters = sorted(bytes_to_letters().values())
     vocabulary = {token: i for i, token in enumerate([*letters, *SPECIAL])}

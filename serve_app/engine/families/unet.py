@@ -4,7 +4,6 @@ This module, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` 
 diffusers and transformers.
 """
 
-import importlib
 import json
 import math
 from collections import OrderedDict
@@ -22,26 +21,11 @@ from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_alias
 from serve_app.engine.families.family import Component, finished_pixels, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
-from serve_app.engine.lanes import lanes_over
+from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
-
-GRAPHS = 1024
-"""This many compiled forward shapes are kept: batch keys (latent shape, prompt length) times row counts."""
-
-
-def compile_denoiser(module: nn.Module, backend: str) -> Any:
-    """Compile one graph per forward shape.
-
-    By default torch keeps eight, then runs eagerly and only logs it.
-    """
-    limits: Any = importlib.import_module("torch._dynamo").config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
-    return torch.compile(module, backend=backend, dynamic=False)
-
 
 SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 KOHYA_PREFIXES = {
@@ -82,9 +66,7 @@ class UNetFamily:
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self.lanes = lanes_over(self.components["unet"], options)
-        self._forwards: list[Any] = [lane.module for lane in self.lanes]
-        if options.compile:
-            self._forwards = [compile_denoiser(self.unet, options.compile)]
+        self._forwards = forwards_over(self.lanes, options)
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":

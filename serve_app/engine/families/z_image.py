@@ -10,11 +10,11 @@ import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor, nn
 
-from serve_app.engine.device import torch_device, torch_dtype
+from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
-from serve_app.engine.families.family import Component, LatentRGB, finished_pixels
+from serve_app.engine.families.family import Component, finished_pixels, latent_rgb
 from serve_app.engine.families.z_image_transformer import PATCH, ZImageTransformer, padded_length
-from serve_app.engine.lanes import lanes_over
+from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
@@ -62,11 +62,12 @@ class ZImageFamily:
         self._schedule(self.sampler, USUAL_STEPS, tokens=4096)
         self._encoded: OrderedDict[tuple[str, str, float], Tensor] = OrderedDict()
         self._places: OrderedDict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = OrderedDict()
-        self.latent_rgb: LatentRGB | None = None
+        self.latent_rgb = latent_rgb(type(self.vae).__name__, self.vae.config.latent_channels, is_xl=False)
         self.common_targets: Sequence[str] = [
             name for name in self.components["transformer"].layers if ".attention." in name or ".feed_forward." in name
         ]
         self.lanes = lanes_over(self.components["transformer"], options)
+        self._forwards = forwards_over(self.lanes, options)
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "ZImageFamily":
@@ -121,8 +122,8 @@ class ZImageFamily:
     def _places_of(self, height: int, width: int, caption: int, bucket: int) -> tuple[Tensor, Tensor]:
         key = (height, width, caption, bucket)
         if key not in self._places:
-            rope, masked = self.transformer.places(*key)
-            self._places[key] = rope.to(self.device), masked.to(self.device)
+            rope, masked = (upload(each.numpy(), self.device) for each in self.transformer.places(*key))
+            self._places[key] = rope, masked
         _use(self._places, key, MAX_PLACES)
         return self._places[key]
 
@@ -168,9 +169,10 @@ class ZImageFamily:
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning
-        module = self.lanes[lane].module
-        velocity = module(latents.to(self.dtype), (1000 - timesteps) / 1000, context, added["rope"], added["masked"])
-        return velocity.float().neg_()
+        velocity = self._forwards[lane](
+            latents.to(self.dtype), (1000 - timesteps) / 1000, context, added["rope"], added["masked"]
+        )
+        return -velocity.float()
 
     # -- pixels ----------------------------------------------------------------------------------------------------
 
