@@ -1,6 +1,6 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-This module, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of
+The families, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of
 diffusers and transformers.
 """
 

@@ -22,8 +22,8 @@ from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 CAPTION_BUCKETS = (64, 128, 256, 512)
 """Runs share forward passes where the longer of their two captions, padded, fits the same of these counts of tokens."""
-MAX_ENCODED_PROMPTS = 256
-"""How many encoded prompts are kept for further runs; what was used longest ago goes first."""
+MAX_ENCODED_PROMPTS = 128
+"""How many encoded prompts are kept for further runs; what was used longest ago goes first. The longest takes 2.6 MB."""
 MAX_PLACES = 32
 """How many combinations of size, caption length and bucket have their places kept: 2.5 MB each for 1024²."""
 USUAL_STEPS = 8
@@ -178,7 +178,7 @@ class ZImageFamily:
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
         """Decode one image a call, so that its bits never depend on other images."""
-        scaled = latents[None] / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        scaled = latents[None] / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
         return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)
 
 

@@ -138,10 +138,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, plain: Any) -> None:
         super().__init__()
-        self.w1, self.w2, self.w3 = plain.w1, plain.w2, plain.w3
+        self.w1, self.w3, self.w2 = plain.w1, plain.w3, plain.w2  # layers with one input lie side by side in slots
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x), inplace=True).mul_(self.w3(x)))
+        layers = (self.w1, self.w3)
+        gate, up = (layer(x, each) for layer, each in zip(layers, shrink_together(x, layers), strict=True))
+        return self.w2(F.silu(gate, inplace=True).mul_(up))
 
 
 def padded_length(tokens: int) -> int:
