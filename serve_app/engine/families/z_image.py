@@ -51,8 +51,8 @@ class ZImageFamily:
             "transformer": z_image_component(_on_device(pipeline.transformer, self.device)),
             "text_encoder": qwen_component(_on_device(pipeline.text_encoder, self.device)),
         }
-        self.transformer = self.components["transformer"].module
-        self.text_encoder = self.components["text_encoder"].module
+        self.transformer: Any = self.components["transformer"].module
+        self.text_encoder: Any = self.components["text_encoder"].module
         self.vae = _on_device(pipeline.vae, self.device)
         if self.dtype == torch.float16 and self.vae.config.force_upcast:
             self.vae.to(torch.float32)

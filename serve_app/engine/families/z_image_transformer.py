@@ -36,11 +36,11 @@ class ZImageTransformer(nn.Module):
         super().__init__()
         self.config, self.rope_embedder = plain.config, plain.rope_embedder
         self.all_x_embedder, self.all_final_layer = plain.all_x_embedder, plain.all_final_layer
-        self.noise_refiner = nn.ModuleList(map(Block, plain.noise_refiner))
+        self.noise_refiner: Any = nn.ModuleList(map(Block, plain.noise_refiner))
         self.context_refiner = nn.ModuleList(map(Block, plain.context_refiner))
         self.t_embedder, self.cap_embedder = plain.t_embedder, plain.cap_embedder
         self.x_pad_token, self.cap_pad_token = plain.x_pad_token, plain.cap_pad_token
-        self.layers = nn.ModuleList(map(Block, plain.layers))
+        self.layers: Any = nn.ModuleList(map(Block, plain.layers))
 
     def forward(self, latents: Tensor, time: Tensor, context: Tensor, rope: Tensor, masked: Tensor) -> Tensor:
         """Return the velocity of latents [rows, channels, height, width].
@@ -105,7 +105,7 @@ class Block(nn.Module):
         self.attention_norm1, self.attention_norm2 = plain.attention_norm1, plain.attention_norm2
         self.ffn_norm1, self.ffn_norm2 = plain.ffn_norm1, plain.ffn_norm2
         if plain.modulation:
-            self.adaLN_modulation = plain.adaLN_modulation
+            self.adaLN_modulation: Any = plain.adaLN_modulation
 
     def forward(self, x: Tensor, rope: Tensor, bias: Tensor | None, modulation: Modulation | None) -> Tensor:
         if modulation is None:
