@@ -18,6 +18,7 @@ from torch import Tensor
 from serve_app.domain.errors import FailureCode
 from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.weights import part_bytes
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
@@ -201,6 +202,9 @@ def test_a_file_makes_the_latents_of_its_folder(form: str, prefix: str, turbo: P
         Checkpoint(file, turbo),
     ]
     for checkpoint in checkpoints if form == "float32" else checkpoints[:1]:
+        if form == "float32":
+            weighed = (sum(part_bytes(each, torch.float32).values()) for each in (folder, checkpoint))
+            assert -next(weighed) + next(weighed) == tensors[f"{prefix}norm_final.weight"].nbytes
         made = final_latents(BaseModel.load("m", checkpoint, EXACT_FLOAT32, lambda: None), requests)
         for key, latents in expected.items():
             assert torch.equal(made[key], latents), (checkpoint, key)
