@@ -25,6 +25,10 @@ class BaseModel:
     """How often a step of `sampler` asks the denoiser: a job's work counts so many times."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers counts them."""
+    text_encoder: str = ""
+    """Another text encoder's folder, for a base model whose file holds none; empty means the base model's own."""
+    tokenizer: str = ""
+    """Another tokenizer's folder; empty means the base model's own."""
     group: str = DEFAULT_GROUP
     """The group of generators that load it."""
 

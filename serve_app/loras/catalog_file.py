@@ -11,6 +11,11 @@
         sampler: euler-a-karras         # what it draws with; missing means its own scheduler
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
         group: sdxl                     # the generators that load it (docs/operations); missing means `default`
+      - id: turbo
+        file: ../models/z_image_turbo.safetensors   # a Z-Image's file holds its transformer alone: the rest is read from
+        config: ../models/z-image                   # this folder, or from folders of their own:
+        text_encoder: ../models/qwen3-4b            # optional, as is the next
+        tokenizer: ../models/qwen3-4b
     adapters:
       - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
         name: Outline
@@ -106,6 +111,8 @@ class BaseModelRow(_Strict):
     sampler: _Sampler = ""
     clip_skip: _ClipSkip = 0
     group: _Group = DEFAULT_GROUP
+    text_encoder: _Text | None = None
+    tokenizer: _Text | None = None
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -128,6 +135,8 @@ class BaseModelRow(_Strict):
             passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
             clip_skip=self.clip_skip,
             group=self.group,
+            text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
+            tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
         )
 
 

@@ -192,8 +192,11 @@ def check_base_model(model: BaseModel) -> Iterable[Check]:
     if model.config and not (Path(model.config) / "model_index.json").is_file():
         found = f"{model.id}: no model_index.json in {model.config}"
         yield fail("base model", found, "put a diffusers folder of the same architecture there; it needs no weights")
-    if model.vae and not Path(model.vae).exists():
-        yield fail("base model", f"{model.id}: no VAE at {model.vae}", "put it there, or correct `vae:`")
+    named = (("VAE", "vae", model.vae), ("text encoder", "text_encoder", model.text_encoder),
+             ("tokenizer", "tokenizer", model.tokenizer))  # fmt: skip
+    for part, field, place in named:
+        if place and not Path(place).exists():
+            yield fail("base model", f"{model.id}: no {part} at {place}", f"put it there, or correct `{field}:`")
 
 
 async def _check_weights(

@@ -207,6 +207,8 @@ def load_engine(
             vae=Path(model.vae) if model.vae else None,
             sampler=model.sampler,
             clip_skip=model.clip_skip,
+            text_encoder=Path(model.text_encoder) if model.text_encoder else None,
+            tokenizer=Path(model.tokenizer) if model.tokenizer else None,
         )
         for model in base_models
     }

@@ -33,7 +33,7 @@ WAITS = frozenset(("_local_scalar_dense", "equal", "nonzero", "masked_select"))
 """Operations whose result the host needs before it can go on."""
 TAKES_HOST = frozenset(("index", "index_put_", "_index_put_impl_"))
 """Operations on the device that take indices of the host, and upload them."""
-WHOLE = frozenset(("scaled_dot_product_attention", "upsample_nearest2d"))
+WHOLE = frozenset(("rms_norm", "scaled_dot_product_attention", "upsample_nearest2d"))
 """Operations that torch can take apart, and that a GPU computes by one kernel."""
 
 

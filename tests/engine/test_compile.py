@@ -15,7 +15,7 @@ from torch import fx
 from serve_app.engine import AdapterFile
 from serve_app.engine.adapter_slots import AdapterSlots, ModuleWeights
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.unet import compile_denoiser
+from serve_app.engine.lanes import compile_denoiser
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
 from serve_app.engine_options import EngineOptions

@@ -47,7 +47,10 @@ def test_a_run_that_has_not_begun_or_is_unknown_shows_nothing(pocket_engine: Eng
     pocket_engine.step()
 
 
-@pytest.mark.parametrize(("vae", "channels", "is_xl"), [("AutoencoderKL", 4, False), ("AutoencoderKL", 4, True)])
+@pytest.mark.parametrize(
+    ("vae", "channels", "is_xl"),
+    [("AutoencoderKL", 4, False), ("AutoencoderKL", 4, True), ("AutoencoderKL", 16, False)],
+)
 def test_a_picture_is_no_larger_than_asked_for(vae: str, channels: int, is_xl: bool) -> None:
     rgb = latent_rgb(vae, channels, is_xl=is_xl)
     assert rgb is not None
@@ -56,4 +59,4 @@ def test_a_picture_is_no_larger_than_asked_for(vae: str, channels: int, is_xl: b
 
 
 def test_an_unknown_autoencoder_has_no_previews() -> None:
-    assert latent_rgb("AutoencoderKL", 16, is_xl=False) is None
+    assert latent_rgb("AutoencoderKL", 32, is_xl=False) is None

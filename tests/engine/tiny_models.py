@@ -145,7 +145,7 @@ EVERYTHING = (
     "time_emb_proj",
     "conv_shortcut",
 )
-TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def random_lora(

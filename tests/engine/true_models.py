@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
+from tests.engine.tiny_z_image import byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
 transformers: Any = importlib.import_module("transformers")
@@ -36,6 +37,27 @@ def random_pipeline(name: str, device: torch.device, *, tiny: bool = False) -> A
         return diffusers.StableDiffusionXLPipeline(**parts, **tokenizers, add_watermarker=False)
     none = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
     return diffusers.StableDiffusionPipeline(**parts, tokenizer=_tokenizer(), **none)
+
+
+def random_z_image(device: torch.device) -> Any:
+    """Return Z-Image-Turbo with random weights, from the published configs; its tokenizer has a token for each byte."""
+    with torch.device(device):
+        transformer = diffusers.ZImageTransformer2DModel()
+        encoder = transformers.Qwen3Model(
+            transformers.Qwen3Config(
+                vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+                num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+            )
+        )  # fmt: skip
+        vae = diffusers.AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512), layers_per_block=2, down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4, latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159,
+            use_quant_conv=False, use_post_quant_conv=False, sample_size=1024,
+        )  # fmt: skip
+    return diffusers.ZImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer,
+    )  # fmt: skip
 
 
 def _sd15(tiny: bool) -> dict[str, Any]:
@@ -103,18 +125,23 @@ TRANSFORMER = (*ATTENTION, "ff.net.0.proj", "ff.net.2")
 
 
 def random_adapter(
-    unet: torch.nn.Module, path: Path, rank: int, seed: int, targets: Sequence[str] = TRANSFORMER
+    denoiser: torch.nn.Module,
+    path: Path,
+    rank: int,
+    seed: int,
+    targets: Sequence[str] = TRANSFORMER,
+    component: str = "unet",
 ) -> Path:
     """Write a random adapter in float16 for the layers whose names end in one of `targets`."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, module in unet.named_modules():
+    for name, module in denoiser.named_modules():
         if not name.endswith(tuple(targets)) or isinstance(module, LoRALayer) or not hasattr(module, "weight"):
             continue
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
-        tensors[f"unet.{name}.lora_A.weight"] = torch.randn(rank, *weight.shape[1:], generator=generator) * 0.02
-        tensors[f"unet.{name}.lora_B.weight"] = (
+        tensors[f"{component}.{name}.lora_A.weight"] = torch.randn(rank, *weight.shape[1:], generator=generator) * 0.02
+        tensors[f"{component}.{name}.lora_B.weight"] = (
             torch.randn(weight.shape[0], rank, *(1,) * (weight.dim() - 2), generator=generator) * 0.02
         )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,15 @@ def test_a_base_model_may_name_its_vae_sampler_and_clip_skip(tmp_path: Path) -> 
     assert (model.sampler, model.passes, model.clip_skip) == ("heun", 2, 1)
 
 
+def test_a_base_model_may_name_folders_of_its_text_encoder_and_tokenizer(tmp_path: Path) -> None:
+    row = {"id": "turbo", "file": "turbo.safetensors", "text_encoder": "models/qwen", "tokenizer": "models/words"}
+    models = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models
+    assert models["turbo"].text_encoder == str(tmp_path / "models" / "qwen")
+    assert models["turbo"].tokenizer == str(tmp_path / "models" / "words")
+    assert not models["pocket"].text_encoder
+    assert not models["pocket"].tokenizer
+
+
 def _set(field: str, value: object) -> Callable[[Row], None]:
     return lambda content: content["adapters"][0].update({field: value})
 

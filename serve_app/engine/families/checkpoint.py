@@ -3,7 +3,8 @@
 import importlib
 import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
+import operator
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
 
-from serve_app.engine.families.single_file import read_single_file, refuse_unread, unread_by
+from serve_app.engine.families.single_file import Convert, read_single_file, read_transformer, refuse_unread, unread_by
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
@@ -51,25 +52,31 @@ PLAYGROUND_DATA = 0.5
 """The standard deviation of Playground 2.5's latents, after its own mean and deviation are taken out of the VAE's."""
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
-_WITH_WEIGHTS = ("unet", "vae", "text_encoder", "text_encoder_2")
+_WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
 _ONLY_XL = ("text_encoder_2", "tokenizer_2")
-_WHOLE = (*_WITH_WEIGHTS, "tokenizer", "tokenizer_2", "scheduler")
+_UNET_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
+_DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 
 
 class Checkpoint(NamedTuple):
     """Where a base model lies, and what its files do not say or say wrongly."""
 
     path: Path
-    """A diffusers folder, or a safetensors file of the original Stable Diffusion code's layout."""
+    """A diffusers folder, or a safetensors file in the layout of the architecture's original code."""
     config: Path | None = None
     """A file is described by a diffusers folder of the same architecture, whose configs, tokenizers and scheduler are
-    read, never its weights. None means the folder of the file's name beside it."""
+    read, and of its weights those of parts that files of this architecture never hold. None means the folder of the
+    file's name beside it."""
     vae: Path | None = None
     """Another VAE than the checkpoint's: a folder of diffusers' or a safetensors file."""
     sampler: str = ""
     """The sampler of runs that name none, such as `dpm++2m-karras`; empty means the options' or the checkpoint's own."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers' pipelines count them."""
+    text_encoder: Path | None = None
+    """Another text encoder for a diffusion transformer: its folder, or that of a pipeline."""
+    tokenizer: Path | None = None
+    """Another tokenizer for a diffusion transformer: its folder, or that of a pipeline."""
 
 
 Source = Path | Checkpoint
@@ -101,25 +108,37 @@ def pipeline_class(source: Source) -> str:
     return str(_read_index(folder).get("_class_name"))
 
 
+def make_part(folder: Path, name: str) -> Any:
+    """Make a module as a diffusers folder describes it, without its weights, on torch's default device.
+
+    Raises OSError where the folder does not describe it.
+    """
+    library, class_name = _read_index(folder)[name]
+    config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+    if library == "diffusers":
+        return getattr(diffusers, class_name).from_config(config)
+    model = getattr(transformers, class_name)
+    return model(model.config_class.from_dict(config))
+
+
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
-    """Load diffusers' pipeline.
+    """Load diffusers' pipeline of a Stable Diffusion.
 
     Raises OSError when a file is missing, ValueError when one is of another architecture, holds what nobody reads, or
     lacks a part.
     """
     file, folder = _file_and_folder(source)
-    vae = as_checkpoint(source).vae
+    for name in ("text_encoder", "tokenizer"):
+        if getattr(as_checkpoint(source), name) is not None:
+            raise ValueError(f"{name}: Stable Diffusion comes with its own; leave this field out")
+    is_xl = "XL" in _read_index(folder)["_class_name"]
     with quiet_loading():
-        given = {} if vae is None else {"vae": _load_vae(vae, folder, dtype)}
-        parts = _classes(folder, given)
-        if file is None:
-            given["variant"] = variant_of(folder, [name for name in _WITH_WEIGHTS if name in parts])
-        else:
+        given = _given_parts(source, folder, dtype)
+        wanted = [name for name in _UNET_PARTS if name not in given and (is_xl or name not in _ONLY_XL)]
+        parts = _classes(folder, wanted)
+        if file is not None:
             given |= _load_file(file, folder, parts, dtype, given)
-        unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded, **given
-        )
+        pipeline = _assemble(folder, parts, given, dtype)
     latent, taken = getattr(pipeline.vae.config, "latent_channels", 4), pipeline.unet.config.in_channels
     if latent != taken:
         raise ValueError(
@@ -127,6 +146,74 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
             "cannot draw from a prompt alone, and another VAE does not suit it; give the model that it was made from"
         )
     return pipeline
+
+
+def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
+    """Load diffusers' pipeline of a diffusion transformer, whose single files hold the transformer alone.
+
+    `convert` is diffusers' function from the names in such files to its own. Raises as `load_pipeline`.
+    """
+    file, folder = _file_and_folder(source)
+    with quiet_loading():
+        given = _given_parts(source, folder, dtype)
+        parts = _classes(folder, [name for name in _DIT_PARTS if name not in given])
+        if file is not None:
+            with torch.device("meta"):
+                given["transformer"] = make_part(folder, "transformer")
+            weights = read_transformer(file, given["transformer"], convert, dtype)
+            given["transformer"].load_state_dict(weights, assign=True)
+        return _assemble(folder, parts, given, dtype)
+
+
+def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the parts that the base model names besides its file or folder."""
+    checkpoint = as_checkpoint(source)
+    given: dict[str, Any] = {}
+    if checkpoint.vae is not None:
+        given["vae"] = _load_vae(checkpoint.vae, folder, dtype)
+    if checkpoint.text_encoder is not None:
+        given["text_encoder"] = _load_encoder(checkpoint.text_encoder, folder, dtype)
+    if checkpoint.tokenizer is not None:
+        path = _subfolder(checkpoint.tokenizer, "tokenizer")
+        if not (path / "tokenizer_config.json").is_file():
+            raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
+        given["tokenizer"] = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    return given
+
+
+def _subfolder(path: Path, part: str) -> Path:
+    """Return a part's own folder, where `path` may be that of a whole pipeline."""
+    return path / part if (path / part).is_dir() else path
+
+
+def _load_encoder(path: Path, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a text encoder of the class and the shape that `folder` describes."""
+    path = _subfolder(path, "text_encoder")
+    if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"text_encoder: {path}: holds no config.json with .safetensors files; name a text encoder's folder"
+        )
+    with torch.device("meta"):
+        described = make_part(folder, "text_encoder")
+    try:
+        encoder, info = type(described).from_pretrained(
+            str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
+        )
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"text_encoder: {path}: cannot be read: {error}") from error
+    shapes = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (encoder, described))
+    if info["missing_keys"] or operator.ne(*shapes):
+        raise ValueError(f"text_encoder: {path}: is not of the architecture at {folder / 'text_encoder'}")
+    return encoder
+
+
+def _assemble(folder: Path, parts: Iterable[str], given: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Return the pipeline of the parts given and those of the folder."""
+    variant = variant_of(folder, [name for name in parts if name in _WITH_WEIGHTS and name not in given])
+    unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
+    return diffusers.DiffusionPipeline.from_pretrained(
+        str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, variant=variant, **unneeded, **given
+    )
 
 
 def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
@@ -137,11 +224,9 @@ def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
     return path, config or path.with_suffix("")
 
 
-def _classes(folder: Path, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class of each part of the pipeline, but for those given. Raises ValueError for one missing."""
+def _classes(folder: Path, wanted: Sequence[str]) -> dict[str, str]:
+    """Return the class of each part that is wanted. Raises ValueError for one missing."""
     index = _read_index(folder)
-    is_xl = "XL" in index["_class_name"]
-    wanted = [name for name in _WHOLE if name not in given and (is_xl or name not in _ONLY_XL)]
     found = {name: index[name][1] for name in wanted if index.get(name) and index[name][1]}
     if missing := [name for name in wanted if name not in found or not (folder / name).is_dir()]:
         cure = "name one with `vae:` in the catalog" if missing == ["vae"] else "put the whole folder there"
@@ -180,7 +265,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
         if _lacks_numbers(vae):
             raise ValueError(f"vae: {path}: lacks weights that the VAE at {folder / 'vae'} has")
         return vae
-    path = path / "vae" if (path / "vae").is_dir() else path
+    path = _subfolder(path, "vae")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"

@@ -30,6 +30,8 @@ class LatentRGB(NamedTuple):
 def latent_rgb(vae_class: str, channels: int, *, is_xl: bool) -> LatentRGB | None:
     """Return the map from an autoencoder's latents to RGB; None where none is known."""
     match vae_class, channels, is_xl:
+        case "AutoencoderKL", 16, False:
+            return _map(_FLUX, (-0.0329, -0.0718, -0.0851))
         case _, 4, False:
             return _map(_SD)
         case _, 4, True:
@@ -44,9 +46,16 @@ def _map(factors: tuple[tuple[float, ...], ...], bias: tuple[float, ...] = (0.0,
     return LatentRGB(torch.tensor(factors), torch.tensor(bias))
 
 
-# The factors of Stable Diffusion 1.x, 2.x and XL are in common use, for example in comfy/latent_formats.py of ComfyUI.
+# All but the bundled model's are in common use, for example in comfy/latent_formats.py of ComfyUI. The VAE of Flux is
+# that of Z-Image too.
 _SD = ((0.3512, 0.2297, 0.3227), (0.325, 0.4974, 0.235), (-0.2829, 0.1762, 0.2721), (-0.212, -0.2616, -0.7177))
 _SDXL = ((0.392, 0.4054, 0.4549), (-0.2634, -0.0196, 0.0653), (0.0568, 0.1687, -0.0755), (-0.3112, -0.2359, -0.2076))
+_FLUX = (
+    (-0.0346, 0.0244, 0.0681), (0.0034, 0.0210, 0.0687), (0.0275, -0.0668, -0.0433), (-0.0174, 0.0160, 0.0617),
+    (0.0859, 0.0721, 0.0329), (0.0004, 0.0383, 0.0115), (0.0405, 0.0861, 0.0915), (-0.0236, -0.0185, -0.0259),
+    (-0.0245, 0.0250, 0.1180), (0.1008, 0.0755, -0.0421), (-0.0515, 0.0201, 0.0011), (0.0428, -0.0012, -0.0036),
+    (0.0817, 0.0765, 0.0749), (-0.1264, -0.0522, -0.1103), (-0.0280, -0.0881, -0.0499), (-0.1262, -0.0982, -0.0778),
+)  # fmt: skip
 _POCKET = (
     (0.5246, 0.0984, -0.0527),
     (0.0806, 0.3915, 0.0258),
@@ -59,6 +68,19 @@ _POCKET = (
 )
 """The bundled model's factors are least squares over 14 finished pictures of 256² and their latents (root mean square
 error 0.11)."""
+
+
+def finished_pixels(decoded: Tensor, request: RunRequest) -> np.ndarray:
+    """Return a decoded image, RGB in -1..1 [3, height, width], as uint8 [height, width, 3] of the request's size.
+
+    Its middle is kept where it is larger. Raises FloatingPointError on numbers that are not finite.
+    """
+    pixels = decoded.float()
+    if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
+        raise FloatingPointError("the decoded image has numbers that are not finite")
+    eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
+    return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
 
 
 class Component(NamedTuple):

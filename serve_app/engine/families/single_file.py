@@ -1,11 +1,11 @@
-"""Reads a safetensors file of the original Stable Diffusion code's layout, and accounts for every tensor in it.
+"""Reads a safetensors file in the layout of its architecture's original code, and accounts for every tensor in it.
 
 A tensor is a weight of one of the base model's parts, a marker of how the model was trained, known to be unused, or the
 reason why the file is refused.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +31,14 @@ OTHER_KINDS = {
     r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give its base model",
     r"control_model\..+": "is a ControlNet, which this service does not run; give a base model",
     r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (SD 3, Flux), "
-    "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL",
+    "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL, or a Z-Image",
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
-    r"(unet\.)?(down|up)_blocks\..+": "has diffusers' names; give diffusers' whole folder as `folder:`",
+    r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?all_x_embedder\..+": "has diffusers' names; give diffusers' whole "
+    "folder as `folder:`",
+}
+_Z_IMAGE = {
+    r"(model\.diffusion_model\.)?(noise|context)_refiner\..+": "is a Z-Image, and its config a Stable Diffusion; give as "
+    "its config a diffusers folder of Z-Image",
 }
 _ENCODER = (
     r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
@@ -59,6 +64,9 @@ _SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_qu
 """Inputs are not quantized here, so that their scales are unused; the others say that a file has scales."""
 _SHOWN = 3
 
+Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Renames weights as diffusers names them."""
+
 
 class SingleFile(NamedTuple):
     """The weights under their original names, scaled where they were quantized, and the markers by name."""
@@ -73,7 +81,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _Z_IMAGE)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:
@@ -86,6 +94,31 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     weights = _rescaled(file, tensors, dtype)
     refuse_unread(file, [name for name in weights if not _READ.fullmatch(name)])
     return SingleFile(weights, markers)
+
+
+def read_transformer(file: Path, module: Any, convert: Convert, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+
+    `convert` is diffusers' function from the original names. Raises OSError, or ValueError for a file that is of another
+    kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
+    """
+    tensors = load_file(file)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS)
+    weights = _rescaled(file, tensors, dtype)
+    own = module.state_dict()
+    refuse_unread(file, [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()])
+    weights = convert(weights)
+    if missing := [name for name in own if name not in weights]:
+        raise ValueError(
+            f"{file}: lacks weights that the architecture of its config has: {', '.join(missing[:_SHOWN])}"
+        )
+    for name, weight in weights.items():
+        if weight.shape != own[name].shape:
+            sides = (" × ".join(map(str, one.shape)) for one in (weight, own[name]))
+            raise ValueError(
+                f"{file}: {name} is {' instead of '.join(sides)}, as the architecture of its config has it"
+            )
+    return {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
 
 
 def refuse_unread(file: Path, names: list[str]) -> None:
@@ -113,8 +146,8 @@ def _current_name(name: str) -> str:
     return re.sub(r"^(cond_stage_model\.transformer\.)(?=embeddings|encoder|final_layer_norm)", r"\1text_model.", name)
 
 
-def _refuse_other_kinds(file: Path, names: Iterable[str]) -> None:
-    for pattern, kind in OTHER_KINDS.items():
+def _refuse_other_kinds(file: Path, names: Iterable[str], kinds: Mapping[str, str]) -> None:
+    for pattern, kind in kinds.items():
         if found := next((name for name in names if re.fullmatch(pattern, name)), None):
             raise ValueError(f"{file}: {kind} (it has {found})")
 

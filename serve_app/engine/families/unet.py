@@ -1,13 +1,14 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-This module, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of
+The families, `checkpoint.py`, `single_file.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of
 diffusers and transformers.
 """
 
-import importlib
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,31 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, latent_rgb
+from serve_app.engine.families.family import Component, finished_pixels, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
-from serve_app.engine.lanes import lanes_over
+from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
-
-GRAPHS = 1024
-"""This many compiled forward shapes are kept: batch keys (latent shape, prompt length) times row counts."""
-
-
-def compile_denoiser(module: nn.Module, backend: str) -> Any:
-    """Compile one graph per forward shape.
-
-    By default torch keeps eight, then runs eagerly and only logs it.
-    """
-    limits: Any = importlib.import_module("torch._dynamo").config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
-    return torch.compile(module, backend=backend, dynamic=False)
-
 
 SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 KOHYA_PREFIXES = {
@@ -80,14 +66,12 @@ class UNetFamily:
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self.lanes = lanes_over(self.components["unet"], options)
-        self._forwards: list[Any] = [lane.module for lane in self.lanes]
-        if options.compile:
-            self._forwards = [compile_denoiser(self.unet, options.compile)]
+        self._forwards = forwards_over(self.lanes, options)
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
-        *_, sampler, clip_skip = as_checkpoint(source)
-        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=sampler, clip_skip=clip_skip)
+        told = as_checkpoint(source)
+        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=told.sampler, clip_skip=told.clip_skip)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -198,12 +182,7 @@ class UNetFamily:
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
             scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
-        pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0].float()
-        if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
-            raise FloatingPointError("the decoded image has numbers that are not finite")
-        eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
-        return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
+        return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +209,16 @@ class UNetFamily:
                 f"clip_skip: must be 0 to {layers - 1} for text encoders of {layers} layers, not {clip_skip}"
             )
         return clip_skip
+
+
+def unet_family_components(folder: Path) -> dict[str, Component]:
+    """Return the components of a base model that a diffusers folder describes, without weights."""
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    encoders = [name for name in ("text_encoder", "text_encoder_2") if index.get(name) and index[name][1]]
+    return {
+        "unet": unet_component(make_part(folder, "unet")),
+        **{name: encoder_component(name, make_part(folder, name)) for name in encoders},
+    }
 
 
 def unet_component(unet: Any) -> Component:

@@ -89,18 +89,21 @@ def weight_files(source: Source) -> Iterator[tuple[Path, str]]:
         yield from ((file, part) for file in files)
     if path.suffix == ".safetensors":
         yield path, ""
-        return
+        path = as_checkpoint(source).config or path.with_suffix("")
     index: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
     parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
+    if path != as_checkpoint(source).path:  # what a single file leaves to its config: all but a transformer
+        parts = [name for name in parts if name != "transformer"] if "transformer" in parts else []
     yield from ((file, file.parent.name) for file in _chosen(path, parts))
 
 
 def _given_parts(source: Source) -> dict[str, Path]:
     """Return the parts that come from another place than the base model's own."""
     fields = as_checkpoint(source)._asdict().items()
-    return {part: place for part, place in fields if part not in ("path", "config") and isinstance(place, Path)}
+    others = ("path", "config", "tokenizer")
+    return {part: place for part, place in fields if part not in others and isinstance(place, Path)}
 
 
 def _chosen(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
