@@ -22,6 +22,8 @@ LOKR = {"lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"
 ONE_NUMBER = {"alpha", "scalar"}
 WHOLE_NUMBERS = {"alpha", "ia3_on_input"}
 """Trainers write these as integers and flags, too; all other parts are weights."""
+ROWS = 256
+"""So many rows of a large weight stay in a processor's cache."""
 ROUNDING = 0.01
 """The numbers of one change, written twice in 16 bits, differ by less than this part of the largest."""
 MAGNITUDES = {"peft_magnitude", "dora_scale"}
@@ -259,13 +261,22 @@ def _ia3(name: str, parts: Parts, shape: torch.Size) -> ModuleWeights:
 
 def _lycoris_dora(name: str, dora_scale: Tensor, bases: Sequence[Tensor], made: ModuleWeights) -> ModuleWeights:
     """Gain m / ‖W + BA‖ per output or per input: LyCORIS scales this gain, and keeps BA whole at weights but 0."""
-    changed = torch.cat([base.detach().float().cpu() for base in bases])
-    side = _gained_side(name, "dora_scale", dora_scale, changed.shape)
-    changed += _product(made.up, made.down) * made.scaling
-    norms = changed.transpose(0, side).flatten(1).norm(dim=1)
-    slope = dora_scale.float().flatten() / (norms + torch.finfo(torch.float32).eps) - 1
+    side = _gained_side(name, "dora_scale", dora_scale, torch.Size((made.up.shape[0], *made.down.shape[1:])))
+    slope = dora_scale.float().flatten() / (_norms(bases, made, side) + torch.finfo(torch.float32).eps) - 1
     made = made._replace(unscaled=True)
     return made._replace(input_slope=slope) if side else made._replace(slope=slope)
+
+
+def _norms(bases: Sequence[Tensor], made: ModuleWeights, side: int) -> Tensor:
+    """Return ‖W + BA‖ per output or per input, over few rows at a time; 1 where W is of torch's meta device."""
+    if bases[0].is_meta:
+        return torch.ones(())
+    squares: list[Tensor] = []
+    for base, up in zip(bases, made.up.split([base.shape[0] for base in bases]), strict=True):
+        for rows, part in zip(base.detach().split(ROWS), up.split(ROWS), strict=True):
+            changed = rows.float().cpu() + _product(part, made.down) * made.scaling
+            squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+    return (torch.stack(squares).sum(0) if side else torch.cat(squares)).sqrt()
 
 
 def _gained_side(name: str, part: str, magnitude: Tensor, shape: torch.Size) -> int:

@@ -114,7 +114,7 @@ _INDEX = "model_index.json"
 
 
 class OutlinedLayer(NamedTuple):
-    """A layer whose weight is taken as ones: what depends on it is only known to be finite."""
+    """A layer whose weight is of torch's meta device: it has a shape and no numbers."""
 
     weight: Tensor
 
@@ -169,10 +169,9 @@ def _write(table: LayerTable) -> bytes:
 
 def _read(written: bytes, name: str) -> LayerTable:
     document: dict[str, Any] = json.loads(written)
-    one = torch.ones(())
     components = {
         component: OutlinedComponent(
-            {layer: OutlinedLayer(one.expand(shape)) for layer, shape in part["layers"].items()},
+            {layer: OutlinedLayer(torch.empty(shape, device="meta")) for layer, shape in part["layers"].items()},
             part["aliases"],
             part["prefixes"],
             part["fused"],
