@@ -89,8 +89,8 @@ feed-forward layers alone fits SD 1 and SD 2, and SDXL where it is of the blocks
 it is taken, and what was found in it ends with "it fits SD 1 as well". A file of Qwen3-4B alone fits Z-Image, and acts
 there, though it may have been trained for FLUX.2 klein: only its metadata can say so.
 
-`python -m tests.engine.format_table` writes this page; a test holds its rows to those of
-`tests/engine/test_adapter_formats.py`.
+`python -m tests.engine.format_table` writes this page; tests hold its rows to those of
+`tests/engine/test_adapter_formats.py` and `tests/engine/test_z_image_adapters.py`.
 
 | compared with | format | {" | ".join(BASES.values())} |
 |---|---|{"---|" * len(BASES)}
