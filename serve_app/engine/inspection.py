@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
-from serve_app.engine.adapters.explain import FAMILIES, also_fits, base_name
+from serve_app.engine.adapters.explain import also_fits, base_family
 from serve_app.engine.adapters.layer_table import LayerTable, outlined_table
 from serve_app.engine.adapters.reader import algorithm_of, read_source
 from serve_app.engine.adapters.source import Source, open_source
@@ -123,7 +123,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
-    family = base_name(table) if base_name(table) in FAMILIES.values() else base
+    family = base_family(table) or base
     others = _joined(also_fits(source.outlines(), table, source.declared))
     algorithm, writer = algorithm_of(source.header.tensors), _writer(source)
     parts = [
@@ -149,9 +149,9 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
 
 
 def _kind(layer: str, dimensions: int) -> str:
-    if ".attn" in layer:
+    if ".attn" in layer or ".attention." in layer:
         return "attention"
-    if ".ff." in layer:
+    if ".ff." in layer or ".feed_forward." in layer:
         return "feed-forward"
     return "convolution" if dimensions > 2 else "linear"
 

@@ -172,7 +172,8 @@ def service_settings(folder: Path, plans: Sequence[dict[str, Any]], **extra: Any
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plans.yaml").write_text(yaml.safe_dump([*PLANS, *plans]))
-    return Settings(data_dir=folder, plans=folder / "plans.yaml", catalog=write_catalog(folder / "catalog"), **extra)
+    extra.setdefault("catalog", write_catalog(folder / "catalog"))
+    return Settings(data_dir=folder, plans=folder / "plans.yaml", **extra)
 
 
 CURL_FILE = b"weights"

@@ -10,12 +10,13 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import yaml
 
 from serve_app.api import open_requests
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
-from tests.api.app import LORA, Member, TestService, error_of, refused
+from tests.api.app import LORA, Member, TestService, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
 from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, existing, wait_until
 
@@ -96,6 +97,29 @@ async def test_a_file_that_does_not_fit_is_refused_with_the_reason(service: Test
     refused(await post(service, member.a, file=b"PK\x03\x04" + b"0" * 100), 400, "invalid_parameter", "is a pickle")
     assert await service.resources.catalog.owned_ids(member.account.id) == []
     assert uploads(service) == []
+
+
+@pytest.mark.slow
+async def test_an_upload_is_checked_against_the_layers_of_its_own_base_model(tmp_path: Path) -> None:
+    """Nothing of the base model is loaded: its layers are kept in a table, which the first upload makes."""
+    import torch
+    from safetensors.torch import save
+
+    from tests.engine.tiny_z_image import write_z_image
+
+    folder, catalog = write_z_image(tmp_path / "z_image"), tmp_path / "catalog.yaml"
+    catalog.write_text(yaml.safe_dump({"base_models": [{"id": "z-image", "folder": str(folder)}], "adapters": []}))
+    qkv = "diffusion_model.layers.0.attention.qkv"
+    ours = {f"{qkv}.lora_A.weight": torch.ones(4, 32), f"{qkv}.lora_B.weight": torch.ones(96, 4)}
+    theirs = {"lora_te2_text_model_encoder_layers_0_mlp_fc1.alpha": torch.tensor(1.0)}
+    async with open_service(tmp_path / "var", catalog=catalog) as service:
+        member, said = await service.member(), {"name": "Ink", "base_model": "z-image"}
+        wrong = await post(service, member.a, said, file=save(theirs))
+        refused(wrong, 400, "invalid_parameter", "file: looks like an SDXL LoRA, this base is Z-Image: choose a base")
+        added = await post(service, member.a, said, file=save(ours))
+        assert added.status_code == 201, added.text
+        assert added.json()["found"]["summary"] == "Z-Image, rank 4, attention"
+        assert (added.json()["found"]["layers"], added.json()["found"]["components"]) == (3, ["transformer"])
 
 
 class Watched:

@@ -2,7 +2,8 @@
 
     python -m tests.engine.format_table
 
-It runs the rows of `test_adapter_formats.py` at every weight, in one process (about two minutes).
+It runs the rows of `test_adapter_formats.py` and `test_z_image_adapters.py` at every weight, in one process (about two
+minutes).
 """
 
 import re
@@ -17,38 +18,50 @@ from serve_app.settings import ROOT
 from tests.engine.latent_comparison import EVERY_WEIGHT, TOLERANCE, compared
 
 DOCUMENT = ROOT / "docs" / "lora-formats.md"
-BASES: Mapping[str, str] = {"sd": "SD 1", "sd2": "SD 2", "sdxl": "SDXL"}
+BASES: Mapping[str, str] = {"sd": "SD 1", "sd2": "SD 2", "sdxl": "SDXL", "z_image": "Z-Image"}
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
     "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
     "test_what_diffusers_saves_gives_what_peft_makes": "diffusers",
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
+    "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "a merge by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
-_TESTS = Path(__file__).with_name("test_adapter_formats.py")
+_TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "z_image_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
-_ROW = re.compile(r"(.+)-(sd|sd2|sdxl)(?:-(\w+))?")
+_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image)(?:-(\w+))?")
 _INTRODUCTION = f"""# Formats of LoRA files
 
-Each row is a format that the tests write, read and draw with on tiny random models of the three architectures, at the
-weights {", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error of a latent against the
-result of the tool that wrote the file, of {TOLERANCE:g} allowed; the adapters change latents by more than 0.01. An
-empty cell was not tried. "A merge by hand" is a set of names: the tensors are written under them by the test, as the
-tool's source spells them, because some tools (OneTrainer, ComfyUI) are on no package index; its changes are merged into
-the base's weights with the formula of LoRA.
+Each row is a format that the tests write, read and draw with on tiny random models of the four architectures, at the
+weights {", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error against what the first
+column names, of {TOLERANCE:g} allowed, of the latents, and for Z-Image of one step's velocity; the adapters change them
+by more than 0.01. An empty cell was not tried.
+
+The first column says how a row was proven. With a tool's name, that tool's own code wrote the file and made what ours
+is compared with. sd-scripts and musubi-tuner are on no package index: their files lie beside the tests, with the recipe
+that made them. "A merge by hand" is a set of names: the tensors are written under them by the test, as the tool's
+source or people's reports spell them (ai-toolkit, OneTrainer, ComfyUI, diffusion-pipe and DiffSynth-Studio cannot be
+installed here); its changes are merged into the base's weights with the formula of LoRA.
 
 How strongly a layer acts is told by the file's alpha, by PEFT's configuration (in `adapter_config.json` or in
 diffusers' metadata), or by metadata called `lora_alpha`, `network_alpha` or `alpha`, also with a component before them.
 A file is refused where two of these differ, where the configuration's rank, `rank_pattern` or `use_dora` is not the
-file's, and where one part of a layer, or one folder's adapter, is there twice.
+file's, and where one part of a layer, or one folder's adapter, is there twice. A layer under two names is read where
+both say the same.
+
+Z-Image's queries, keys and values are one layer to ComfyUI and to those who train with its code (`attention.qkv`), and
+three to diffusers. A change of the one is divided by outputs, with DoRA's magnitudes, at the rank that each part has: a
+converter that writes three changes beside zeros, at three times the rank, costs no more than the three. For this model
+diffusers' own loader is no measure: it leaves some of these names out, and DoRA with them.
 
 ## What is refused
 
 Each of these is refused by its name, with the family that it is for where its shapes or names tell it:
 
 - full-weight differences, norms, OFT, BOFT, GLoRA, biases, PEFT's IA³, VeRA, AdaLoRA and `modules_to_save`;
-- LoRAs of Flux, SD 3, the SDXL refiner, diffusion transformers and video models, and those of cloneofsimo's trainer;
+- LoRAs of another base model's family, and of those that are not served: Flux, SD 3, Qwen-Image, Wan, the SDXL refiner,
+  other diffusion transformers and video models, and those of cloneofsimo's trainer;
 - networks that are no LoRA: ControlNet, ControlNet-LLLite, IP-Adapter, T2I-Adapter, AnimateDiff, hypernetworks,
   upscalers, textual inversions, VAEs, whole checkpoints;
 - pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors, weights as integers.
@@ -56,7 +69,8 @@ Each of these is refused by its name, with the family that it is for where its s
 A layer's rank is at most `max_rank` of the generators (128 unless set, 256 at most), so that slots stay small. A LoHa
 of dimension d has the rank d², a LoKr the product of its factors' ranks; neither exceeds the smaller side of the layer,
 since the change is kept as a whole from there on, exactly. On layers of 320 channels or more, a LoHa of dimension 12
-and a LoKr of whole factors are therefore beyond 128: the message tells the file's own dimension.
+and a LoKr of whole factors are therefore beyond 128: the message tells the file's own dimension. **ai-toolkit writes
+LoKr with whole factors unless `lokr_full_rank: false` is set**, which is rank 3840 on Z-Image: such files are refused.
 
 ## Several LoRAs in one image
 
@@ -72,10 +86,11 @@ error of a latent is 6e-06, compared with the changes that PEFT's and LyCORIS' o
 A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L); one of self-attention and
 feed-forward layers alone fits SD 1 and SD 2, and SDXL where it is of the blocks that all have. Only its metadata
 (`ss_base_model_version`, `modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them
-it is taken, and what was found in it ends with "it fits SD 1 as well".
+it is taken, and what was found in it ends with "it fits SD 1 as well". A file of Qwen3-4B alone fits Z-Image, and acts
+there, though it may have been trained for FLUX.2 klein: only its metadata can say so.
 
-`python -m tests.engine.format_table` writes this page; a test holds its rows to those of
-`tests/engine/test_adapter_formats.py`.
+`python -m tests.engine.format_table` writes this page; tests hold its rows to those of
+`tests/engine/test_adapter_formats.py` and `tests/engine/test_z_image_adapters.py`.
 
 | compared with | format | {" | ".join(BASES.values())} |
 |---|---|{"---|" * len(BASES)}
@@ -91,7 +106,7 @@ class Format(NamedTuple):
 
 def main() -> int:
     status = pytest.main(
-        ["-q", "-n", "0", "-p", "no:randomly", "-m", "soak or not soak", "-k", "every-weight", str(_TESTS)]
+        ["-q", "-n", "0", "-p", "no:randomly", "-m", "soak or not soak", "-k", "every-weight", *_TESTS]
     )
     if status:
         return int(status)

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -83,8 +83,16 @@ class Base:
                 yield name, module
 
 
-def require_equal(base: Base, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
-    """Require that the engine's latents are the writer's at each weight, and that the adapter does something."""
+class Adaptable(Protocol):
+    """A base model that answers with an adapter at each weight, all in tensors of one shape."""
+
+    plain: Tensor
+
+    def with_adapter(self, path: Path, weights: Sequence[float]) -> list[Tensor]: ...
+
+
+def require_equal(base: Adaptable, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
+    """Require that the engine's answers are the writer's at each weight, and that the adapter does something."""
     wanted = [expected(weight) for weight in weights]
     effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
     assert effect > EFFECT, "the reference shows no effect"

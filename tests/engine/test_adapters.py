@@ -12,7 +12,7 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
 
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
-from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.adapters.layer_table import OutlinedComponent, OutlinedLayer, outlined_table
 from serve_app.engine.adapters.reader import parse
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
@@ -82,8 +82,12 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a Flux LoRA"),
     ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
     ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
-    ("blocks.0.self_attn.q.lora_A.weight", "looks like a LoRA of a video model"),
-    ("diffusion_model.layers.0.attention.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
+    ("transformer.transformer_blocks.0.img_mlp.net.2.lora_A.weight", "looks like a Qwen-Image LoRA, this base is"),
+    ("blocks.0.self_attn.q.lora_A.weight", "looks like a Wan LoRA"),
+    ("blocks.0.self_attn.q_proj.lora_A.weight", "looks like a LoRA of a video model"),
+    ("diffusion_model.layers.0.attention.to_q.lora_A.weight", "looks like a Z-Image LoRA, this base is .*: choose"),
+    ("lora_unet_context_refiner_1_feed_forward_w1.lokr_w1", "looks like a Z-Image LoRA, this base is .*: choose a base"),
+    ("text_encoders.qwen3_4b.transformer.model.layers.0.mlp.up_proj.lora_A.weight", "like a LoRA of Qwen3, the text enc"),
     ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "looks like a language model, or a LoRA of one"),
     ("emb_params", "looks like a textual inversion"),
     ("conv_in.weight", "looks like a whole UNet"),
@@ -321,11 +325,28 @@ def test_a_name_of_thelastben_is_found(table: LayerTable) -> None:
     assert key[:3] == ("unet", Q, "down")
 
 
-def test_a_layer_under_two_names_is_refused(table: LayerTable, tmp_path: Path) -> None:
+def test_a_layer_under_two_names_is_read_where_both_say_the_same(table: LayerTable, tmp_path: Path) -> None:
     tensors = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight")
-    tensors |= pair("lora_unet_" + Q.replace(".", "_"), ".lora_down.weight", ".lora_up.weight")
-    with pytest.raises(UnusableAdapter, match="one layer under two names"):
-        read(saved(tmp_path / "a.safetensors", tensors), table)
+    once = read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q]
+    tensors |= pair(STEM, ".lora_down.weight", ".lora_up.weight")
+    assert torch.equal(read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].up, once.up)
+    for changed in ({f"{STEM}.alpha": torch.tensor(2.0)}, {f"{STEM}.dora_scale": torch.ones(32, 1)}):
+        with pytest.raises(UnusableAdapter, match=f"two different changes of unet.{Q}, one of them as "):
+            read(saved(tmp_path / "a.safetensors", tensors | changed), table)
+
+
+def test_a_fused_name_changes_each_of_its_layers_at_its_own_rank(tmp_path: Path) -> None:
+    """Layers may differ in outputs; columns that are zero for one, and ranks beyond its outputs, are left out."""
+    sides = {"q": 8, "k": 2, "v": 3}
+    layers = {name: OutlinedLayer(torch.randn(side, 6)) for name, side in sides.items()}
+    table = LayerTable({"transformer": OutlinedComponent(layers, {}, [], {"qkv": ["q", "k", "v"]})}, "transformer")
+    down, up = torch.randn(5, 6), torch.randn(13, 5)
+    up[:8, 4] = up[8:, :2] = 0
+    path = saved(tmp_path / "a.safetensors", {"qkv.lora_A.weight": down, "qkv.lora_B.weight": up})
+    made = read(path, table)["transformer"]
+    assert {name: each.rank for name, each in made.items()} == {"q": 4, "k": 2, "v": 3}
+    whole = torch.cat([each.up @ each.down for each in made.values()])
+    assert torch.allclose(whole, up @ down, atol=1e-6)
 
 
 def test_two_adapters_in_one_file_are_refused(table: LayerTable, tmp_path: Path) -> None:

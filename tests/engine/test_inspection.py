@@ -99,7 +99,7 @@ def test_a_file_that_fits_two_families_says_so(
     cross = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
     sides = {layer: (320, 320), cross: (320, width)}
     layers = {name: OutlinedLayer(torch.ones(()).expand(shape)) for name, shape in sides.items()}
-    table = LayerTable({"unet": OutlinedComponent(layers, {}, ["lora_unet"])}, "unet")
+    table = LayerTable({"unet": OutlinedComponent(layers, {}, ["lora_unet_"])}, "unet")
     stem = "lora_unet_" + layer.replace(".", "_")
     tensors = {"lora_down.weight": torch.ones(4, sides[layer][1]), "lora_up.weight": torch.ones(320, 4)}
     save_file({f"{stem}.{part}": tensor for part, tensor in tensors.items()}, tmp_path / "a", metadata=metadata)

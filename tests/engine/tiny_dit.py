@@ -85,8 +85,8 @@ class TinyDiTFamily:
         self.scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
         layers, text_layers = wrap_layers(self.transformer), wrap_layers(encoder.model)
         self.components = {
-            "transformer": Component(self.transformer, layers, {}, ("lora_transformer",)),
-            "text_encoder": Component(encoder.model, text_layers, clip_aliases(text_layers), ("lora_te1",)),
+            "transformer": Component(self.transformer, layers, {}, ("lora_transformer_",)),
+            "text_encoder": Component(encoder.model, text_layers, clip_aliases(text_layers), ("lora_te1_",)),
         }
         self.lanes = lanes_over(self.components["transformer"], options)
         self.latent_rgb: LatentRGB | None = None

@@ -3,7 +3,8 @@
 Sources: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024), LoHa and LoKr (Yeh et al. 2023, LyCORIS), IA³ (Liu et al. 2022).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -21,13 +22,18 @@ LOKR = {"lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"
 ONE_NUMBER = {"alpha", "scalar"}
 WHOLE_NUMBERS = {"alpha", "ia3_on_input"}
 """Trainers write these as integers and flags, too; all other parts are weights."""
+ROWS = 256
+"""So many rows of a large weight stay in a processor's cache."""
+ROUNDING = 0.01
+"""The numbers of one change, written twice in 16 bits, differ by less than this part of the largest."""
 MAGNITUDES = {"peft_magnitude", "dora_scale"}
 
 
-def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) -> None:
+def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) -> None:
     """Check that the parts of a layer whose base weight is of `shape` [out, in…] fit it and each other.
 
-    Only shapes are looked at: the parts may be of torch's meta device. Raises UnusableAdapter with the layer's name.
+    Only shapes are looked at: the parts may be of torch's meta device. The rank of several layers at once says nothing
+    of that of each: their `max_rank` is infinite. Raises UnusableAdapter with the layer's name.
     """
     _require_one_algorithm(name, parts)
     for part in parts.keys() - WHOLE_NUMBERS:
@@ -38,9 +44,8 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
         _require_ia3(name, parts, shape)
         return
     down, _, dimension = _low_rank(name, parts, shape)
-    if down.shape[0] > max_rank:
-        own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
-        raise UnusableAdapter(f"rank {down.shape[0]}{own} of {name}, this server takes {max_rank}: train a smaller one")
+    own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
+    require_rank(name, down.shape[0], max_rank, own)
     for part in ONE_NUMBER & parts.keys():
         if parts[part].numel() != 1:
             raise UnusableAdapter(f"{name}: {part} is not one number, its shape is {tuple(parts[part].shape)}")
@@ -48,16 +53,33 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
         _gained_side(name, part, parts[part], shape)
 
 
-def module_weights(
-    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilized: bool
-) -> ModuleWeights:
-    """Return the change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
+def require_rank(name: str, rank: int, max_rank: float, own: str = "") -> None:
+    if rank > max_rank:
+        raise UnusableAdapter(f"rank {rank}{own} of {name}, this server takes {max_rank}: train a smaller one")
 
-    `alpha` None means the file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
+
+def module_weights(
+    name: str, parts: Parts, bases: Sequence[Tensor], *, alpha: float | None, rank_stabilized: bool
+) -> list[ModuleWeights]:
+    """Return the change of each layer that the parts are for, by parts that passed `check_parts`.
+
+    `bases` are the layers' weights [out, in…], whose outputs are in turn those of the parts. `alpha` None means the
+    file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
     """
+    outputs = [base.shape[0] for base in bases]
+    made = _whole_change(name, parts, bases, torch.Size((sum(outputs), *bases[0].shape[1:])), alpha, rank_stabilized)
+    _require_finite(name, made)
+    return (
+        [made] if len(bases) == 1 else [_outputs_of(made, *each) for each in pairwise(accumulate(outputs, initial=0))]
+    )
+
+
+def _whole_change(
+    name: str, parts: Parts, bases: Sequence[Tensor], shape: torch.Size, alpha: float | None, rank_stabilized: bool
+) -> ModuleWeights:
     if parts.keys() <= IA3:
-        return _ia3(name, parts, base)
-    down, up, dimension = _low_rank(name, parts, base.shape)
+        return _ia3(name, parts, shape)
+    down, up, dimension = _low_rank(name, parts, shape)
     if "scalar" in parts:
         up = up * parts["scalar"].float()
     if "alpha" in parts:
@@ -66,9 +88,35 @@ def module_weights(
     if "peft_magnitude" in parts:
         made = made._replace(magnitude=parts["peft_magnitude"].float().flatten())
     if "dora_scale" in parts:
-        made = _lycoris_dora(name, parts["dora_scale"], base, made)
-    _require_finite(name, made)
+        made = _lycoris_dora(name, parts["dora_scale"], bases, made)
     return made
+
+
+def _outputs_of(made: ModuleWeights, first: int, end: int) -> ModuleWeights:
+    """Return what a change does to these outputs, at the rank that it has there.
+
+    Columns of zeros are left out: who joins the changes of several layers writes each one's beside zeros.
+    """
+    up = made.up[first:end]
+    used = up.any(0)
+    used[0] |= not used.any()
+    down, up = made.down[used], up[:, used]
+    if _is_outsize(down.shape[0], torch.Size((end - first, *down.shape[1:]))):
+        up, down = _by_identity(_product(up, down))
+    magnitude, slope = (None if each is None else each[first:end] for each in (made.magnitude, made.slope))
+    return made._replace(down=down, up=up, magnitude=magnitude, slope=slope)
+
+
+def is_same_change(one: ModuleWeights, other: ModuleWeights) -> bool:
+    """Return whether two changes of a layer differ by rounding alone: some trainers write one under the names of two
+    programs."""
+    kinds = [[each.magnitude, each.slope, each.input_slope] for each in (one, other)]
+    wholes = [_product(each.up.float(), each.down.float()) * each.scaling for each in (one, other)]
+    return one.unscaled == other.unscaled and all(
+        (first is None) == (second is None)
+        and (first is None or second is None or bool((first - second).abs().max() <= ROUNDING * first.abs().max()))
+        for first, second in zip([*kinds[0], wholes[0]], [*kinds[1], wholes[1]], strict=True)
+    )
 
 
 def _scaling(alpha: float | None, dimension: int | None, rank_stabilized: bool) -> float:
@@ -200,27 +248,35 @@ def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
         raise UnusableAdapter(f"{name}: IA³ of {numbers} numbers does not fit {shape[0]} outputs or {shape[1]} inputs")
 
 
-def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
+def _ia3(name: str, parts: Parts, shape: torch.Size) -> ModuleWeights:
     """Return a factor 1 + scale·w per input, or per output, on the product alone and not on the bias."""
     numbers = parts["ia3_weight"].float().flatten()
     side = 1 if bool(parts.get("ia3_on_input", False)) else 0
-    if numbers.shape[0] != base.shape[side]:
+    if numbers.shape[0] != shape[side]:
         each = ("outputs", "inputs")[side]
-        raise UnusableAdapter(f"{name}: IA³ of {numbers.shape[0]} numbers does not fit {base.shape[side]} {each}")
-    made = ModuleWeights(torch.zeros(1, *base.shape[1:]), torch.zeros(base.shape[0], 1), 1.0)
-    made = made._replace(input_slope=numbers) if side else made._replace(slope=numbers)
-    _require_finite(name, made)
-    return made
+        raise UnusableAdapter(f"{name}: IA³ of {numbers.shape[0]} numbers does not fit {shape[side]} {each}")
+    made = ModuleWeights(torch.zeros(1, *shape[1:]), torch.zeros(shape[0], 1), 1.0)
+    return made._replace(input_slope=numbers) if side else made._replace(slope=numbers)
 
 
-def _lycoris_dora(name: str, dora_scale: Tensor, base: Tensor, made: ModuleWeights) -> ModuleWeights:
+def _lycoris_dora(name: str, dora_scale: Tensor, bases: Sequence[Tensor], made: ModuleWeights) -> ModuleWeights:
     """Gain m / ‖W + BA‖ per output or per input: LyCORIS scales this gain, and keeps BA whole at weights but 0."""
-    side = _gained_side(name, "dora_scale", dora_scale, base.shape)
-    changed = base.detach().float().cpu() + _product(made.up, made.down) * made.scaling
-    norms = changed.transpose(0, side).flatten(1).norm(dim=1)
-    slope = dora_scale.float().flatten() / (norms + torch.finfo(torch.float32).eps) - 1
+    side = _gained_side(name, "dora_scale", dora_scale, torch.Size((made.up.shape[0], *made.down.shape[1:])))
+    slope = dora_scale.float().flatten() / (_norms(bases, made, side) + torch.finfo(torch.float32).eps) - 1
     made = made._replace(unscaled=True)
     return made._replace(input_slope=slope) if side else made._replace(slope=slope)
+
+
+def _norms(bases: Sequence[Tensor], made: ModuleWeights, side: int) -> Tensor:
+    """Return ‖W + BA‖ per output or per input, over few rows at a time; 1 where W is of torch's meta device."""
+    if bases[0].is_meta:
+        return torch.ones(())
+    squares: list[Tensor] = []
+    for base, up in zip(bases, made.up.split([base.shape[0] for base in bases]), strict=True):
+        for rows, part in zip(base.detach().split(ROWS), up.split(ROWS), strict=True):
+            changed = rows.float().cpu() + _product(part, made.down) * made.scaling
+            squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+    return (torch.stack(squares).sum(0) if side else torch.cat(squares)).sqrt()
 
 
 def _gained_side(name: str, part: str, magnitude: Tensor, shape: torch.Size) -> int:

@@ -25,6 +25,22 @@ KINDS: Sequence[tuple[str, str]] = (
 OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
 ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
 WHOLE_MODEL = "an operator may add it as a base model"
+ARCHITECTURES: Sequence[tuple[str, str]] = (
+    (r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)", "FLUX.2"),
+    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "Flux"),
+    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "SD 3"),
+    (r"(?:^|[._])transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)[._]", "Qwen-Image"),
+    (r"(?:^|[._])(layers|noise_refiner|context_refiner)[._]\d+[._](attention|feed_forward|adaLN_modulation)[._]",
+     "Z-Image"),
+    (r"(?:^|[._])blocks[._]\d+[._]((self|cross)_attn[._][qkvo]\.|ffn[._])", "Wan"),
+)  # fmt: skip
+"""Diffusion transformers by the names of their blocks, in files and in a base model."""
+
+
+def _article(family: str) -> str:
+    return "an" if family.startswith("S") else "a"
+
+
 LOOKS: Sequence[tuple[str, str, str]] = (
     (r"\blllite_", "a ControlNet-LLLite", ONLY_LORAS),
     (r"^(image_proj(_model)?|ip_adapter)\.|to_[kv]_ip\b", "an IP-Adapter", ONLY_LORAS),
@@ -32,17 +48,16 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(hypernetwork\.|\d{3,4}\.)[\d.]*(linear|weight|bias)", "a hypernetwork", ONLY_LORAS),
     (r"RRDB_trunk|\.(RDB|rdb)[1-3]\.|^conv_body\.", "an upscaler (ESRGAN)", ONLY_LORAS),
     (r"^(adapter\.)?body\.\d+\.(block[12]|in_conv|down|resnets)\b", "a T2I-Adapter", ONLY_LORAS),
-    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "a Flux LoRA", OTHER_FAMILY),
-    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "an SD 3 LoRA", OTHER_FAMILY),
+    *((pattern, f"{_article(family)} {family} LoRA", OTHER_FAMILY) for pattern, family in ARCHITECTURES),
     (r"^(lora_te3_|text_encoder_3\.|t5xxl\.)", "an SD 3 or Flux LoRA (it has a third text encoder)", OTHER_FAMILY),
     (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion", ONLY_LORAS),
     (r"^(control_model|controlnet|lora_controlnet|controlnet_cond_embedding|controlnet_down_blocks|input_hint_block)[._]",
      "a ControlNet", ONLY_LORAS),
-    (r"(?:^|[._])transformer_blocks[._]\d+[._](attn|img_mlp|txt_mlp)[._]", "a LoRA of a diffusion transformer",
-     OTHER_FAMILY),
+    (r"(?:^|[._])transformer_blocks[._]\d+[._]attn[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
-    (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn|ffn)[._]", "a LoRA of a video model", OTHER_FAMILY),
-    (r"(?:^|[._])layers[._]\d+[._](attention|feed_forward)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
+    (r"^(text_encoder\.|text_encoders\.qwen3_\w+\.transformer\.|lora_te1?_)(model[._])?layers[._]\d+[._]",
+     "a LoRA of Qwen3, the text encoder of Z-Image and FLUX.2 klein", OTHER_FAMILY),
+    (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn)[._]", "a LoRA of a video model", OTHER_FAMILY),
     (r"(?:^|\.)model\.layers\.\d+\.", "a language model, or a LoRA of one", ONLY_LORAS),
     (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),
     (r"^(model\.)?diffusion_model\.(?!.*lora_).*\.(weight|bias)$", "a whole checkpoint", WHOLE_MODEL),
@@ -55,19 +70,22 @@ FAMILIES = {768: "SD 1", 1024: "SD 2", 1280: "SDXL refiner", 2048: "SDXL"}
 """The width of the text embeddings that cross attention reads tells the family."""
 DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "ss_base_model_version": (
-        ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux", "Flux"),
+        ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux2", "FLUX.2"), ("flux", "Flux"),
+        ("z_?image", "Z-Image"), ("qwen_image", "Qwen-Image"), ("wan", "Wan"),
     ),
     "modelspec.architecture": (
         ("stable-diffusion-xl", "SDXL"), ("stable-diffusion-v1", "SD 1"), ("stable-diffusion-v2", "SD 2"),
-        ("stable-diffusion-3", "SD 3"), ("flux", "Flux"),
+        ("stable-diffusion-3", "SD 3"), (r"flux\.2", "FLUX.2"), ("flux", "Flux"), ("z-image", "Z-Image"),
+        ("qwen-image", "Qwen-Image"), ("wan", "Wan"),
     ),
     "base_model_name_or_path": (
         (r"[\w-]+/stable-diffusion-xl-", "SDXL"), (r"[\w-]+/stable-diffusion-v1-", "SD 1"),
-        (r"[\w-]+/stable-diffusion-2", "SD 2"), (r"[\w-]+/stable-diffusion-3", "SD 3"), (r"[\w-]+/FLUX", "Flux"),
+        (r"[\w-]+/stable-diffusion-2", "SD 2"), (r"[\w-]+/stable-diffusion-3", "SD 3"), (r"[\w-]+/FLUX\.2", "FLUX.2"),
+        (r"[\w-]+/FLUX", "Flux"), (r"[\w-]+/Z-Image", "Z-Image"), (r"[\w-]+/Qwen-Image", "Qwen-Image"),
     ),
 }  # fmt: skip
-"""Families by how the values begin that sd-scripts, the model metadata standard and PEFT write; any other says nothing.
-"""
+"""Families by how the values begin that sd-scripts and ai-toolkit, the model metadata standard and PEFT write; any
+other says nothing."""
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )
@@ -78,8 +96,9 @@ _BLOCKS: Sequence[tuple[str, str]] = (
      "SDXL"),
     (r"(down|up)_blocks[._]3[._]|down_blocks[._]0[._]attentions|input_blocks[._][12][._]1[._]", "SD 1 or SD 2"),
     (r"(in|out)put_blocks[._](9|10|11)[._]", "SD 1 or SD 2"),
+    (r"^(lora_te_|lora_te1_|clip_l\.|text_encoder\.).*text_model[._]encoder[._]", "SD 1 or SD 2 or SDXL"),
 )  # fmt: skip
-"""Blocks of layers that only one architecture has."""
+"""Blocks of layers by the architectures that have them, where this base has not."""
 _SHARED: Sequence[tuple[str, Sequence[str]]] = (
     (r"(down_blocks[._][12]|mid_block)[._]attentions[._]\d[._]transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))",
      ("SD 1", "SD 2", "SDXL")),
@@ -99,8 +118,10 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
         advice = "save it as LoRA, DoRA, LoHa, LoKr or LyCORIS' IA³"
         return f"{' and '.join(kinds)} weights{made_for} are not supported, {advice}: {shown}"
     base = f"this base is {base_name(table)}"
+    own = [".".join(layer) for layer in table.shapes]
     for pattern, look, advice in LOOKS:
-        if any(re.search(pattern, name) for name in unplaced):
+        is_of_this = advice == OTHER_FAMILY and any(re.search(pattern, name) for name in own)
+        if not is_of_this and any(re.search(pattern, name) for name in unplaced):
             return f"looks like {look}{made_for if advice != OTHER_FAMILY else ''}, {base}: {advice}: {shown}"
     if family and base_name(table) not in family.split(" or "):
         return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}: {shown}"
@@ -117,7 +138,7 @@ def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Map
     """
     own = base_name(table)
     family = family_of(tensors)
-    if family and own in FAMILIES.values() and family != own:
+    if family and base_family(table) not in (None, family):
         return f"{_looks_like(family)}, this base is {own}: {OTHER_FAMILY}"
     if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in tensors):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}: {OTHER_FAMILY}"
@@ -143,14 +164,13 @@ def _declared_family(declared: Mapping[str, str]) -> Claim | None:
 
 
 def _may_be(family: str, table: LayerTable) -> bool:
-    own = base_name(table)
-    if own in FAMILIES.values():
+    if own := base_family(table):
         return family == own
     return family in ("SD 1", "SD 2")  # a small model of that architecture, with one text encoder
 
 
 def _looks_like(family: str) -> str:
-    return f"looks like {'an' if family.startswith('S') else 'a'} {family} LoRA"
+    return f"looks like {_article(family)} {family} LoRA"
 
 
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
@@ -187,10 +207,15 @@ def also_fits(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mappin
     return []
 
 
+def base_family(table: LayerTable) -> str | None:
+    """Return the family of a base model by its layers; None for one of unusual sizes."""
+    if family := next(iter(_matches(ARCHITECTURES, table.components[table.denoiser].layers)), None):
+        return family
+    return "SDXL" if "text_encoder_2" in table.components else FAMILIES.get(table.context_width or 0)
+
+
 def base_name(table: LayerTable) -> str:
-    if "text_encoder_2" in table.components:
-        return "SDXL"
-    return FAMILIES.get(table.context_width or 0) or table.name or "of no family that has a name"
+    return base_family(table) or table.name or "of no family that has a name"
 
 
 def _matches(rules: Iterable[tuple[str, str]], names: Iterable[str]) -> list[str]:

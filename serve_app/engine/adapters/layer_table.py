@@ -20,13 +20,6 @@ from serve_app.atomic_files import write_atomically
 BARE_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "lycoris_")
 """ComfyUI, whole checkpoints, and LyCORIS without a trainer write these prefixes, which say nothing of the
 component."""
-TEXT_PREFIXES = {
-    "text_encoders.clip_l.transformer.": "text_encoder",
-    "text_encoders.clip_g.transformer.": "text_encoder_2",
-    "clip_l.": "text_encoder",
-    "clip_g.": "text_encoder_2",
-}
-"""ComfyUI and OneTrainer write these prefixes for text encoders."""
 
 
 class Layer(Protocol):
@@ -42,11 +35,16 @@ class LayersOfComponent(Protocol):
     @property
     def aliases(self) -> Mapping[str, str]: ...
     @property
-    def kohya_prefixes(self) -> Sequence[str]: ...
+    def prefixes(self) -> Sequence[str]: ...
+    @property
+    def fused(self) -> Mapping[str, Sequence[str]]: ...
 
 
 class LayerTable:
-    """Finds a layer by the name that a file gives it. kohya writes underscores for dots."""
+    """Finds a layer by the name that a file gives it. kohya writes underscores for dots.
+
+    A fused name, which stands for several layers, is found and has a shape like a layer's own.
+    """
 
     def __init__(self, components: Mapping[str, LayersOfComponent], denoiser: str, *, name: str = "") -> None:
         """`name` is what messages call the base model: its id."""
@@ -61,6 +59,10 @@ class LayerTable:
                 self._add(name, {layer, layer.removesuffix(".0") if layer.endswith("to_out.0") else layer}, layer)
             for alias, layer in component.aliases.items():
                 self._add(name, {alias}, layer)
+            for fused, layers in component.fused.items():
+                outputs = sum(self.shapes[name, layer][0] for layer in layers)
+                self.shapes[name, fused] = torch.Size((outputs, *self.shapes[name, layers[0]][1:]))
+                self._add(name, {fused}, fused)
         self._prefixes = self._component_prefixes()
 
     def find(self, stem: str, *, unprefixed_text: str = "text_encoder") -> tuple[str, str] | None:
@@ -73,6 +75,10 @@ class LayerTable:
                 return self._layer(component, stem[len(prefix) :])
         bare = next((stem.removeprefix(prefix) for prefix in BARE_PREFIXES if stem.startswith(prefix)), stem)
         return self._layer(self.denoiser, bare) or self._layer(unprefixed_text, bare)
+
+    def layers_of(self, component: str, name: str) -> Sequence[str]:
+        """Return the layers that a found name stands for, in the order of their outputs."""
+        return self.components[component].fused.get(name, (name,))
 
     def base_weight(self, component: str, layer: str) -> torch.Tensor:
         """Return the base model's weight of a layer, [out, in…]."""
@@ -90,9 +96,7 @@ class LayerTable:
 
     def _component_prefixes(self) -> dict[str, str]:
         """Longest first: `lora_te1_` before `lora_te_`."""
-        prefixes = {f"{prefix}_": name for name, part in self.components.items() for prefix in part.kohya_prefixes}
-        prefixes |= {f"{name}.": name for name in self.components}
-        prefixes |= {prefix: name for prefix, name in TEXT_PREFIXES.items() if name in self.components}
+        prefixes = {prefix: name for name, part in self.components.items() for prefix in (f"{name}.", *part.prefixes)}
         return dict(sorted(prefixes.items(), key=lambda item: -len(item[0])))
 
     def _add(self, component: str, spellings: set[str], layer: str) -> None:
@@ -104,13 +108,13 @@ class UnusableAdapter(ValueError):
     """The adapter is incompatible with this base model; the message says why, with the keys that offended."""
 
 
-VERSION = 1
+VERSION = 2
 """The version of the file's form and rules: raise it when names or aliases of layers change."""
 _INDEX = "model_index.json"
 
 
 class OutlinedLayer(NamedTuple):
-    """A layer whose weight is taken as ones: what depends on it is only known to be finite."""
+    """A layer whose weight is of torch's meta device: it has a shape and no numbers."""
 
     weight: Tensor
 
@@ -120,7 +124,8 @@ class OutlinedComponent(NamedTuple):
 
     layers: Mapping[str, OutlinedLayer]
     aliases: Mapping[str, str]
-    kohya_prefixes: Sequence[str]
+    prefixes: Sequence[str]
+    fused: Mapping[str, Sequence[str]] = {}
 
 
 def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
@@ -154,7 +159,8 @@ def _write(table: LayerTable) -> bytes:
         name: {
             "layers": {layer: list(module.weight.shape) for layer, module in component.layers.items()},
             "aliases": dict(component.aliases),
-            "kohya_prefixes": list(component.kohya_prefixes),
+            "prefixes": list(component.prefixes),
+            "fused": {fused: list(layers) for fused, layers in component.fused.items()},
         }
         for name, component in table.components.items()
     }
@@ -163,12 +169,12 @@ def _write(table: LayerTable) -> bytes:
 
 def _read(written: bytes, name: str) -> LayerTable:
     document: dict[str, Any] = json.loads(written)
-    one = torch.ones(())
     components = {
         component: OutlinedComponent(
-            {layer: OutlinedLayer(one.expand(shape)) for layer, shape in part["layers"].items()},
+            {layer: OutlinedLayer(torch.empty(shape, device="meta")) for layer, shape in part["layers"].items()},
             part["aliases"],
-            part["kohya_prefixes"],
+            part["prefixes"],
+            part["fused"],
         )
         for component, part in document["components"].items()
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
-from serve_app.engine.adapters.convert import check_parts, module_weights
+from serve_app.engine.adapters.convert import check_parts, is_same_change, module_weights, require_rank
 from serve_app.engine.adapters.explain import explain, wrong_family
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.scaling import Scaling, scaling_rules
@@ -53,8 +53,8 @@ class TensorTarget(NamedTuple):
     """The layer and the part to which a tensor belongs."""
 
     component: str
-    layer: str
-    """The base model's own name of the layer."""
+    name: str
+    """The base model's own name of the layer, or the fused name of several."""
     part: str
     stem: str
     """The layer as the file spells it."""
@@ -108,7 +108,6 @@ def _split(name: str) -> tuple[str, str, str]:
 
 AdapterWeights = dict[str, dict[str, ModuleWeights]]
 """component (such as `unet`, `text_encoder`) → layer → weights."""
-Layer = tuple[str, str]
 
 
 def read_adapter(
@@ -131,78 +130,85 @@ def read_source(
     """
     rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
     outlines = source.outlines()
-    found, spelled = _place(source, outlines, table)
+    found = _place(source, outlines, table)
     rules.require_components(table.components)
-    scalings: dict[Layer, Scaling] = {}
-    for (component, layer), names in found.items():
-        parts = {part: outlines[name] for part, name in names.items()}
-        check_parts(f"{component}.{layer}", parts, table.shapes[component, layer], max_rank=max_rank)
-        scaling = scalings[component, layer] = rules.of(component, spelled[component, layer])
+    scalings: list[Scaling] = []
+    for component, name, spelled, names in found:
+        parts = {part: outlines[tensor] for part, tensor in names.items()}
+        is_fused = len(table.layers_of(component, name)) > 1
+        limit = math.inf if is_fused else max_rank
+        check_parts(f"{component}.{name}", parts, table.shapes[component, name], max_rank=limit)
+        scalings.append(rules.of(component, spelled))
         if "down" in parts:
-            scaling.require_agreement(f"{component}.{layer}", parts, parts["down"].shape[0])
+            scalings[-1].require_agreement(f"{component}.{name}", parts, parts["down"].shape[0])
     weights: AdapterWeights = {}
     with source.opened() as read:
-        for (component, layer), names in found.items():
-            scaling = scalings[component, layer]
+        for (component, name, spelled, names), scaling in zip(found, scalings, strict=True):
+            layers = table.layers_of(component, name)
             made = module_weights(
-                f"{component}.{layer}",
-                {part: read(name) for part, name in names.items() if not is_unused(name, outlines)},
-                table.base_weight(component, layer),
+                f"{component}.{name}",
+                {part: read(tensor) for part, tensor in names.items() if not is_unused(tensor, outlines)},
+                [table.base_weight(component, layer) for layer in layers],
                 alpha=scaling.alpha,
                 rank_stabilized=scaling.rank_stabilized,
             )
-            weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
+            for layer, each in zip(layers, made, strict=True):
+                require_rank(f"{component}.{layer}", each.rank, max_rank)
+                packed = each._replace(down=each.down.to(dtype), up=each.up.to(dtype))
+                other = weights.setdefault(component, {}).setdefault(layer, packed)
+                if other is not packed and not is_same_change(other, packed):
+                    raise UnusableAdapter(f"two different changes of {component}.{layer}, one of them as {spelled}")
     return weights
 
 
-def _place(
-    source: Source, outlines: Mapping[str, Tensor], table: LayerTable
-) -> tuple[dict[Layer, dict[str, str]], dict[Layer, str]]:
-    """Return every tensor's name at its layer and part, and each layer as its writer calls it within the component.
+class Found(NamedTuple):
+    """A layer, or several under a fused name, and the tensors for it."""
 
-    Names, and shapes against the base's family, are looked at.
-    """
-    found: dict[Layer, dict[str, str]] = {}
-    keys: dict[Layer, TensorTarget] = {}
+    component: str
+    name: str
+    spelled: str
+    """What its writer calls it within the component."""
+    tensors: dict[str, str]
+    """Part → the tensor's name."""
+
+
+def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> list[Found]:
+    """Return where every tensor belongs. Names, and shapes against the base's family, are looked at."""
+    found: dict[tuple[str, str], Found] = {}
+    adapters: dict[tuple[str, str], str] = {}
     unplaced: list[str] = []
     unprefixed_text = _unprefixed_text(outlines, table)
-    for name in outlines:
-        key = parse(name, table, unprefixed_text=unprefixed_text)
+    for tensor in outlines:
+        key = parse(tensor, table, unprefixed_text=unprefixed_text)
         if key is None:
-            unplaced.append(name)
+            unplaced.append(tensor)
             continue
-        if name.startswith("base_model.model.") and source.peft_config is None:
+        if tensor.startswith("base_model.model.") and source.peft_config is None:
             raise UnusableAdapter(
                 "a PEFT adapter without its adapter_config.json, which says how strongly it acts: "
                 "bring the whole folder"
             )
-        place = (key.component, key.layer)
-        _require_one_spelling(keys.setdefault(place, key), key)
-        other = found.setdefault(place, {}).setdefault(key.part, name)
-        if other != name:
-            raise UnusableAdapter(f"two tensors of one part: {other} and {name}: only one of them can be meant")
-    unplaced += _weights_of_no_algorithm(found, keys)
+        if key.adapter and (other := adapters.setdefault((key.component, key.name), key.adapter)) != key.adapter:
+            raise UnusableAdapter(f"two adapters in one file: {other} and {key.adapter}")
+        spelled = key.stem.removeprefix("base_model.model.").removeprefix(f"{key.component}.")
+        place = found.setdefault((key.component, key.stem), Found(key.component, key.name, spelled, {}))
+        other = place.tensors.setdefault(key.part, tensor)
+        if other != tensor:
+            raise UnusableAdapter(f"two tensors of one part: {other} and {tensor}: only one of them can be meant")
+    unplaced += _weights_of_no_algorithm(found.values())
     if unplaced:
         raise UnusableAdapter(explain(unplaced, outlines, table))
     if reason := wrong_family(outlines, table, source.declared):
         raise UnusableAdapter(reason)
-    stems = {place: key.stem.removeprefix("base_model.model.") for place, key in keys.items()}
-    return found, {place: stem.removeprefix(f"{place[0]}.") for place, stem in stems.items()}
+    return list(found.values())
 
 
-def _require_one_spelling(first: TensorTarget, key: TensorTarget) -> None:
-    if first.stem != key.stem:
-        raise UnusableAdapter(f"one layer under two names: {first.stem} and {key.stem}")
-    if key.adapter and first.adapter and first.adapter != key.adapter:
-        raise UnusableAdapter(f"two adapters in one file: {first.adapter} and {key.adapter}")
-
-
-def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, str]], keys: Mapping[Layer, TensorTarget]) -> list[str]:
+def _weights_of_no_algorithm(found: Iterable[Found]) -> list[str]:
     """Return the `….weight` keys that are a whole checkpoint's layers: IA³'s have `….on_input` beside them."""
     return [
-        f"{keys[place].stem}.weight"
-        for place, parts in found.items()
-        if "ia3_weight" in parts and "ia3_on_input" not in parts
+        each.tensors["ia3_weight"]
+        for each in found
+        if "ia3_weight" in each.tensors and "ia3_on_input" not in each.tensors
     ]
 
 
@@ -220,7 +226,7 @@ def _fits(name: str, outline: Tensor, table: LayerTable, encoder: str) -> bool:
     key = parse(name, table, unprefixed_text=encoder)
     if key is None:
         return False
-    shape = table.shapes[key.component, key.layer]
+    shape = table.shapes[key.component, key.name]
     if key.part == "down":
         return outline.shape[1:].numel() == shape[1:].numel()
     return outline.dim() > 0 and outline.shape[0] == shape[0]

@@ -91,8 +91,11 @@ class Component(NamedTuple):
     """The LoRA layers by the module's own names."""
     aliases: Mapping[str, str]
     """Further names that adapter files give a layer → its own name."""
-    kohya_prefixes: Sequence[str]
-    """Prefixes of this component's keys in kohya's files, such as `lora_unet`."""
+    prefixes: Sequence[str]
+    """What adapter files write before a layer's name, such as `lora_unet_` (kohya) or `clip_l.`; the component's own
+    name and a dot always may stand there."""
+    fused: Mapping[str, Sequence[str]] = {}
+    """Names that adapter files give to several layers as to one whose outputs are theirs in turn → those layers."""
 
     def another(self) -> "Component":
         """Return the component with module objects of its own, to bind other adapters to, over the same weights."""

@@ -28,11 +28,12 @@ from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
-KOHYA_PREFIXES = {
-    "unet": ("lora_unet",),
-    "text_encoder": ("lora_te", "lora_te1"),
-    "text_encoder_2": ("lora_te2",),
+PREFIXES = {
+    "unet": ("lora_unet_",),
+    "text_encoder": ("lora_te_", "lora_te1_", "clip_l.", "text_encoders.clip_l.transformer."),
+    "text_encoder_2": ("lora_te2_", "clip_g.", "text_encoders.clip_g.transformer."),
 }
+"""kohya, OneTrainer and ComfyUI write these before the names of a component's layers."""
 USUAL_STEPS = 30
 """A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_PROMPTS = 256
@@ -223,12 +224,12 @@ def unet_family_components(folder: Path) -> dict[str, Component]:
 
 def unet_component(unet: Any) -> Component:
     layers = wrap_layers(unet)
-    return Component(unet, layers, sgm_aliases(layers, unet.config.layers_per_block), KOHYA_PREFIXES["unet"])
+    return Component(unet, layers, sgm_aliases(layers, unet.config.layers_per_block), PREFIXES["unet"])
 
 
 def encoder_component(name: str, encoder: Any) -> Component:
     layers = wrap_layers(encoder)
-    return Component(encoder, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
+    return Component(encoder, layers, clip_aliases(layers), PREFIXES[name])
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:

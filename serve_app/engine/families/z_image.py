@@ -240,11 +240,14 @@ def z_image_component(plain: Any) -> Component:
         for ours, original in _ORIGINAL_NAMES.items():
             if ours in layer:
                 aliases[layer.replace(ours, original)] = layer
-    return Component(transformer, layers, aliases, ("lora_unet", "lora_transformer"))
+    blocks = [layer.removesuffix(".to_q") for layer in layers if layer.endswith(".to_q")]
+    fused = {f"{block}.qkv": [f"{block}.to_{part}" for part in "qkv"] for block in blocks}
+    return Component(transformer, layers, aliases, ("lora_unet_", "lora_transformer_"), fused)
 
 
 def qwen_component(encoder: Any) -> Component:
     """Return the component of a Qwen3 language model without its head, which encodes nothing."""
     encoder = getattr(encoder, "model", encoder)
     layers = wrap_layers(encoder)
-    return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, ("lora_te", "lora_te1"))
+    prefixes = ("lora_te_", "lora_te1_", "text_encoders.qwen3_4b.transformer.", "text_encoders.qwen3_4b.")
+    return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, prefixes)

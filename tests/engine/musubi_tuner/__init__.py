@@ -1,0 +1,1 @@
+"""Files of musubi-tuner, which is on no package index, and how they were made."""
