@@ -1,5 +1,6 @@
 """Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any, TextIO, cast
 from deployments.proxy import missing_variables
 from deployments.requirements import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
+from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
 from serve_app.settings import Settings
 
@@ -139,6 +141,30 @@ async def least_replicas(deployment: str, application: str) -> int:
         return 0
     bounds = config.autoscaling_config
     return config.num_replicas if bounds is None else bounds.min_replicas
+
+
+def note_run(kind: JobKind) -> None:
+    """Remember that a worker of this kind has run here, for as long as this Ray cluster lives."""
+    _cluster_memory()._internal_kv_put(kind, "1", namespace=_HAVE_RUN)
+
+
+def has_run(kind: JobKind) -> bool:
+    """Return whether a worker of this kind has ever run in this Ray cluster. Blocks while Ray's head does not answer."""
+    return _cluster_memory()._internal_kv_exists(kind, namespace=_HAVE_RUN)
+
+
+async def until_run(kind: JobKind) -> None:
+    """Wait until a worker of this kind has run in this Ray cluster."""
+    while not await asyncio.to_thread(has_run, kind):  # noqa: ASYNC110 - another process says it
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+_HAVE_RUN, _LOOK_EVERY_S = "atelier-kinds-that-have-run", 0.5
+
+
+def _cluster_memory() -> Any:
+    """Ray's store of small values in its head, which lasts as long as the cluster does."""
+    return import_module("ray.experimental.internal_kv")
 
 
 def serve_controller() -> Any:

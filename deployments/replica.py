@@ -1,5 +1,6 @@
 """Base of the replicas that work on jobs: takes hints, reports health, drains when stopped."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,7 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
-from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
+from deployments.ray_internals import configure_replica_log, note_run, on_several_machines, prepare_replica
 from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
@@ -45,6 +46,7 @@ class WorkReplica:
         worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
+        await asyncio.to_thread(note_run, kind)
 
     async def hint(self) -> None:
         """Look for a newly accepted job now. Optional: the worker also polls."""

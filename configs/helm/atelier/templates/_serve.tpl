@@ -59,12 +59,6 @@
 {{- fail (printf "%s: min_replicas %d is above max_replicas %d" $deployment (int $bounds.min_replicas) (int $replicas)) -}}
 {{- end -}}
 {{- end -}}
-{{- with $bounds -}}
-{{- $initial := int (default .min_replicas .initial_replicas) -}}
-{{- if or (lt $initial (int .min_replicas)) (gt $initial (int $replicas)) -}}
-{{- fail (printf "%s: initial_replicas %d is not between min_replicas and max_replicas" $deployment $initial) -}}
-{{- end -}}
-{{- end -}}
 {{- if ne (toString (dig "resources" $deployment 0 $asked)) "1" -}}
 {{- fail (printf "serve.args.%s.resources: ask for {%s: 1}, a place on the pods meant for it" $deployment $deployment) -}}
 {{- end -}}
