@@ -367,6 +367,10 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
         ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
         ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
+        (
+            {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
+            "serve.scaling.generator: needs serve.args.generator.replicas: auto",
+        ),
         ({"serve": {"scaling": {"housekeeper": {"max_replicas": 2}}}}, "'housekeeper' not allowed"),
         ({"serve": {"args": {"generator": {"num_gpu": 1}}}}, "'num_gpu' not allowed"),
         ({"serve": {"args": {"generator": {"engine": {"max_row": 4}}}}}, "'max_row' not allowed"),

@@ -11,6 +11,8 @@
 {{- $own := deepCopy (default (dict) (get $.Values.serve.scaling $deployment.name)) -}}
 {{- $_ := set $deployment "autoscaling_config" (mustMergeOverwrite $deployment.autoscaling_config $own) -}}
 {{- $scaled = append $scaled $deployment -}}
+{{- else if hasKey $.Values.serve.scaling $deployment.name -}}
+{{- fail (printf "serve.scaling.%s: needs serve.args.%s.replicas: auto" $deployment.name $deployment.name) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $application "deployments" $scaled -}}
