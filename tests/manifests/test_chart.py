@@ -1,7 +1,6 @@
 """Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,18 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
-from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered, serve_config
+from tests.manifests.chart import (
+    CHART,
+    PROFILES,
+    Document,
+    copy_of_the_chart,
+    find,
+    merge,
+    profile_values,
+    render,
+    rendered,
+    serve_config,
+)
 from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import mistakes
@@ -115,16 +125,6 @@ def test_the_serve_configuration_is_the_production_file() -> None:
     assert deployed == shipped
 
 
-def _copy_of_the_chart(folder: Path) -> Path:
-    """Copy the chart, with what its links name beside it."""
-    chart = folder / "configs" / "helm" / "atelier"
-    shutil.copytree(CHART, chart, symlinks=True)
-    for name in ("monitoring", "redis"):
-        shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
-    shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
-    return chart
-
-
 @profiles
 def test_serve_and_the_builder_take_the_configuration(profile: str) -> None:
     content = serve_config(rendered(profile))
@@ -186,7 +186,7 @@ def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
     values = profile_values("many-gpus")
     assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
     assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")
-    folder = _copy_of_the_chart(tmp_path)
+    folder = copy_of_the_chart(tmp_path)
     names = folder / "templates" / "_names.tpl"
     asked = 'lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret'
     assert asked in names.read_text()
@@ -300,6 +300,24 @@ BODY_SIZES = {
 }
 
 
+LIMITS = {
+    "ingress-nginx": {
+        "nginx.ingress.kubernetes.io/proxy-read-timeout": "60",
+        "nginx.ingress.kubernetes.io/proxy-send-timeout": "60",
+        "nginx.ingress.kubernetes.io/limit-connections": "64",
+        "nginx.ingress.kubernetes.io/limit-rps": "50",
+        "nginx.ingress.kubernetes.io/force-ssl-redirect": "true",
+    },
+    "haproxy-ingress": {
+        "haproxy-ingress.github.io/timeout-server": "60s",
+        "haproxy-ingress.github.io/limit-connections": "64",
+        "haproxy-ingress.github.io/limit-rps": "50",
+        "haproxy-ingress.github.io/ssl-redirect": "true",
+    },
+}
+UPLOADS_PASS_THROUGH = {"nginx.ingress.kubernetes.io/proxy-request-buffering": "off"}
+
+
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
@@ -324,6 +342,14 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     assert uploads == {"/v1/loras", "/console/loras/new"}
     assert all(largest + form <= by_path[path] <= largest + (2 << 20) for path in uploads)
     assert MAX_BODY_BYTES <= by_path["/"] <= 2 << 20
+    prefix, name = BODY_SIZES[controller].rsplit("/", 1)
+    for each in documents:
+        if each["kind"] == "Ingress":
+            found = {key: value for key, value in each["metadata"]["annotations"].items() if key.startswith(prefix)}
+            is_upload = each["metadata"]["name"].endswith("-uploads")
+            streamed = UPLOADS_PASS_THROUGH if is_upload and controller == "ingress-nginx" else {}
+            del found[f"{prefix}/{name}"]
+            assert found == LIMITS[controller] | streamed
     issuers = [
         each["metadata"]["annotations"].get("cert-manager.io/cluster-issuer")
         for each in documents
@@ -348,7 +374,7 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
         ({"image": {"tag": "latest", "digest": ""}}, "/image/tag"),
         ({"image": {"digest": "sha256:0"}}, "/image/digest"),
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
-        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "'generators' not allowed"),
+        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "place 'generators' not allowed"),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
         ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
         ({"limits": {"loraMegabytes": 4096}}, "loraMegabytes"),
@@ -369,7 +395,7 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
         ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
         (
             {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
-            "serve.scaling.generator: needs serve.args.generator.replicas: auto",
+            "serve.scaling.generator: needs replicas: auto among its args",
         ),
         ({"serve": {"scaling": {"housekeeper": {"max_replicas": 2}}}}, "'housekeeper' not allowed"),
         ({"serve": {"args": {"generator": {"num_gpu": 1}}}}, "'num_gpu' not allowed"),
@@ -500,6 +526,7 @@ def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
     assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
     assert "authorization" not in by_port["metrics"], "Ray's own"
+    assert find(documents, "Service", "atelier-metrics")["spec"]["publishNotReadyAddresses"], "those tell why"
     (dropped,) = by_port["serve"]["relabelings"]
     assert (dropped["regex"], dropped["action"]) == ("head", "drop"), "it names the port and serves nothing"
 
