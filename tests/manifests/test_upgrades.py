@@ -9,12 +9,23 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
+from tests.manifests.chart import (
+    CHART,
+    PROFILES,
+    Document,
+    copy_of_the_chart,
+    find,
+    merge,
+    profile_values,
+    render,
+    rendered,
+)
 
 NOT_HASHED = ("replicas", "minReplicas", "maxReplicas")
 NOT_HASHED_OF_PODS = ("tolerations", "schedulingGates")
@@ -55,7 +66,7 @@ CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
     ({"image": {"digest": "sha256:" + 64 * "7"}}, True, PROFILES),
     ({"environment": {"ATELIER_LEASE": "PT20S"}}, True, PROFILES),
     ({"secrets": {"revision": "2"}}, True, PROFILES),
-    ({"plans": [PLAN]}, True, PROFILES),
+    ({"plans": [{**PLAN, "limit": 6}]}, True, PROFILES),
     ({"catalog": {"base_models": [{"id": "sdxl", "folder": "/models/other"}]}}, True, PROFILES),
     ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True, WITH_GROUPS),
     ({"workerGroups": {"ingress": {"minReplicas": 0}}}, True, WITH_GROUPS),
@@ -78,7 +89,8 @@ CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
 def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(
     profile: str, change: dict[str, Any], is_new: bool
 ) -> None:
-    before, after = rendered(profile), render(merge(profile_values(profile), change))
+    values = merge(profile_values(profile), {"plans": [PLAN]})
+    before, after = render(values), render(merge(values, change))
     assert [each for each in before if each["kind"] != "Secret"] != [each for each in after if each["kind"] != "Secret"]
     assert is_new_cluster(cluster(before), cluster(after)) is is_new
 
@@ -90,6 +102,27 @@ def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
         added = {"workerGroups": {name: generation}}
         wanted = cluster(render(merge(profile_values("production"), added)))
         assert is_new_cluster(cluster(rendered("production")), wanted) is is_new
+
+
+def test_redis_starts_again_with_other_users_and_with_their_passwords(tmp_path: Path) -> None:
+    """It reads them when it starts. A Secret of an earlier version lacks the passwords."""
+
+    def pod(name: str, *, secret: str | None = None, users: str = "") -> dict[str, Any]:
+        folder = copy_of_the_chart(tmp_path / name)
+        names, acl = folder / "templates" / "_names.tpl", tmp_path / name / "configs" / "redis" / "users.acl"
+        acl.write_text(acl.read_text() + users)
+        assert names.read_text().count(SECRET_DATA) == 1
+        names.write_text(names.read_text().replace(SECRET_DATA, secret or SECRET_DATA))
+        documents = render(profile_values("production"), folder=folder)
+        return find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]
+
+    assert pod("other", users="user guest on\n") != pod("shipped")
+    old, new = (f"(dict {passwords})" for passwords in ('"redis-password" "eA=="', KEYS_OF_USERS))
+    assert pod("old", secret=old) != pod("new", secret=new)
+
+
+SECRET_DATA = '(lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret).data'
+KEYS_OF_USERS = '"redis-scaler-password" "eA==" "redis-operator-password" "eA=="'
 
 
 @pytest.mark.parametrize(("profile", "count"), [("one-gpu", 0), ("many-gpus", 1), ("cpu-demo", 1), ("production", 2)])

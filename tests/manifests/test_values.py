@@ -99,14 +99,17 @@ NAMES_OF_OPERATORS = re.compile(
 @pytest.mark.parametrize("file", ["", *(f"-{profile}" for profile in PROFILES)])
 def test_a_misspelt_value_of_a_file_is_refused_wherever_it_stands(file: str) -> None:
     content = yaml.safe_load((CHART / f"values{file}.yaml").read_text())
-    base = profile_values(file.removeprefix("-") or "production")
+    own = profile_values(file.removeprefix("-") or "production")
     spoiled = {"/".join(place): (place[-1], changed) for place, changed in misspelt(content)}
     assert len(spoiled) > 8
     accepted = [
         place
         for place, (name, changed) in spoiled.items()
         if not NAMES_OF_OPERATORS.fullmatch(place)
-        and not re.search(rf"'{name}s'( not allowed|\n.*must be one of)", refusal(merge(base, changed)))
+        and not re.search(
+            rf"'{name}s'( not allowed|\n.*must be one of)",
+            refusal(merge(own, changed) if file else merge(changed, own)),
+        )
     ]
     assert accepted == []
 
@@ -180,6 +183,33 @@ VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
         ("ray.upgradeStrategy", "Never", "/ray/upgradeStrategy"),
     ),
     (
+        "ray.clusterDeletionDelaySeconds",
+        240,
+        lambda found: find(found, "RayService")["spec"]["rayClusterDeletionDelaySeconds"] == 240,
+        ("ray.clusterDeletionDelaySecond", 240, "not allowed"),
+    ),
+    (
+        "limits.requestsPerSecondPerAddress",
+        7,
+        lambda found: (
+            {
+                rule["limit"]["requests"]
+                for rule in find(found, "BackendTrafficPolicy")["spec"]["rateLimit"]["local"]["rules"]
+            }
+            == {7}
+        ),
+        ("limits.requestsPerSecondsPerAddress", 7, "not allowed"),
+    ),
+    (
+        "gateway.parentRefs",
+        [{"name": "shared", "namespace": "gateways"}],
+        lambda found: (
+            find(found, "HTTPRoute")["spec"]["parentRefs"] == [{"name": "shared", "namespace": "gateways"}]
+            and "Gateway" not in {each["kind"] for each in found}
+        ),
+        ("gateway.parentRef", [], "not allowed"),
+    ),
+    (
         "workerGroups.generation.idleTimeoutSeconds",
         30,
         lambda found: generation(found)["idleTimeoutSeconds"] == 30,
@@ -221,7 +251,7 @@ VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
     (
         "redis.jobs.backup",
         {"enabled": True, "schedule": "@hourly"},
-        lambda found: backup(found)["schedule"] == "@hourly",
+        lambda found: (backup(found)["schedule"], backup(found)["concurrencyPolicy"]) == ("@hourly", "Forbid"),
         ("redis.jobs.backup", {"schedule": "17 3 *"}, "/backup/schedule"),
     ),
     (
