@@ -161,6 +161,13 @@ def test_requests_of_customers_reach_no_gpu_pod() -> None:
         if "serve" in [port["name"] for port in pod.spec["containers"][0]["ports"]]
     }
     assert named == {"ingress", "head"}
+    probes = {
+        component: pod.spec["containers"][0].get("readinessProbe", {}).get("httpGet")
+        for component, pod in ray_pods(documents).items()
+    }
+    of_ray = {"path": "/api/healthz", "port": 52365}
+    assert probes.pop("ingress") == {"path": "/-/healthz", "port": "serve"}, "an ingress replica answers"
+    assert probes == {"head": None, "generation": of_ray, "upscaling": of_ray}, "KubeRay has the head's"
     assert find(documents, "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
 
 
@@ -169,6 +176,8 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
         for component, pod in ray_pods(production(storage={"credentialsSecret": "bucket"})).items()
     }
+    (peppers,) = [each for pod in ray_pods(production()).values() for each in _named(pod.spec, "ATELIER_PEPPERS")][:1]
+    assert peppers["valueFrom"]["secretKeyRef"]["optional"], "only a rotation has them"
     worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert found == {
         "head": {"REDIS_JOBS_PASSWORD"},
@@ -544,3 +553,16 @@ def test_a_generated_secret_has_every_key_and_no_default() -> None:
     passwords = {"redis-password", "redis-scaler-password", "redis-operator-password", "gcs-redis-password"}
     assert set(first) == passwords | {"pepper", "signing-keys", "operator-token"}
     assert all(first[key] != second[key] for key in first)
+
+
+def test_an_upgrade_keeps_a_generated_secret(tmp_path: Path) -> None:
+    folder = copy_of_the_chart(tmp_path)
+    template = folder / "templates" / "secret.yaml"
+    asked = '(lookup "v1" "Secret" .Release.Namespace $name).data'
+    assert asked in template.read_text()
+    old = {"pepper": "b2xk", "signing-keys": "e30="}
+    given = " ".join(f'"{key}" "{value}"' for key, value in old.items())
+    template.write_text(template.read_text().replace(asked, f"(dict {given})"))
+    kept = find(render(profile_values("cpu-demo"), folder=folder), "Secret", "atelier-secrets")["data"]
+    assert kept.items() >= old.items()
+    assert len(kept["operator-token"]) > 20, "a key of a later version is added"

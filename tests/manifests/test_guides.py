@@ -16,6 +16,7 @@ import yaml
 from tests.manifests.chart import CHART, PROFILES, Document, merge, profile_values, render
 from tests.manifests.pods import pods
 from tests.support import ROOT
+from tests.test_docs import unknown_commands
 
 DOCS = ROOT / "docs"
 GUIDES = [DOCS / "deploy-kubernetes.md", *(DOCS / "operations").glob("*.md"), CHART / "README.md"]
@@ -69,6 +70,8 @@ def unknown_names(text: str) -> Iterator[str]:
         wanted = dict(part.split("=") for part in selector.split(","))
         if not any(wanted.items() <= each.items() for each in labels):
             yield selector
+    waits = re.findall(r"kubectl wait [^|&;\n]*", text)
+    yield from (command for command in waits if not REFERENCE.search(command) and not SELECTOR.search(command))
     yield from (file for file in re.findall(r"-f (configs/\S+)", text) if not (ROOT / file).is_file())
 
 
@@ -80,6 +83,7 @@ def test_a_guide_names_what_the_chart_makes(guide: Path) -> None:
 def test_a_wrong_name_in_a_command_is_found() -> None:
     wrong = (
         "kubectl wait rayservice/ateliers",
+        "kubectl wait --for=condition=Ready atelier",
         "kubectl get secret -n atelier atelier-first-acount",
         "kubectl exec -n atelier atelier-redis-job-0 -- sh",
         "kubectl logs job/atelier-model-…",
@@ -98,6 +102,7 @@ def test_the_notes_name_what_the_chart_makes(profile: str) -> None:
         text = notes["atelier/templates/NOTES.txt"]
         assert "kubectl wait" in text
         assert list(unknown_names(text)) == []
+        assert unknown_commands("\n".join(re.findall(r"kubectl exec .*", text))) == []
 
 
 def test_the_commands_of_the_guides_set_values_that_the_chart_takes() -> None:

@@ -81,6 +81,8 @@ def test_every_group_of_pods_takes_what_operators_add(place: str) -> None:
         assert others == RAY_VALUES["extraContainers"], "the first is Ray's for KubeRay"
         assert RAY_VALUES["extraVolumes"][0] in spec["volumes"]
         assert RAY_VALUES["extraVolumeMounts"][0] in container["volumeMounts"]
+    (spread,) = POD_VALUES["topologySpreadConstraints"]
+    refused(f"{place}.topologySpreadConstraints", [{**spread, "maxSkews": 1}], "'maxSkews' not allowed")
     for name, value in values.items():
         refused(f"{place}.{name}s", value, "not allowed")
         refused(f"{place}.{name}", 1, f"/{name}")
@@ -142,6 +144,19 @@ def test_labels_of_operators_do_not_change_what_policies_select_by() -> None:
     own = {"app.kubernetes.io/component": "head"}
     documents = with_value("workerGroups.generation.podLabels", own)
     assert "generation" in {pod.component for pod in pods(documents)}
+
+
+def test_pods_of_a_group_are_spread_over_nodes_unless_a_value_places_them() -> None:
+    def affinity(documents: list[Document]) -> dict[str, Any]:
+        return template(documents, "ingress")["spec"]["affinity"]
+
+    (spread,) = affinity(render(profile_values("production")))["podAntiAffinity"].values()
+    assert spread[0]["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    own: dict[str, Any] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    }
+    assert affinity(render(merge(profile_values("production"), nested("workerGroups.ingress.affinity", own)))) == own
+    refused("workerGroups.ingress.affinity", {"nodeAffinitys": {}}, "'nodeAffinitys' not allowed")
 
 
 def cluster(documents: list[Document]) -> dict[str, Any]:
