@@ -53,9 +53,6 @@ class Autoscaling(_Strict):
 
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
-    initial_replicas: int | None = Field(default=None, ge=0)
-    """How many a new cluster starts with, and is not healthy before they are. Serve begins with so many anew whenever it
-    is given another configuration, and drains the others."""
     target_ongoing_requests: float | None = Field(default=None, gt=0)
     upscale_delay_s: SecondsOrZero | None = None
     downscale_delay_s: SecondsOrZero | None = None
@@ -65,8 +62,6 @@ class Autoscaling(_Strict):
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Autoscaling":
         check_bounds(self.min_replicas, self.max_replicas)
-        if self.initial_replicas is not None and not self.min_replicas <= self.initial_replicas <= self.max_replicas:
-            raise ValueError(f"initial_replicas {self.initial_replicas} is not between min_replicas and max_replicas")
         return self
 
 

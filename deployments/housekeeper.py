@@ -5,7 +5,12 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
-from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
+from deployments.ray_internals import (
+    configure_replica_log,
+    on_several_machines,
+    prepare_replica,
+    until_generators_have_run,
+)
 from deployments.requirements import require_shared
 from serve_app.operations.housekeeping import Housekeeping, reap_forever
 from serve_app.settings import Settings
@@ -13,7 +18,12 @@ from serve_app.store.process import open_process
 
 
 class Housekeeper:
-    """Runs the reaper until it is stopped; unhealthy once the reaper has ended."""
+    """Runs the reaper until it is stopped; unhealthy once the reaper has ended.
+
+    Serve takes it for started, and so the application for running, once a generator of each group has run in this Ray
+    cluster. By itself Serve calls a cluster running while none of its generators can start, where the least number of
+    them is zero.
+    """
 
     async def __init__(self, args: HousekeeperArgs) -> None:
         prepare_replica()
@@ -27,6 +37,7 @@ class Housekeeper:
         sweeping = asyncio.create_task(parts.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
         self._reaping = asyncio.create_task(reap_forever(parts, every=timedelta(seconds=args.every_s)))
+        await until_generators_have_run()
 
     async def check_health(self) -> None:
         if self._reaping.done():

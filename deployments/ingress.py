@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.nodes import check_running_nodes
 from deployments.proxy import proxy_secret
 from deployments.ray_internals import (
+    GENERATOR,
     configure_replica_log,
     has_haproxy,
     least_replicas,
@@ -31,8 +32,6 @@ from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
 
-GENERATOR = "generator"
-"""The deployment of generators has this name in every application that has one."""
 HINT_TIMEOUT_S = 5.0
 """A replica that has not taken a hint by now finds the job by itself."""
 HINT_EVERY_S = 0.05

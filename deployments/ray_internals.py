@@ -1,5 +1,6 @@
 """Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any, TextIO, cast
 from deployments.proxy import missing_variables
 from deployments.requirements import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
+from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.log import configure_logging
 from serve_app.settings import Settings
 
@@ -20,6 +22,8 @@ LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 and Windows. With any other node address Ray listens on every interface."""
 
 ANSWER_LIMIT_S = 60.0
+GENERATOR = "generator"
+"""The deployment of generators has this name in every application that has one."""
 CORE_PROCESSES = ("gcs_server", "raylet")
 
 
@@ -142,6 +146,42 @@ async def least_replicas(deployment: str, application: str) -> int | None:
         return None
     bounds = config.autoscaling_config
     return config.num_replicas if bounds is None else bounds.min_replicas
+
+
+def note_run(pool: str) -> None:
+    """Remember that a worker of this pool has run here, for as long as this Ray cluster lives."""
+    _cluster_memory()._internal_kv_put(pool, "1", namespace=_HAVE_RUN)
+
+
+def has_run(pool: str) -> bool:
+    """Return whether a worker of this pool has ever run in this Ray cluster. Blocks while Ray's head does not answer."""
+    return _cluster_memory()._internal_kv_exists(pool, namespace=_HAVE_RUN)
+
+
+async def until_generators_have_run() -> None:
+    """Wait until, of every application that has generators, one has run in this Ray cluster."""
+    while not await asyncio.to_thread(_generators_have_run):  # noqa: ASYNC110 - other processes say it
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _generators_have_run() -> bool:
+    from ray import serve
+
+    own = serve.get_replica_context().app_name
+    for name, application in serve.status().applications.items():
+        if application.status == "DEPLOYING" and not application.deployments:
+            return False  # what it consists of is not known yet
+        if GENERATOR in application.deployments and not has_run(pool_of(DEFAULT_GROUP if name == own else name)):
+            return False
+    return True
+
+
+_HAVE_RUN, _LOOK_EVERY_S = "atelier-pools-that-have-run", 0.5
+
+
+def _cluster_memory() -> Any:
+    """Ray's store of small values in its head, which lasts as long as the cluster does."""
+    return import_module("ray.experimental.internal_kv")
 
 
 def serve_controller() -> Any:

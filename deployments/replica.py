@@ -11,7 +11,7 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
-from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
+from deployments.ray_internals import configure_replica_log, note_run, on_several_machines, prepare_replica
 from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.jobs.workers import WorkerStatus
@@ -66,6 +66,7 @@ class WorkReplica:
         worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
+        await asyncio.to_thread(note_run, pool)
 
     async def hint(self) -> None:
         """Look for a newly accepted job now. Optional: the worker also polls."""

@@ -15,7 +15,8 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from deployments.args import SPARE
-from serve_app.domain.jobs import Backlog
+from deployments.ray_internals import has_run
+from serve_app.domain.jobs import Backlog, JobKind, kind_of_pool
 from serve_app.jobs.backlog import read_backlog
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
@@ -79,14 +80,16 @@ class Reading(NamedTuple):
     backlog: Backlog
     units_per_second: float | None
     at: float
+    least: int
+    """How many replicas are wanted without any work."""
 
 
 class BacklogPolicy:
     """A Serve autoscaling policy that never blocks and never raises.
 
     Serve's controller calls it ten times a second on its event loop. Without a recent reading it keeps the number of
-    replicas, and until one has run it gives none up: a first start may take longer than Serve's delays, and a cluster
-    where none can start is not healthy with none.
+    replicas. Without work it still asks for one generator until one of its pool has run in this Ray cluster, which
+    shows that one can: `Housekeeper` waits for that.
     """
 
     def __init__(
@@ -97,26 +100,24 @@ class BacklogPolicy:
         spare: float = SPARE,
         stale_after_s: float = STALE_AFTER_S,
         read: Callable[[str], Backlog] | None = None,
+        has_run: Callable[[str], bool] = has_run,
     ) -> None:
         self._target_s, self._spare = target_s, spare
         self._stale_after_s = stale_after_s
-        self._has_run = False
         self._latest: list[Reading] = []
         """Holds the latest reading; empty before the first."""
         stop = threading.Event()
-        watch = threading.Thread(
-            target=_watch, args=(kind, read or _read, self._latest, stop), name=f"{kind}-backlog", daemon=True
-        )
+        parts = (kind, read or _read, has_run, self._latest, stop)
+        watch = threading.Thread(target=_watch, args=parts, name=f"{kind}-backlog", daemon=True)
         watch.start()
         weakref.finalize(self, stop.set)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        self._has_run = self._has_run or context.current_num_replicas > 0
         reading = self._latest[-1] if self._latest else None
         if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
         wanted = wanted_replicas(reading.backlog, reading.units_per_second, self._target_s, self._spare)
-        return wanted if self._has_run else max(wanted, context.target_num_replicas), {}
+        return max(wanted, reading.least), {}
 
 
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float, spare: float = SPARE) -> int:
@@ -138,13 +139,20 @@ def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: 
     return max(int(has_work), math.ceil(needed), math.floor(needed * (1 + spare) + ROUNDING))
 
 
-def _watch(pool: str, read: Callable[[str], Backlog], latest: list[Reading], stop: threading.Event) -> None:
-    rate = ArrivalRate()
+def _watch(
+    pool: str,
+    read: Callable[[str], Backlog],
+    has_run: Callable[[str], bool],
+    latest: list[Reading],
+    stop: threading.Event,
+) -> None:
+    rate, is_shown = ArrivalRate(), kind_of_pool(pool) is not JobKind.GENERATION
     while not stop.is_set():
         try:
             backlog, now = read(pool), time.monotonic()
             rate.add(now, backlog.accepted)
-            latest[:] = [Reading(backlog, rate.units_per_second, now)]
+            is_shown = is_shown or has_run(pool)
+            latest[:] = [Reading(backlog, rate.units_per_second, now, least=0 if is_shown else 1)]
         except Exception as error:  # noqa: BLE001 - the thread outlives any outage: a stale reading keeps the replicas
             log.warning("the backlog cannot be read: %r", error)
         stop.wait(READ_EVERY_S)

@@ -274,7 +274,7 @@ class Settings(BaseSettings):
         """Return every plan by (variant, name); the first of a variant is its lowest."""
         plans = list(BUILTIN_PLANS)
         if self.plans is not None:
-            rows = TypeAdapter(list[_PlanRow]).validate_python(yaml.safe_load(self.plans.read_text()))
+            rows = TypeAdapter(list[PlanRow]).validate_python(yaml.safe_load(self.plans.read_text()))
             plans += [row.plan for row in rows]
         return {(plan.variant, plan.name): plan for plan in plans}
 
@@ -336,7 +336,7 @@ class Settings(BaseSettings):
         return path.read_text()
 
 
-class _PlanRow(BaseModel):
+class PlanRow(BaseModel):
     """A plan of the file that `plans` names."""
 
     model_config = ConfigDict(extra="forbid")

@@ -21,6 +21,7 @@ TOP_LEVEL = (
     "SECURITY.md",
     "benchmarks/RESULTS.md",
     "models/pocket/README.md",
+    "configs/helm/atelier/README.md",
 )
 DOCUMENTS = [*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "benchmarks", "notebooks")
@@ -59,8 +60,7 @@ def test_every_environment_variable_is_read(document: Path) -> None:
 @every_document
 def test_every_command_exists(document: Path) -> None:
     code = "\n".join(re.findall(r"```sh\n.*?```|`[^`\n]+`", document.read_text(), flags=re.DOTALL))
-    unknown = [words for words in COMMAND.findall(code) if not _is_command(words.split())]
-    assert not unknown
+    assert not unknown_commands(code)
 
 
 def test_operations_explain_every_setting() -> None:
@@ -119,6 +119,11 @@ def _environment_variables() -> frozenset[str]:
     files = [ROOT / name for name in listed.stdout.splitlines()]
     texts = (path.read_text(errors="ignore") for path in files if path.is_file() and path != Path(__file__))
     return frozenset({name for text in texts for name in ENVIRONMENT.findall(text)} | _settings())
+
+
+def unknown_commands(code: str) -> list[str]:
+    """The words behind `atelier` that are no command of it."""
+    return [words for words in COMMAND.findall(code) if not _is_command(words.split())]
 
 
 def _is_command(words: list[str]) -> bool:

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Backlog
+from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, pool_of
 from tests.composition import Resources
 from tests.made_jobs import accept
 from tests.support import wait_until
@@ -26,9 +26,13 @@ def backlog(*, busy: float = 0.5, **numbers: float) -> Backlog:
     return Backlog(busy_seconds_per_unit=busy, **facts)
 
 
-def context(replicas: int, *, running: int | None = None) -> Any:
-    """What Serve tells a policy: as many run as are wanted when no number is given."""
-    return SimpleNamespace(target_num_replicas=replicas, current_num_replicas=replicas if running is None else running)
+def context(replicas: int) -> Any:
+    return SimpleNamespace(target_num_replicas=replicas)
+
+
+def yes(pool: str) -> bool:
+    """Says that one has run in this Ray cluster."""
+    return True
 
 
 def test_jobs_of_minutes_ago_keep_no_replica() -> None:
@@ -111,25 +115,25 @@ def test_any_work_needs_a_replica(ready: int, leased: int, delayed: int, seconds
 
 async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATELIER_REDIS_URL", resources.redis_url)
-    policy = BacklogPolicy("generation", target_s=0.001)
+    policy = BacklogPolicy("generation", target_s=0.001, has_run=yes)
     await wait_until(lambda: policy(context(5))[0] == 0)
     await accept(resources, images=4)
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 
-async def test_replicas_that_have_not_run_yet_are_not_given_up() -> None:
-    """Serve takes a cluster for healthy once as many run as are wanted: with none wanted, where none can start."""
-    asked: list[str] = []
-
-    def read(kind: str) -> Backlog:
-        asked.append(kind)
-        return backlog()
-
-    policy = BacklogPolicy("generation", 30, read=read)
-    await wait_until(lambda: len(asked) > 1)
-    assert policy(context(1, running=0))[0] == 1
-    assert policy(context(1, running=1))[0] == 0
-    assert policy(context(1, running=0))[0] == 0, "one could start here"
+async def test_one_generator_is_wanted_until_one_has_run_in_the_cluster() -> None:
+    """No other kind is: only a generator is waited for. `test_three_nodes.py` sees the housekeeper wait."""
+    have_run: list[str] = []
+    policy, group, other = (
+        BacklogPolicy(pool, 30, read=lambda _: backlog(), has_run=have_run.__contains__)
+        for pool in (pool_of(DEFAULT_GROUP), pool_of("sdxl"), JobKind.UPSCALE)
+    )
+    await wait_until(lambda: policy(context(0))[0] == 1)
+    await wait_until(lambda: other(context(1))[0] == 0)
+    assert policy(context(0))[0] == 1
+    have_run.append(pool_of(DEFAULT_GROUP))
+    await wait_until(lambda: policy(context(1))[0] == 0)
+    assert group(context(0))[0] == 1
 
 
 async def test_an_outage_keeps_the_target() -> None:
@@ -140,7 +144,7 @@ async def test_an_outage_keeps_the_target() -> None:
             raise StoreUnavailable("no Redis")
         return backlog(ready=1, seconds=90)
 
-    policy = BacklogPolicy("generation", 30, stale_after_s=0.2, read=read)
+    policy = BacklogPolicy("generation", 30, stale_after_s=0.2, read=read, has_run=yes)
     await wait_until(lambda: policy(context(0))[0] == 3)
     is_down = True
     await wait_until(lambda: policy(context(7))[0] == 7)

@@ -65,12 +65,16 @@ def test_more_replicas_than_the_nodes_hold_are_named_before_a_deployment(seen: d
     assert greedy == "fail: generator: no living node has space for a replica"
 
 
-def test_a_changed_bound_restarts_no_replica(seen: dict[str, Any]) -> None:
+def test_a_new_cluster_runs_once_a_generator_of_its_own_has_drawn(seen: dict[str, Any]) -> None:
+    """Without work, and with `min_replicas: 0`: until then KubeRay leaves the traffic with the old cluster."""
+    assert seen["shown"]
+
+
+def test_a_changed_bound_restarts_no_replica_and_starts_none(seen: dict[str, Any]) -> None:
     assert seen["kept"]
 
 
 def test_generators_on_fractions_go_from_zero_to_two_and_back(seen: dict[str, Any]) -> None:
-    assert seen["idle"] == 0
     assert seen["nodes"] == 2, "by the bound that was changed while it served: a replica on each node"
     assert seen["shrunk_s"] < 220, "after a while of demand below one replica, on a busy machine that drew long"
     assert (seen["upscalers_before"], seen["enlarged"]) == (0, "completed"), "scaled from zero to one by the backlog"

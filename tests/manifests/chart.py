@@ -1,6 +1,7 @@
 """Renders the Helm chart without a cluster, with Helm's own library."""
 
 import copy
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +43,16 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _chart(folder: Path) -> helm_python.Chart:
     return helm_python.Chart.load(folder)
+
+
+def copy_of_the_chart(folder: Path) -> Path:
+    """Copy the chart, with what its links name beside it."""
+    chart = folder / "configs" / "helm" / "atelier"
+    shutil.copytree(CHART, chart, symlinks=True)
+    for name in ("monitoring", "redis"):
+        shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
+    shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
+    return chart
 
 
 def render(values: dict[str, Any], *, folder: Path = CHART) -> list[Document]:

@@ -1,6 +1,6 @@
-"""Writes the chart's plain manifests for kubectl, and what its schema knows of `serve`: `python -m tests.manifests.render`.
+"""Writes the chart's plain manifests for kubectl and kustomize, and the names that its schema has from the code.
 
-kustomize takes the manifests too.
+`python -m tests.manifests.render`
 """
 
 import json
@@ -12,6 +12,8 @@ import yaml
 
 from deployments.args import AppArgs
 from deployments.config import Autoscaling
+from serve_app.loras.catalog_file import AdapterRow, BaseModelRow
+from serve_app.settings import OTHERS_VARIABLES, PREFIX, PlanRow, Settings
 from tests.manifests.chart import CHART, Document, find, merge, profile_values, render
 from tests.support import ROOT
 
@@ -35,8 +37,14 @@ def manifests() -> dict[Path, str]:
 
 
 def _schema() -> str:
-    """The chart's schema with the words of the Serve file, each of which may be left out."""
+    """The chart's schema with the words of the Serve file, each of which may be left out, and other names of the code."""
     schema = json.loads((CHART / "values.schema.json").read_text())
+    known = {*OTHERS_VARIABLES, *(f"{PREFIX}{name.upper()}" for name in Settings.model_fields)}
+    names = schema["properties"]["environment"]["propertyNames"]
+    names |= {"if": {"pattern": f"^{PREFIX}"}, "then": {"enum": sorted(known)}}
+    catalog = schema["properties"]["catalog"]["oneOf"][1]["properties"]
+    catalog["base_models"]["items"], catalog["adapters"]["items"] = _rows(BaseModelRow), _rows(AdapterRow)
+    schema["properties"]["plans"]["items"] = _rows(PlanRow)
     serve = schema["properties"]["serve"]["properties"]
     for model in (AppArgs, Autoscaling):
         known = _words(cast(type[pydantic.BaseModel], model))
@@ -46,6 +54,11 @@ def _schema() -> str:
     for scaling in serve["scaling"]["properties"]:
         serve["scaling"]["properties"][scaling] = {"$ref": "#/definitions/Autoscaling"}
     return json.dumps(schema, indent=2) + "\n"
+
+
+def _rows(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Rows with these names. Their values are checked where the file is read, which takes more than JSON does."""
+    return {"type": "object", "additionalProperties": False, "properties": {name: {} for name in model.model_fields}}
 
 
 def _words(model: type[pydantic.BaseModel]) -> dict[str, Any]:

@@ -224,6 +224,25 @@ def kuberay_takes_the_service(documents: list[Document]) -> Iterator[str]:
         yield from (f"{name}: {variable} is KubeRay's own" for variable in sorted(taken))
 
 
+@rule
+def a_role_is_for_named_objects(documents: list[Document]) -> Iterator[str]:
+    for document in documents:
+        for allowed in document["rules"] if document["kind"] == "Role" else ():
+            if not allowed.get("resourceNames") or "*" in [*allowed["resources"], *allowed["verbs"]]:
+                yield f"{document['metadata']['name']}: {allowed}"
+
+
+@rule
+def what_cannot_be_made_again_outlives_the_release(documents: list[Document]) -> Iterator[str]:
+    """Without its pepper every API key is worthless, and an account's key is shown once."""
+    for document in documents:
+        metadata = document["metadata"]
+        is_helms = metadata.get("labels", {}).get("app.kubernetes.io/managed-by") == "Helm"
+        is_kept = metadata.get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+        if document["kind"] == "Secret" and is_helms and not is_kept:
+            yield metadata["name"]
+
+
 _VOLUME_REFERENCES = (
     ("ConfigMap", "configMap", "name"),
     ("PersistentVolumeClaim", "persistentVolumeClaim", "claimName"),

@@ -26,8 +26,8 @@ PROGRAMS = {
 
 
 def backup_pod(**backup: Any) -> Pod:
-    """The pod of the schedule, for a server with one password."""
-    change = {"redis": {"jobs": {"users": False, "backup": {"enabled": True, **backup}}}}
+    """The pod of the schedule."""
+    change = {"redis": {"jobs": {"backup": {"enabled": True, **backup}}}}
     documents = render(merge(profile_values("production"), change))
     own = f"PersistentVolumeClaim/{backup.get('persistence', {}).get('existingClaim')}"
     assert [broken for broken in broken_rules(documents) if not broken.endswith(own)] == []
@@ -64,8 +64,10 @@ class Machine:
 def test_a_whole_copy_takes_the_place_of_the_oldest_and_goes_to_the_bucket(tmp_path: Path) -> None:
     pod = backup_pod(keep=1, url=(tmp_path / "bucket").as_uri())
     copy, upload = pod.containers
-    with server(tmp_path / "source", ["requirepass pass"]) as port:
-        client, machine = plain_redis(f"redis://:pass@127.0.0.1:{port}"), Machine(tmp_path, port)
+    (password,) = [volume["secret"] for volume in pod.spec["volumes"] if volume["name"] == "password"]
+    assert password["items"] == [{"key": "redis-operator-password", "path": "password"}]
+    with server(tmp_path / "source", ["user default off", "user operator on >pass ~* &* +@all"]) as port:
+        client, machine = plain_redis(f"redis://operator:pass@127.0.0.1:{port}"), Machine(tmp_path, port)
         until(lambda: _answers(client))
         client.set("job", "accepted")
         older = machine.copies / "redis-20260101T000000Z.rdb"

@@ -1,7 +1,6 @@
 """Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,18 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
-from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered, serve_config
+from tests.manifests.chart import (
+    CHART,
+    PROFILES,
+    Document,
+    copy_of_the_chart,
+    find,
+    merge,
+    profile_values,
+    render,
+    rendered,
+    serve_config,
+)
 from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import mistakes
@@ -119,16 +129,6 @@ def test_the_serve_configuration_is_the_production_file() -> None:
     assert deployed == shipped
 
 
-def _copy_of_the_chart(folder: Path) -> Path:
-    """Copy the chart, with what its links name beside it."""
-    chart = folder / "configs" / "helm" / "atelier"
-    shutil.copytree(CHART, chart, symlinks=True)
-    for name in ("monitoring", "redis"):
-        shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
-    shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
-    return chart
-
-
 @profiles
 def test_serve_and_the_builder_take_the_configuration(profile: str) -> None:
     content = serve_config(rendered(profile))
@@ -165,6 +165,13 @@ def test_requests_of_customers_reach_no_gpu_pod() -> None:
         if "serve" in [port["name"] for port in pod.spec["containers"][0]["ports"]]
     }
     assert named == {"ingress", "head"}
+    probes = {
+        component: pod.spec["containers"][0].get("readinessProbe", {}).get("httpGet")
+        for component, pod in ray_pods(documents).items()
+    }
+    of_ray = {"path": "/api/healthz", "port": 52365}
+    assert probes.pop("ingress") == {"path": "/-/healthz", "port": "serve"}, "an ingress replica answers"
+    assert probes == {"head": None, "generation": of_ray, "upscaling": of_ray}, "KubeRay has the head's"
     assert find(documents, "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
 
 
@@ -173,6 +180,8 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
         for component, pod in ray_pods(production(storage={"credentialsSecret": "bucket"})).items()
     }
+    (peppers,) = [each for pod in ray_pods(production()).values() for each in _named(pod.spec, "ATELIER_PEPPERS")][:1]
+    assert peppers["valueFrom"]["secretKeyRef"]["optional"], "only a rotation has them"
     worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert found == {
         "head": {"REDIS_JOBS_PASSWORD"},
@@ -190,7 +199,7 @@ def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
     values = profile_values("many-gpus")
     assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
     assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")
-    folder = _copy_of_the_chart(tmp_path)
+    folder = copy_of_the_chart(tmp_path)
     names = folder / "templates" / "_names.tpl"
     asked = 'lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret'
     assert asked in names.read_text()
@@ -304,6 +313,24 @@ BODY_SIZES = {
 }
 
 
+LIMITS = {
+    "ingress-nginx": {
+        "nginx.ingress.kubernetes.io/proxy-read-timeout": "60",
+        "nginx.ingress.kubernetes.io/proxy-send-timeout": "60",
+        "nginx.ingress.kubernetes.io/limit-connections": "64",
+        "nginx.ingress.kubernetes.io/limit-rps": "50",
+        "nginx.ingress.kubernetes.io/force-ssl-redirect": "true",
+    },
+    "haproxy-ingress": {
+        "haproxy-ingress.github.io/timeout-server": "60s",
+        "haproxy-ingress.github.io/limit-connections": "64",
+        "haproxy-ingress.github.io/limit-rps": "50",
+        "haproxy-ingress.github.io/ssl-redirect": "true",
+    },
+}
+UPLOADS_PASS_THROUGH = {"nginx.ingress.kubernetes.io/proxy-request-buffering": "off"}
+
+
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
@@ -328,6 +355,14 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     assert uploads == {"/v1/loras", "/console/loras/new"}
     assert all(largest + form <= by_path[path] <= largest + (2 << 20) for path in uploads)
     assert MAX_BODY_BYTES <= by_path["/"] <= 2 << 20
+    prefix, name = BODY_SIZES[controller].rsplit("/", 1)
+    for each in documents:
+        if each["kind"] == "Ingress":
+            found = {key: value for key, value in each["metadata"]["annotations"].items() if key.startswith(prefix)}
+            is_upload = each["metadata"]["name"].endswith("-uploads")
+            streamed = UPLOADS_PASS_THROUGH if is_upload and controller == "ingress-nginx" else {}
+            del found[f"{prefix}/{name}"]
+            assert found == LIMITS[controller] | streamed
     issuers = [
         each["metadata"]["annotations"].get("cert-manager.io/cluster-issuer")
         for each in documents
@@ -352,7 +387,7 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
         ({"image": {"tag": "latest", "digest": ""}}, "/image/tag"),
         ({"image": {"digest": "sha256:0"}}, "/image/digest"),
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
-        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "'generators' not allowed"),
+        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "place 'generators' not allowed"),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
         ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
         ({"limits": {"loraMegabytes": 4096}}, "loraMegabytes"),
@@ -371,15 +406,15 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
         ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
         ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
+        (
+            {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
+            "serve.scaling.generator: needs replicas: auto among its args",
+        ),
         ({"serve": {"scaling": {"housekeeper": {"max_replicas": 2}}}}, "'housekeeper' not allowed"),
         ({"serve": {"args": {"generator": {"num_gpu": 1}}}}, "'num_gpu' not allowed"),
         ({"serve": {"args": {"generator": {"engine": {"max_row": 4}}}}}, "'max_row' not allowed"),
         ({"serve": {"args": {"upscaler": {"drain_s": -1}}}}, "/serve/args/upscaler/drain_s"),
         ({"serve": {"scaling": {"generator": {"max_replica": 2}}}}, "'max_replica' not allowed"),
-        (
-            {"serve": {"scaling": {"generator": {"initial_replicas": 9}}}},
-            "generator: initial_replicas 9 is not between",
-        ),
         (
             {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
             "generator: min_replicas 9 is above max_replicas 8",
@@ -504,6 +539,7 @@ def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
     assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
     assert "authorization" not in by_port["metrics"], "Ray's own"
+    assert find(documents, "Service", "atelier-metrics")["spec"]["publishNotReadyAddresses"], "those tell why"
     (dropped,) = by_port["serve"]["relabelings"]
     assert (dropped["regex"], dropped["action"]) == ("head", "drop"), "it names the port and serves nothing"
 
@@ -521,3 +557,16 @@ def test_a_generated_secret_has_every_key_and_no_default() -> None:
     passwords = {"redis-password", "redis-scaler-password", "redis-operator-password", "gcs-redis-password"}
     assert set(first) == passwords | {"pepper", "signing-keys", "operator-token"}
     assert all(first[key] != second[key] for key in first)
+
+
+def test_an_upgrade_keeps_a_generated_secret(tmp_path: Path) -> None:
+    folder = copy_of_the_chart(tmp_path)
+    template = folder / "templates" / "secret.yaml"
+    asked = '(lookup "v1" "Secret" .Release.Namespace $name).data'
+    assert asked in template.read_text()
+    old = {"pepper": "b2xk", "signing-keys": "e30="}
+    given = " ".join(f'"{key}" "{value}"' for key, value in old.items())
+    template.write_text(template.read_text().replace(asked, f"(dict {given})"))
+    kept = find(render(profile_values("cpu-demo"), folder=folder), "Secret", "atelier-secrets")["data"]
+    assert kept.items() >= old.items()
+    assert len(kept["operator-token"]) > 20, "a key of a later version is added"

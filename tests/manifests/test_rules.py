@@ -114,6 +114,13 @@ BREACHES: dict[str, list[Callable[[list[Document]], Any]]] = {
         lambda d: find(d, "StatefulSet", "atelier-redis-jobs")["spec"].update(volumeClaimTemplates=[]),
         lambda d: redis(d)["containers"][0].update(args=["exec valkey-server"]),
     ],
+    "a_role_is_for_named_objects": [
+        lambda d: find(d, "Role")["rules"][0].pop("resourceNames"),
+        lambda d: find(d, "Role")["rules"][0].update(verbs=["*"]),
+    ],
+    "what_cannot_be_made_again_outlives_the_release": [
+        lambda d: find(d, "Secret")["metadata"].pop("annotations"),
+    ],
     "kuberay_takes_the_service": [
         lambda d: cluster(d)["headGroupSpec"].update(resources={"CPU": "0"}),
         lambda d: find(d, "RayService")["metadata"].update(name="a" * 42),

@@ -8,12 +8,24 @@ import base64
 import copy
 import hashlib
 import json
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.manifests.chart import CHART, Document, find, merge, profile_values, render, rendered
+from tests.manifests.chart import (
+    CHART,
+    PROFILES,
+    Document,
+    copy_of_the_chart,
+    find,
+    merge,
+    profile_values,
+    render,
+    rendered,
+)
 
 NOT_HASHED = ("replicas", "minReplicas", "maxReplicas")
 NOT_HASHED_OF_PODS = ("tolerations", "schedulingGates")
@@ -48,29 +60,39 @@ def is_new_cluster(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 GPU_TAINT = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 PLAN = {"interface": "a", "name": "studio", "limit": 5, "window_s": 1}
-CHANGES: list[tuple[dict[str, Any], bool]] = [
-    ({"image": {"digest": "sha256:" + 64 * "7"}}, True),
-    ({"environment": {"ATELIER_LEASE": "PT20S"}}, True),
-    ({"secrets": {"revision": "2"}}, True),
-    ({"plans": [PLAN]}, True),
-    ({"catalog": {"base_models": [{"id": "sdxl", "source": "/models/other"}]}}, True),
-    ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True),
-    ({"workerGroups": {"ingress": {"minReplicas": 3}}}, True),
-    ({"workerGroups": {"generation": {"tolerations": [GPU_TAINT]}}}, True),
-    ({"head": {"tolerations": [GPU_TAINT]}}, True),
-    ({"catalog": {"adapters": []}}, False),
-    ({"serve": {"scaling": {"generator": {"max_replicas": 4}}}}, False),
-    ({"serve": {"args": {"generator": {"drain_s": 100}}}}, False),
-    ({"limits": {"requestSeconds": 70}}, False),
-    ({"ray": {"upgradeStrategy": "None"}}, False),
+MANY = ("many-gpus", "production")
+WITH_GROUPS = ("one-gpu", *MANY)
+CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
+    ({"image": {"digest": "sha256:" + 64 * "7"}}, True, PROFILES),
+    ({"environment": {"ATELIER_LEASE": "PT20S"}}, True, PROFILES),
+    ({"secrets": {"revision": "2"}}, True, PROFILES),
+    ({"plans": [{**PLAN, "limit": 6}]}, True, PROFILES),
+    ({"catalog": {"base_models": [{"id": "sdxl", "folder": "/models/other"}]}}, True, PROFILES),
+    ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True, WITH_GROUPS),
+    ({"workerGroups": {"ingress": {"minReplicas": 0}}}, True, WITH_GROUPS),
+    ({"workerGroups": {"generation": {"tolerations": [GPU_TAINT]}}}, True, WITH_GROUPS),
+    ({"head": {"tolerations": [GPU_TAINT]}}, True, PROFILES),
+    ({"catalog": {"adapters": []}}, False, MANY),
+    ({"serve": {"scaling": {"generator": {"max_replicas": 4}}}}, False, MANY),
+    ({"serve": {"args": {"generator": {"drain_s": 44}}}}, False, PROFILES),
+    ({"limits": {"requestSeconds": 70}}, False, ("production",)),
+    ({"ray": {"upgradeStrategy": "None"}}, False, PROFILES),
 ]
+"""What changes, whether that makes a new cluster, and the installations that it may be changed in."""
 
 
-@pytest.mark.parametrize(("change", "is_new"), CHANGES, ids=lambda each: json.dumps(each)[:60])
-def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(change: dict[str, Any], is_new: bool) -> None:
-    changed = render(merge(profile_values("production"), change))
-    assert changed != rendered("production")
-    assert is_new_cluster(cluster(rendered("production")), cluster(changed)) is is_new
+@pytest.mark.parametrize(
+    ("profile", "change", "is_new"),
+    [(profile, change, is_new) for change, is_new, profiles in CHANGES for profile in profiles],
+    ids=lambda each: json.dumps(each)[:60],
+)
+def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(
+    profile: str, change: dict[str, Any], is_new: bool
+) -> None:
+    values = merge(profile_values(profile), {"plans": [PLAN]})
+    before, after = render(values), render(merge(values, change))
+    assert [each for each in before if each["kind"] != "Secret"] != [each for each in after if each["kind"] != "Secret"]
+    assert is_new_cluster(cluster(before), cluster(after)) is is_new
 
 
 def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
@@ -82,19 +104,46 @@ def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
         assert is_new_cluster(cluster(rendered("production")), wanted) is is_new
 
 
-def test_a_job_has_another_name_when_its_pods_change() -> None:
-    """Kubernetes refuses a changed `spec.template`; the list of models is in a ConfigMap."""
-    before = jobs(rendered("production"))
-    assert len(before) == 2
+def test_redis_starts_again_with_other_users_and_with_their_passwords(tmp_path: Path) -> None:
+    """It reads them when it starts. A Secret of an earlier version lacks the passwords."""
+
+    def pod(name: str, *, secret: str | None = None, users: str = "") -> dict[str, Any]:
+        folder = copy_of_the_chart(tmp_path / name)
+        names, acl = folder / "templates" / "_names.tpl", tmp_path / name / "configs" / "redis" / "users.acl"
+        acl.write_text(acl.read_text() + users)
+        assert names.read_text().count(SECRET_DATA) == 1
+        names.write_text(names.read_text().replace(SECRET_DATA, secret or SECRET_DATA))
+        documents = render(profile_values("production"), folder=folder)
+        return find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]
+
+    assert pod("other", users="user guest on\n") != pod("shipped")
+    old, new = (f"(dict {passwords})" for passwords in ('"redis-password" "eA=="', KEYS_OF_USERS))
+    assert pod("old", secret=old) != pod("new", secret=new)
+
+
+SECRET_DATA = '(lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret).data'
+KEYS_OF_USERS = '"redis-scaler-password" "eA==" "redis-operator-password" "eA=="'
+
+
+@pytest.mark.parametrize(("profile", "count"), [("one-gpu", 0), ("many-gpus", 1), ("cpu-demo", 1), ("production", 2)])
+def test_a_job_has_another_name_when_its_pods_change(profile: str, count: int) -> None:
+    """Kubernetes refuses a changed `spec.template`."""
+    before = jobs(rendered(profile))
+    assert len(before) == count
     for change in (
         {"image": {"digest": "sha256:" + 64 * "7"}},
         {"image": {"pullSecrets": [{"name": "registry"}]}},
         {"podSecurityContext": {"runAsUser": 2000}},
     ):
-        assert before.keys().isdisjoint(jobs(render(merge(profile_values("production"), change)))), change
+        assert before.keys().isdisjoint(jobs(render(merge(profile_values(profile), change)))), change
+    assert jobs(render(merge(profile_values(profile), {"limits": {"requestSeconds": 70}}))) == before
+
+
+def test_another_list_of_models_is_another_job() -> None:
+    """The list is in a ConfigMap."""
     more = {"models": {"downloads": [{"name": "sdxl", "url": "s3://weights/sdxl"}]}}
-    assert len(before.keys() & jobs(render(merge(profile_values("production"), more))).keys()) == 1
-    assert jobs(render(merge(profile_values("production"), {"limits": {"requestSeconds": 70}}))) == before
+    before, after = jobs(rendered("production")), jobs(render(merge(profile_values("production"), more)))
+    assert len(before.keys() & after.keys()) == 1
 
 
 def jobs(documents: list[Document]) -> dict[str, Any]:

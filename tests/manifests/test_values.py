@@ -1,12 +1,14 @@
 """What operators add by values is in the rendered objects, valid, and refused when it is misspelt."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import helm_python
 import pytest
+import yaml
 
-from tests.manifests.chart import Document, find, merge, profile_values, render
+from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render
 from tests.manifests.pods import pods, templates
 from tests.manifests.schemas import mistakes
 
@@ -79,21 +81,82 @@ def test_every_group_of_pods_takes_what_operators_add(place: str) -> None:
         assert others == RAY_VALUES["extraContainers"], "the first is Ray's for KubeRay"
         assert RAY_VALUES["extraVolumes"][0] in spec["volumes"]
         assert RAY_VALUES["extraVolumeMounts"][0] in container["volumeMounts"]
+    (spread,) = POD_VALUES["topologySpreadConstraints"]
+    refused(f"{place}.topologySpreadConstraints", [{**spread, "maxSkews": 1}], "'maxSkews' not allowed")
     for name, value in values.items():
         refused(f"{place}.{name}s", value, "not allowed")
         refused(f"{place}.{name}", 1, f"/{name}")
 
 
 def refused(path: str, value: Any, message: str) -> None:
-    with pytest.raises(helm_python.HelmError) as error:
-        render(merge(profile_values("production"), nested(path, value)))
-    assert message in str(error.value)
+    assert message in refusal(merge(profile_values("production"), nested(path, value)))
+
+
+NAMES_OF_OPERATORS = re.compile(
+    r"workerGroups/[^/]+|.*(nodeSelector|[lL]abels|annotations)/.*|(ray/environment|storage/options)/.*"
+)
+"""Places where any name is right."""
+
+
+@pytest.mark.parametrize("file", ["", *(f"-{profile}" for profile in PROFILES)])
+def test_a_misspelt_value_of_a_file_is_refused_wherever_it_stands(file: str) -> None:
+    content = yaml.safe_load((CHART / f"values{file}.yaml").read_text())
+    own = profile_values(file.removeprefix("-") or "production")
+    spoiled = {"/".join(place): (place[-1], changed) for place, changed in misspelt(content)}
+    assert len(spoiled) > 8
+    accepted = [
+        place
+        for place, (name, changed) in spoiled.items()
+        if not NAMES_OF_OPERATORS.fullmatch(place)
+        and not re.search(
+            rf"'{name}s'( not allowed|\n.*must be one of)",
+            refusal(merge(own, changed) if file else merge(changed, own)),
+        )
+    ]
+    assert accepted == []
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """What the chart says of values that it refuses; nothing when it takes them."""
+    try:
+        render(values)
+    except helm_python.HelmError as error:
+        return str(error)
+    return ""
+
+
+def misspelt(node: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values with one name more, which is nearly right, and the place of that name; for each of their names."""
+    if isinstance(node, dict):
+        named = cast(dict[str, Any], node)
+        for name, value in named.items():
+            yield (name,), {**named, f"{name}s": value}
+            for place, changed in misspelt(value):
+                yield (name, *place), {**named, name: changed}
+    if isinstance(node, list):
+        rows = cast(list[Any], node)
+        for number, row in enumerate(rows):
+            for place, changed in misspelt(row):
+                yield (str(number), *place), [*rows[:number], changed, *rows[number + 1 :]]
 
 
 def test_labels_of_operators_do_not_change_what_policies_select_by() -> None:
     own = {"app.kubernetes.io/component": "head"}
     documents = with_value("workerGroups.generation.podLabels", own)
     assert "generation" in {pod.component for pod in pods(documents)}
+
+
+def test_pods_of_a_group_are_spread_over_nodes_unless_a_value_places_them() -> None:
+    def affinity(documents: list[Document]) -> dict[str, Any]:
+        return template(documents, "ingress")["spec"]["affinity"]
+
+    (spread,) = affinity(render(profile_values("production")))["podAntiAffinity"].values()
+    assert spread[0]["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    own: dict[str, Any] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    }
+    assert affinity(render(merge(profile_values("production"), nested("workerGroups.ingress.affinity", own)))) == own
+    refused("workerGroups.ingress.affinity", {"nodeAffinitys": {}}, "'nodeAffinitys' not allowed")
 
 
 def cluster(documents: list[Document]) -> dict[str, Any]:
@@ -133,6 +196,33 @@ VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
         "None",
         lambda found: find(found, "RayService")["spec"]["upgradeStrategy"] == {"type": "None"},
         ("ray.upgradeStrategy", "Never", "/ray/upgradeStrategy"),
+    ),
+    (
+        "ray.clusterDeletionDelaySeconds",
+        240,
+        lambda found: find(found, "RayService")["spec"]["rayClusterDeletionDelaySeconds"] == 240,
+        ("ray.clusterDeletionDelaySecond", 240, "not allowed"),
+    ),
+    (
+        "limits.requestsPerSecondPerAddress",
+        7,
+        lambda found: (
+            {
+                rule["limit"]["requests"]
+                for rule in find(found, "BackendTrafficPolicy")["spec"]["rateLimit"]["local"]["rules"]
+            }
+            == {7}
+        ),
+        ("limits.requestsPerSecondsPerAddress", 7, "not allowed"),
+    ),
+    (
+        "gateway.parentRefs",
+        [{"name": "shared", "namespace": "gateways"}],
+        lambda found: (
+            find(found, "HTTPRoute")["spec"]["parentRefs"] == [{"name": "shared", "namespace": "gateways"}]
+            and "Gateway" not in {each["kind"] for each in found}
+        ),
+        ("gateway.parentRef", [], "not allowed"),
     ),
     (
         "workerGroups.generation.idleTimeoutSeconds",
@@ -176,7 +266,7 @@ VALUES: list[tuple[str, Any, Seen, tuple[str, Any, str]]] = [
     (
         "redis.jobs.backup",
         {"enabled": True, "schedule": "@hourly"},
-        lambda found: backup(found)["schedule"] == "@hourly",
+        lambda found: (backup(found)["schedule"], backup(found)["concurrencyPolicy"]) == ("@hourly", "Forbid"),
         ("redis.jobs.backup", {"schedule": "17 3 *"}, "/backup/schedule"),
     ),
     (

@@ -60,8 +60,6 @@ ray.io/is-ray-node: "yes"
 {{- $tag := default .Chart.AppVersion .Values.image.tag | toString -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
-{{- else if eq $tag "latest" -}}
-{{- fail "image.tag: latest is not a version; name one, or a digest" -}}
 {{- else -}}
 {{- printf "%s:%s" .Values.image.repository $tag -}}
 {{- end -}}

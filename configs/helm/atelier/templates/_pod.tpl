@@ -178,6 +178,13 @@ revision/secrets: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* Takes a worker group: whether generators of any group of base models have places on its pods; empty when not. */}}
+{{- define "atelier.draws" -}}
+{{- if omit .places "ingress" "upscaler" "housekeeper" -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* Items of a list behind those that the chart has. */}}
 {{- define "atelier.more" -}}
 {{- with . }}

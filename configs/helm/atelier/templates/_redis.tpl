@@ -60,7 +60,6 @@ spec:
         {{- with .settings.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-        checksum/limit: {{ $limit | quote }}
         {{- if .users }}
         checksum/users: {{ print .known ($root.Files.Get "files/users.acl") | sha256sum }}
         {{- end }}

@@ -1,24 +1,63 @@
-{{/* The Serve configuration: configs/production.yaml with the values merged in, checked against the worker groups. */}}
+{{/* The Serve configuration: configs/production.yaml with the values merged in, checked against the worker groups. Its main
+     application has `serve.args` and `serve.scaling`; one of further generators, by its name, those of `serve.groups`. */}}
 
 {{- define "atelier.serveConfig" -}}
 {{- $config := .Files.Get "files/production.yaml" | fromYaml -}}
-{{- $application := first $config.applications -}}
-{{- $args := mustMergeOverwrite $application.args (deepCopy .Values.serve.args) -}}
-{{- $_ := set $application "args" $args -}}
+{{- $applications := list -}}
+{{- $places := dict -}}
+{{- $groups := list -}}
+{{- range $application := $config.applications -}}
+{{- $isGroup := eq $application.import_path "deployments.app:build_group" -}}
+{{- $own := $.Values.serve -}}
+{{- if $isGroup -}}
+{{- $own = default (dict) (get $.Values.serve.groups $application.name) -}}
+{{- $groups = append $groups $application.name -}}
+{{- end -}}
+{{- if ne (toString $own.enabled) "false" -}}
+{{- $args := mustMergeOverwrite $application.args (deepCopy (default (dict) $own.args)) -}}
 {{- $scaled := list -}}
 {{- range $deployment := $application.deployments -}}
-{{- if eq (toString (dig $deployment.name "replicas" 1 $args)) "auto" -}}
-{{- $own := deepCopy (default (dict) (get $.Values.serve.scaling $deployment.name)) -}}
-{{- $_ := set $deployment "autoscaling_config" (mustMergeOverwrite $deployment.autoscaling_config $own) -}}
+{{- $asked := default (dict) (ternary $args (get $args $deployment.name) $isGroup) -}}
+{{- $scaling := default (dict) (get (default (dict) $own.scaling) $deployment.name) -}}
+{{- if eq (toString $asked.replicas) "auto" -}}
+{{- $_ := set $deployment "autoscaling_config" (mustMergeOverwrite $deployment.autoscaling_config (deepCopy $scaling)) -}}
 {{- $scaled = append $scaled $deployment -}}
+{{- else if $scaling -}}
+{{- fail (printf "%s.scaling.%s: needs replicas: auto among its args" (ternary (printf "serve.groups.%s" $application.name) "serve" $isGroup) $deployment.name) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $application "deployments" $scaled -}}
-{{- $_ := set $config "applications" (list $application) -}}
+{{- $applications = append $applications $application -}}
+{{- range $deployment := ternary (list "generator") (list "ingress" "generator" "upscaler" "housekeeper") $isGroup -}}
+{{- with ternary $args (get $args $deployment) $isGroup -}}
+{{- $asked := . -}}
+{{- $name := ternary $application.name $deployment $isGroup -}}
+{{- $place := ternary (keys (default (dict) $asked.resources) | first) $deployment $isGroup -}}
+{{- $where := ternary (printf "serve.groups.%s.args" $application.name) (printf "serve.args.%s" $deployment) $isGroup -}}
+{{- if or (ne (toJson $asked.resources) (toJson (dict $place 1))) (hasKey $places $place) -}}
+{{- fail (printf "%s.resources: ask for {%s: 1}, a place on the pods meant for it" $where $name) -}}
+{{- end -}}
+{{- $bounds := ternary $asked.replicas (dict) (kindIs "map" $asked.replicas) -}}
+{{- range $scaled -}}
+{{- if eq .name $deployment -}}
+{{- $bounds = .autoscaling_config -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $places $place (dict "name" $name "where" $where "asked" $asked "bounds" $bounds) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .Values.serve.groups -}}
+{{- if not (has $name $groups) -}}
+{{- fail (printf "serve.groups.%s: '%s' not allowed: configs/production.yaml has no such application" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $config "applications" $applications -}}
 {{- $_ := set $config "proxy_location" (ternary "EveryNode" "HeadOnly" (gt (len .Values.workerGroups) 0)) -}}
 {{- $_ := set $config "pools" (include "atelier.pools" . | fromYamlArray) -}}
-{{- include "atelier.checkPools" (list $args $config.pools $scaled) -}}
-{{- include "atelier.checkDrains" (list $ $args) -}}
+{{- include "atelier.checkPools" (list $places $config.pools) -}}
+{{- include "atelier.checkDrains" (list $ $places) -}}
 {{- toYaml $config -}}
 {{- end -}}
 
@@ -39,50 +78,37 @@
 {{- toYaml $pools -}}
 {{- end -}}
 
-{{/* Every replica must have a place at its largest number, and a pod with all places taken must hold them. */}}
+{{/* Every replica must have a place at its largest number, and a pod with all places taken must hold them. Takes (list $places
+     $pools): by the name of a place, the one deployment that asks for it. */}}
 {{- define "atelier.checkPools" -}}
-{{- $args := index . 0 -}}
+{{- $places := index . 0 -}}
 {{- $pools := index . 1 -}}
-{{- $scaled := index . 2 -}}
-{{- range $deployment := list "ingress" "generator" "upscaler" "housekeeper" -}}
-{{- $asked := default (dict) (get $args $deployment) -}}
-{{- $replicas := default 1 (get $asked "replicas") -}}
-{{- $bounds := ternary $replicas (dict) (kindIs "map" $replicas) -}}
-{{- range $entry := $scaled -}}
-{{- if eq $entry.name $deployment -}}
-{{- $bounds = $entry.autoscaling_config -}}
+{{- range $place, $deployment := $places -}}
+{{- $replicas := default 1 $deployment.asked.replicas -}}
+{{- with $deployment.bounds -}}
+{{- $replicas = default 1 .max_replicas -}}
+{{- if gt (int .min_replicas) (int $replicas) -}}
+{{- fail (printf "%s: min_replicas %d is above max_replicas %d" $deployment.name (int .min_replicas) (int $replicas)) -}}
 {{- end -}}
 {{- end -}}
-{{- if $bounds -}}
-{{- $replicas = default 1 $bounds.max_replicas -}}
-{{- if gt (int $bounds.min_replicas) (int $replicas) -}}
-{{- fail (printf "%s: min_replicas %d is above max_replicas %d" $deployment (int $bounds.min_replicas) (int $replicas)) -}}
-{{- end -}}
-{{- end -}}
-{{- with $bounds -}}
-{{- $initial := int (default .min_replicas .initial_replicas) -}}
-{{- if or (lt $initial (int .min_replicas)) (gt $initial (int $replicas)) -}}
-{{- fail (printf "%s: initial_replicas %d is not between min_replicas and max_replicas" $deployment $initial) -}}
-{{- end -}}
-{{- end -}}
-{{- if ne (toString (dig "resources" $deployment 0 $asked)) "1" -}}
-{{- fail (printf "serve.args.%s.resources: ask for {%s: 1}, a place on the pods meant for it" $deployment $deployment) -}}
-{{- end -}}
-{{- $places := 0 -}}
+{{- $count := 0 -}}
 {{- range $pool := $pools -}}
-{{- $places = add $places (mul $pool.nodes (dig "resources" $deployment 0 $pool)) -}}
+{{- $count = add $count (mul $pool.nodes (dig "resources" $place 0 $pool)) -}}
 {{- end -}}
-{{- if lt (int $places) (int $replicas) -}}
-{{- fail (printf "%s: %d replicas at most, but the worker groups have places for %d" $deployment (int $replicas) (int $places)) -}}
+{{- if lt (int $count) (int $replicas) -}}
+{{- fail (printf "%s: %d replicas at most, but the worker groups have places for %d" $deployment.name (int $replicas) (int $count)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $pool := $pools -}}
 {{- $cpus := 0.0 -}}
 {{- $gpus := 0.0 -}}
-{{- range $deployment, $places := $pool.resources -}}
-{{- $asked := default (dict) (get $args $deployment) -}}
-{{- $cpus = addf $cpus (mulf $places (default 0.1 (get $asked "num_cpus"))) -}}
-{{- $gpus = addf $gpus (mulf $places (default 0 (get $asked "num_gpus"))) -}}
+{{- range $place, $count := $pool.resources -}}
+{{- if not (hasKey $places $place) -}}
+{{- fail (printf "worker group %s: place '%s' not allowed: no deployment asks for it" $pool.name $place) -}}
+{{- end -}}
+{{- $asked := (get $places $place).asked -}}
+{{- $cpus = addf $cpus (mulf $count (default 0.1 $asked.num_cpus)) -}}
+{{- $gpus = addf $gpus (mulf $count (default 0 $asked.num_gpus)) -}}
 {{- end -}}
 {{- if gt $cpus (addf $pool.cpus 0.0001) -}}
 {{- fail (printf "worker group %s: its places ask for %v CPUs, a pod has %v" $pool.name $cpus $pool.cpus) -}}
@@ -101,16 +127,17 @@
 {{/* A pod must outlive the drains of its deployments by the 15 s after Ray's own, and an old cluster those of all. */}}
 {{- define "atelier.checkDrains" -}}
 {{- $root := index . 0 -}}
-{{- $args := index . 1 -}}
+{{- $deployments := index . 1 -}}
 {{- $head := dict "places" $root.Values.head.places "terminationGracePeriodSeconds" (include "atelier.headGrace" $root) -}}
 {{- range $name, $group := merge (dict "head" $head) $root.Values.workerGroups -}}
-{{- range $deployment, $places := $group.places -}}
-{{- $drain := dig $deployment "drain_s" 0 $args -}}
+{{- range $place, $_ := $group.places -}}
+{{- $deployment := get $deployments $place -}}
+{{- $drain := default 0 $deployment.asked.drain_s -}}
 {{- if gt (addf $drain 15) ($group.terminationGracePeriodSeconds | float64) -}}
-{{- fail (printf "%s: terminationGracePeriodSeconds %v is less than 15 s above the %v of serve.args.%s.drain_s" (ternary "head" (printf "worker group %s" $name) (eq $name "head")) $group.terminationGracePeriodSeconds $drain $deployment) -}}
+{{- fail (printf "%s: terminationGracePeriodSeconds %v is less than 15 s above the %v of %s.drain_s" (ternary "head" (printf "worker group %s" $name) (eq $name "head")) $group.terminationGracePeriodSeconds $drain $deployment.where) -}}
 {{- end -}}
 {{- if gt ($drain | float64) ($root.Values.ray.clusterDeletionDelaySeconds | float64) -}}
-{{- fail (printf "ray.clusterDeletionDelaySeconds %v is less than the %v of serve.args.%s.drain_s" $root.Values.ray.clusterDeletionDelaySeconds $drain $deployment) -}}
+{{- fail (printf "ray.clusterDeletionDelaySeconds %v is less than the %v of %s.drain_s" $root.Values.ray.clusterDeletionDelaySeconds $drain $deployment.where) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
