@@ -530,6 +530,12 @@ def test_the_notes_say_where_customers_addresses_get_lost() -> None:
     assert warning not in _notes("cpu-demo"), "nothing is in front"
 
 
+def test_the_notes_name_further_groups_of_base_models() -> None:
+    said = "Groups of base models with generators of their own, which draw before it is Ready too: z-image."
+    assert said in _notes("production")
+    assert "Groups of base models" not in _notes("one-gpu")
+
+
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     documents = rendered("production")
     endpoints = find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]

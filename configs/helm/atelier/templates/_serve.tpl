@@ -21,7 +21,7 @@
 {{- fail (printf "serve.groups.%s: no pods are meant for it: give a worker group `places: {%s: 1}`" $name $name) -}}
 {{- end -}}
 {{- if not (has $name $names) -}}
-{{- $known = append $known ($last | toJson | replace (quote $last.name) (quote $name) | replace (printf ".%s\"" $last.name) (printf ".%s\"" $name) | fromJson) -}}
+{{- $known = append $known ($last | toJson | replace $last.name $name | fromJson) -}}
 {{- end -}}
 {{- end -}}
 {{- $applications := list -}}
