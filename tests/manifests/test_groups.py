@@ -101,6 +101,7 @@ def test_it_may_be_the_only_one() -> None:
         ({"workerGroups": {"z-image": {"maxReplicas": 3}}}, "z-image: 4 replicas at most, but the worker groups have"),
         ({"serve": {"groups": {"fluxes": {}}}}, "serve.groups.fluxes: no pods are meant for it"),
         ({"serve": {"groups": {"generator": {}}}}, "invalid propertyName 'generator'"),
+        ({"serve": {"groups": {"default": {}}}}, "invalid propertyName 'default'"),
         ({"serve": {"groups": {"flux": {"arg": {}}}}}, "'arg' not allowed"),
         ({"serve": {"groups": {"flux": {"args": {"num_gpu": 1}}}}}, "'num_gpu' not allowed"),
         ({"serve": {"groups": {"flux": {"args": {"resources": {"generator": 1}}}}}}, "flux.args.resources: ask"),
