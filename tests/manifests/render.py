@@ -120,6 +120,7 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent)
 
 if __name__ == "__main__":
+    (CHART / "values.schema.json").write_text(_schema())  # before the chart is rendered, which asks it
     for path, text in manifests().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -117,12 +117,8 @@ def test_a_typo_in_a_field_of_kuberay_or_of_its_pods_is_found() -> None:
 
 
 def test_the_serve_configuration_is_the_production_file() -> None:
-    """Nothing is added to it, and its pools are those that the worker groups make. The chart has one group of models."""
+    """Nothing is added to it, and its pools are those that the worker groups make."""
     shipped = yaml.safe_load((ROOT / "configs" / "production.yaml").read_text())
-    main, *groups = shipped["applications"]
-    shipped["applications"] = [main]
-    places = {place for group in groups for place in group["args"]["resources"]}
-    shipped["pools"] = [pool for pool in shipped["pools"] if places.isdisjoint(pool["resources"])]
     deployed = serve_config(rendered("many-gpus"))
     for config in (shipped, deployed):
         config["pools"].sort(key=lambda pool: pool["name"])
@@ -143,15 +139,14 @@ def test_serve_and_the_builder_take_the_configuration(profile: str) -> None:
 @profiles
 def test_a_pod_outlives_the_drains_of_its_deployments(profile: str) -> None:
     documents = rendered(profile)
-    args = ServeConfig.model_validate(serve_config(documents)).args
+    config = ServeConfig.model_validate(serve_config(documents))
+    drains = {name: getattr(config.args, name).drain_s for name in ("ingress", "generator", "upscaler")}
+    drains |= {each.name: each.args.drain_s for each in config.groups}
     for group in worker_groups(documents).values():
         grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
         environment = variables(ray_pods(documents)[group["groupName"]])
         rays_own = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"])
-        drains = [
-            getattr(args, name).drain_s for name in ("ingress", "generator", "upscaler") if name in group["resources"]
-        ]
-        assert max(drains) <= rays_own < grace
+        assert max(drains[name] for name in drains.keys() & group["resources"]) <= rays_own < grace
 
 
 def test_requests_of_customers_reach_no_gpu_pod() -> None:
@@ -171,7 +166,9 @@ def test_requests_of_customers_reach_no_gpu_pod() -> None:
     }
     of_ray = {"path": "/api/healthz", "port": 52365}
     assert probes.pop("ingress") == {"path": "/-/healthz", "port": "serve"}, "an ingress replica answers"
-    assert probes == {"head": None, "generation": of_ray, "upscaling": of_ray}, "KubeRay has the head's"
+    assert probes == {"head": None, "generation": of_ray, "upscaling": of_ray, "z-image": of_ray}, (
+        "KubeRay has the head's"
+    )
     assert find(documents, "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
 
 
@@ -187,6 +184,7 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         "head": {"REDIS_JOBS_PASSWORD"},
         "generation": worker,
         "upscaling": worker,
+        "z-image": worker,
         "ingress": worker | {"ATELIER_SIGNING_KEYS", "ATELIER_OPERATOR_TOKEN"},
     }
 
@@ -237,7 +235,8 @@ def test_whoever_asks_redis_reaches_one_elsewhere() -> None:
         policies = [each for each in production(networkPolicy=egress, **change) if each["kind"] == "NetworkPolicy"]
         return {each["metadata"]["name"] for each in policies if "10.9.8.7/32" in str(each["spec"]["egress"])}
 
-    workers = {"atelier-ingress", "atelier-generation", "atelier-upscaling", "atelier-models-job"}
+    groups = {f"atelier-{name}" for name in worker_groups(rendered("production"))}
+    workers = groups | {"atelier-models-job"}
     assert reach_it() == workers
     assert reach_it(**OWN_REDIS) == workers | {"atelier-head", "atelier-account-job"}
 
@@ -267,7 +266,7 @@ def test_ray_speaks_encrypted_between_pods() -> None:
     """The CA's key is in the container that makes the certificate, and in no other."""
     documents = rendered("production")
     shared = shared_environment(documents)
-    assert len(ray_pods(documents)) == 4
+    assert len(ray_pods(documents)) == 5
     for pod in ray_pods(documents).values():
         certificate, *others = pod.containers
         assert certificate["command"][:3] == ["python", "-m", "deployments.node_certificate"]
@@ -286,7 +285,7 @@ def test_whoever_speaks_to_the_head_does_so_encrypted() -> None:
                 found.append(container["name"])
                 mounted = {Path(mount["mountPath"]): mount["name"] for mount in container["volumeMounts"]}
                 assert {mounted.get(Path(environment[name]).parent) for name in TLS_FILES} == {"ray-tls"}
-    assert sorted(found) == ["autoscaler", "ray-head", *["ray-worker"] * 3, *[WAIT_FOR_HEAD] * 3]
+    assert sorted(found) == ["autoscaler", "ray-head", *["ray-worker"] * 4, *[WAIT_FOR_HEAD] * 4]
 
 
 def test_without_it_the_operator_says_that_the_network_is_encrypted() -> None:
@@ -515,7 +514,8 @@ def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
         component: pod.spec["containers"][0]["resources"]["requests"].get("ephemeral-storage")
         for component, pod in ray_pods(documents).items()
     }
-    assert asked == {"head": None, "ingress": None, "upscaling": None, "generation": f"{28 * 1024}Mi"}
+    disk = f"{28 * 1024}Mi"
+    assert asked == {"head": None, "ingress": None, "upscaling": None, "generation": disk, "z-image": disk}
 
 
 def _notes(profile: str, **values: Any) -> str:
@@ -528,6 +528,12 @@ def test_the_notes_say_where_customers_addresses_get_lost() -> None:
     assert warning not in _notes("production")
     assert warning in _notes("production", limits={"trustedProxies": []})
     assert warning not in _notes("cpu-demo"), "nothing is in front"
+
+
+def test_the_notes_name_further_groups_of_base_models() -> None:
+    said = "Groups of base models with generators of their own, which draw before it is Ready too: z-image."
+    assert said in _notes("production")
+    assert "Groups of base models" not in _notes("one-gpu")
 
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:

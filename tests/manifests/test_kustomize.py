@@ -84,6 +84,9 @@ def test_the_replicas_of_an_overlay_fit_its_pods(overlay: str) -> None:
     }
     declared = {(pool.name, pool.nodes, *sorted(pool.resources)) for pool in config.pools if pool.name != "head"}
     assert made == declared
+    catalogs = [each["data"]["catalog.yaml"] for each in documents if each["metadata"]["name"] == "atelier-catalog"]
+    for catalog in map(yaml.safe_load, catalogs):
+        assert {each.get("group", "default") for each in catalog["base_models"]} == config.served_groups
 
 
 @needs_kustomize

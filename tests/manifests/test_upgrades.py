@@ -60,6 +60,7 @@ def is_new_cluster(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 GPU_TAINT = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 PLAN = {"interface": "a", "name": "studio", "limit": 5, "window_s": 1}
+SDXL = {"id": "sdxl", "folder": "/models/other"}
 MANY = ("many-gpus", "production")
 WITH_GROUPS = ("one-gpu", *MANY)
 CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
@@ -67,13 +68,17 @@ CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
     ({"environment": {"ATELIER_LEASE": "PT20S"}}, True, PROFILES),
     ({"secrets": {"revision": "2"}}, True, PROFILES),
     ({"plans": [{**PLAN, "limit": 6}]}, True, PROFILES),
-    ({"catalog": {"base_models": [{"id": "sdxl", "folder": "/models/other"}]}}, True, PROFILES),
+    ({"catalog": {"base_models": [SDXL]}}, True, ("one-gpu", "cpu-demo")),
+    ({"catalog": {"base_models": [SDXL, {"id": "turbo", "folder": "/models/turbo", "group": "z-image"}]}}, True, MANY),
     ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True, WITH_GROUPS),
     ({"workerGroups": {"ingress": {"minReplicas": 0}}}, True, WITH_GROUPS),
     ({"workerGroups": {"generation": {"tolerations": [GPU_TAINT]}}}, True, WITH_GROUPS),
+    ({"workerGroups": {"z-image": {"maxReplicas": 6}}}, True, MANY),
     ({"head": {"tolerations": [GPU_TAINT]}}, True, PROFILES),
     ({"catalog": {"adapters": []}}, False, MANY),
     ({"serve": {"scaling": {"generator": {"max_replicas": 4}}}}, False, MANY),
+    ({"serve": {"groups": {"z-image": {"scaling": {"generator": {"max_replicas": 2}}}}}}, False, MANY),
+    ({"serve": {"groups": {"z-image": {"args": {"drain_s": 44}}}}}, False, MANY),
     ({"serve": {"args": {"generator": {"drain_s": 44}}}}, False, PROFILES),
     ({"limits": {"requestSeconds": 70}}, False, ("production",)),
     ({"ray": {"upgradeStrategy": "None"}}, False, PROFILES),
@@ -98,7 +103,7 @@ def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(
 def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
     """KubeRay compares the groups that are there; they are in the order of their names."""
     generation = yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"]["generation"]
-    for name, is_new in (("generation-2", True), ("workers-2", False)):
+    for name, is_new in (("generation-2", True), ("z-image-2", False)):
         added = {"workerGroups": {name: generation}}
         wanted = cluster(render(merge(profile_values("production"), added)))
         assert is_new_cluster(cluster(rendered("production")), wanted) is is_new

@@ -1,20 +1,43 @@
-{{/* The Serve configuration: configs/production.yaml with the values merged in, checked against the worker groups. Its main
-     application has `serve.args` and `serve.scaling`; one of further generators, by its name, those of `serve.groups`. */}}
+{{/* The Serve configuration: configs/production.yaml with the values merged in, checked against the worker groups and
+     the catalog. Its main application takes `serve.args` and `serve.scaling`. A group of base models is an application
+     where pods have a place of its name, and takes those of `serve.groups`; one that the file lacks is like its last. */}}
 
 {{- define "atelier.serveConfig" -}}
 {{- $config := .Files.Get "files/production.yaml" | fromYaml -}}
+{{- $pools := include "atelier.pools" . | fromYamlArray -}}
+{{- $offered := dict -}}
+{{- range $pools -}}
+{{- $offered = merge $offered .resources -}}
+{{- end -}}
+{{- $names := list -}}
+{{- $last := dict -}}
+{{- range $config.applications -}}
+{{- $names = append $names .name -}}
+{{- $last = . -}}
+{{- end -}}
+{{- $known := $config.applications -}}
+{{- range $name := keys .Values.serve.groups | sortAlpha -}}
+{{- if not (hasKey $offered $name) -}}
+{{- fail (printf "serve.groups.%s: no pods are meant for it: give a worker group `places: {%s: 1}`" $name $name) -}}
+{{- end -}}
+{{- if not (has $name $names) -}}
+{{- $known = append $known ($last | toJson | replace $last.name $name | fromJson) -}}
+{{- end -}}
+{{- end -}}
 {{- $applications := list -}}
 {{- $places := dict -}}
 {{- $groups := list -}}
-{{- range $application := $config.applications -}}
+{{- range $application := $known -}}
 {{- $isGroup := eq $application.import_path "deployments.app:build_group" -}}
-{{- $own := $.Values.serve -}}
-{{- if $isGroup -}}
-{{- $own = default (dict) (get $.Values.serve.groups $application.name) -}}
-{{- $groups = append $groups $application.name -}}
-{{- end -}}
-{{- if ne (toString $own.enabled) "false" -}}
+{{- if or (not $isGroup) (hasKey $offered $application.name) -}}
+{{- $own := ternary (default (dict) (get $.Values.serve.groups $application.name)) $.Values.serve $isGroup -}}
+{{- $values := ternary (printf "serve.groups.%s" $application.name) "serve" $isGroup -}}
 {{- $args := mustMergeOverwrite $application.args (deepCopy (default (dict) $own.args)) -}}
+{{- if $isGroup -}}
+{{- $groups = append $groups $application.name -}}
+{{- else if $args.generator -}}
+{{- $groups = append $groups "default" -}}
+{{- end -}}
 {{- $scaled := list -}}
 {{- range $deployment := $application.deployments -}}
 {{- $asked := default (dict) (ternary $args (get $args $deployment.name) $isGroup) -}}
@@ -23,7 +46,7 @@
 {{- $_ := set $deployment "autoscaling_config" (mustMergeOverwrite $deployment.autoscaling_config (deepCopy $scaling)) -}}
 {{- $scaled = append $scaled $deployment -}}
 {{- else if $scaling -}}
-{{- fail (printf "%s.scaling.%s: needs replicas: auto among its args" (ternary (printf "serve.groups.%s" $application.name) "serve" $isGroup) $deployment.name) -}}
+{{- fail (printf "%s.scaling.%s: needs replicas: auto among its args" $values $deployment.name) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $application "deployments" $scaled -}}
@@ -31,11 +54,10 @@
 {{- range $deployment := ternary (list "generator") (list "ingress" "generator" "upscaler" "housekeeper") $isGroup -}}
 {{- with ternary $args (get $args $deployment) $isGroup -}}
 {{- $asked := . -}}
-{{- $name := ternary $application.name $deployment $isGroup -}}
-{{- $place := ternary (keys (default (dict) $asked.resources) | first) $deployment $isGroup -}}
-{{- $where := ternary (printf "serve.groups.%s.args" $application.name) (printf "serve.args.%s" $deployment) $isGroup -}}
-{{- if or (ne (toJson $asked.resources) (toJson (dict $place 1))) (hasKey $places $place) -}}
-{{- fail (printf "%s.resources: ask for {%s: 1}, a place on the pods meant for it" $where $name) -}}
+{{- $place := ternary $application.name $deployment $isGroup -}}
+{{- $where := ternary (printf "%s.args" $values) (printf "%s.args.%s" $values $deployment) $isGroup -}}
+{{- if ne (toJson $asked.resources) (toJson (dict $place 1)) -}}
+{{- fail (printf "%s.resources: ask for {%s: 1}, a place on the pods meant for it" $where $place) -}}
 {{- end -}}
 {{- $bounds := ternary $asked.replicas (dict) (kindIs "map" $asked.replicas) -}}
 {{- range $scaled -}}
@@ -43,22 +65,39 @@
 {{- $bounds = .autoscaling_config -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set $places $place (dict "name" $name "where" $where "asked" $asked "bounds" $bounds) -}}
+{{- $_ := set $places $place (dict "name" $place "where" $where "asked" $asked "bounds" $bounds) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- range $name, $_ := .Values.serve.groups -}}
-{{- if not (has $name $groups) -}}
-{{- fail (printf "serve.groups.%s: '%s' not allowed: configs/production.yaml has no such application" $name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $config "applications" $applications -}}
 {{- $_ := set $config "proxy_location" (ternary "EveryNode" "HeadOnly" (gt (len .Values.workerGroups) 0)) -}}
-{{- $_ := set $config "pools" (include "atelier.pools" . | fromYamlArray) -}}
-{{- include "atelier.checkPools" (list $places $config.pools) -}}
+{{- $_ := set $config "pools" $pools -}}
+{{- include "atelier.checkPools" (list $places $pools) -}}
 {{- include "atelier.checkDrains" (list $ $places) -}}
+{{- include "atelier.checkCatalog" (list .Values.catalog.base_models $groups) -}}
 {{- toYaml $config -}}
+{{- end -}}
+
+{{/* Jobs of a base model without generators would wait for ever, and generators without a base model do not start.
+     Takes (list $baseModels $groups), the groups that have generators; a catalog in the image cannot be read here. */}}
+{{- define "atelier.checkCatalog" -}}
+{{- $groups := index . 1 -}}
+{{- with index . 0 -}}
+{{- $named := list -}}
+{{- range . -}}
+{{- $group := default "default" .group -}}
+{{- $named = append $named $group -}}
+{{- if not (has $group $groups) -}}
+{{- fail (printf "catalog: the base model %s is of the group %s, and no pods are meant for it: give a worker group `places: {%s: 1}`" .id $group (ternary "generator" $group (eq $group "default"))) -}}
+{{- end -}}
+{{- end -}}
+{{- range $groups -}}
+{{- if not (has . $named) -}}
+{{- fail (printf "catalog: no base model is of the group %s, whose generators would not start: leave out %s" . (ternary "them, by `serve.args.generator: null`, and their worker group" "its worker group" (eq . "default"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The nodes that the Ray pods of the values make, in the words of the Serve file's `pools:`. */}}
@@ -78,8 +117,8 @@
 {{- toYaml $pools -}}
 {{- end -}}
 
-{{/* Every replica must have a place at its largest number, and a pod with all places taken must hold them. Takes (list $places
-     $pools): by the name of a place, the one deployment that asks for it. */}}
+{{/* Every replica must have a place at its largest number, and a pod with all places taken must hold them. Takes
+     (list $places $pools): by the name of a place, the one deployment that asks for it. */}}
 {{- define "atelier.checkPools" -}}
 {{- $places := index . 0 -}}
 {{- $pools := index . 1 -}}
