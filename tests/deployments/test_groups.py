@@ -92,8 +92,11 @@ def test_a_changed_group_is_rolled_alone_under_load_and_no_job_is_lost(seen: dic
     assert all(statuses.count("completed") > 3 for statuses in seen["statuses"].values())
 
 
-def config(port: int, *, max_rows: int) -> dict[str, Any]:
-    """Serve two applications on one card that is a fake: the main one, and the group `sdxl`, which begins with none."""
+def config(port: int, *, max_rows: int, idle_s: float = 300) -> dict[str, Any]:
+    """Serve two applications on one card that is a fake: the main one, and the group `sdxl`, which goes down to none.
+
+    A new cluster begins with one of each group, which shows that it can draw.
+    """
     worker = {"threads": 1, "drain_s": 20}
     args = {
         "ingress": {"drain_s": 2},
@@ -102,7 +105,7 @@ def config(port: int, *, max_rows: int) -> dict[str, Any]:
     }
     content = serve_config(port, args)
     policy = {"policy_function": POLICY, "policy_kwargs": {"kind": "generation.sdxl", "target_s": 20}}
-    scaling = {**SCALING, "downscale_to_zero_delay_s": 300, "min_replicas": 0, "max_replicas": 1, "policy": policy}
+    scaling = {**SCALING, "downscale_to_zero_delay_s": idle_s, "min_replicas": 0, "max_replicas": 1, "policy": policy}
     group = {**worker, "group": "sdxl", "replicas": "auto", "num_gpus": 0.2, "engine": {"max_rows": max_rows}}
     fields = {"name": "sdxl", "route_prefix": None, "import_path": "deployments.app:build_group", "args": group}
     content["applications"].append({**fields, "deployments": [{"name": "generator", "autoscaling_config": scaling}]})
@@ -129,12 +132,14 @@ def main(home: Path, report: Path) -> None:
 
 
 def serve_two_groups(port: int) -> dict[str, Any]:
-    deploy(config(port, max_rows=2))
+    deploy(config(port, max_rows=2, idle_s=1))
     secret, _ = asyncio.run(new_key(Settings()))
     base_url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {secret}"}
     with httpx.Client(base_url=base_url, headers=headers, timeout=60) as caller:
         until(lambda: readyz(caller)["generator"] == "ok")
+        until(lambda: not group_pids(), why=lambda: str(readyz(caller)))
         idle, before = readyz(caller), group_pids()
+        deploy(config(port, max_rows=2))
         statuses: dict[str, list[str]] = {DEFAULT: [], SDXL: []}
         ask(caller, statuses)
         ports = [listening(pids) for pids in (pids_of("ServeReplica:atelier:generator"), group_pids())]
