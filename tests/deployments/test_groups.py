@@ -22,7 +22,7 @@ from deployments.runtime import kill_all_of, ray_environment, runtime_home
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.deployments.service import ENVIRONMENT, serve_config
-from tests.deployments.three_nodes import POLICY, SCALING, client, new_key, pids_of, schema
+from tests.deployments.three_nodes import POLICY, SCALING, client, forget_workers, new_key, pids_of, schema
 from tests.support import ROOT, adapter_id, free_port, until, write_catalog
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
@@ -138,6 +138,7 @@ def serve_two_groups(port: int) -> dict[str, Any]:
     with httpx.Client(base_url=base_url, headers=headers, timeout=60) as caller:
         until(lambda: readyz(caller)["generator"] == "ok")
         until(lambda: not group_pids(), why=lambda: str(readyz(caller)))
+        forget_workers("generation.sdxl")
         idle, before = readyz(caller), group_pids()
         deploy(config(port, max_rows=2))
         statuses: dict[str, list[str]] = {DEFAULT: [], SDXL: []}

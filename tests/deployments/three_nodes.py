@@ -28,6 +28,7 @@ from deployments.runtime import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.operations.checks import Check, Level
 from serve_app.settings import Settings
+from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect_sync
 from serve_app.store.redis_process import server_binary
@@ -256,10 +257,11 @@ def generator_has_started() -> bool:
         return bool(redis.hexists(redis_key("load", "generation"), "start_seconds"))
 
 
-def forget_workers() -> None:
-    """Make Redis look as a minute after the last worker was seen."""
-    with connect_sync(Settings().redis_url) as redis:
-        redis.delete(redis_key("workers", "generation"))
+def forget_workers(pool: str = "generation") -> None:
+    """Make Redis look as a minute after the pool's last worker was seen."""
+    settings = Settings()
+    with connect_sync(settings.redis_url or ensure_redis(settings.data_dir).url) as redis:
+        redis.delete(redis_key("workers", pool))
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
