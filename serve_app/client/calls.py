@@ -180,6 +180,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
             raise TypeError("generate() needs either loras or lora_id")
         name = ""
         if loras is not None:
+            if not isinstance(loras, Mapping | str):  # as of `map`, whose lists have one for each job
+                raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
             weights: Mapping[str, float | None] = {loras: None} if isinstance(loras, str) else loras
             if len(weights) != 1:
                 message = f"loras: {len(weights)} are given, and the two interfaces take one LoRA for a request"
