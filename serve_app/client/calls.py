@@ -174,7 +174,9 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
                 yield from end_oldest()
         return JobList(self._job(record) for record in ended)
 
-    def _start(self, options: dict[str, Any], loras: Loras | None, idempotency_key: str | None) -> Operation[Record]:
+    def _start(
+        self, options: dict[str, Any], loras: Loras | Sequence[str] | None, idempotency_key: str | None
+    ) -> Operation[Record]:
         """Create a job with the id of a LoRA that is given by its name."""
         if (loras is None) == (options.get("lora_id") is None):
             raise TypeError("generate() needs either loras or lora_id")
