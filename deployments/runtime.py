@@ -134,7 +134,9 @@ class Runtime:
             if all(state.status == ApplicationStatus.RUNNING for state in states):
                 return
             if failed := [state for state in states if state.status == ApplicationStatus.DEPLOY_FAILED]:
-                raise RuntimeError(failed[0].message)
+                broken = {name: each.message for name, each in found.items() if each.status == "DEPLOY_FAILED"}
+                causes = [f"{name}: {last_line(message)}" for name, message in broken.items()]
+                raise RuntimeError("; ".join(causes) or failed[0].message)
             if time.monotonic() > deadline:
                 waiting = sorted(set(found) - healthy)
                 reasons = [f"{name} ({found[name].message or 'starting'})" for name in waiting]
@@ -177,8 +179,8 @@ def _any_error(meaning: str) -> Generator[None]:
         raise RuntimeError(f"{meaning}: {last_line(error)}") from error
 
 
-def last_line(error: Exception) -> str:
-    """The cause that one of Ray's errors names, without the traces before it."""
+def last_line(error: Exception | str) -> str:
+    """The cause that one of Ray's errors or messages names, without the traces before it."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
 

@@ -174,12 +174,16 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
                 yield from end_oldest()
         return JobList(self._job(record) for record in ended)
 
-    def _start(self, options: dict[str, Any], loras: Loras | None, idempotency_key: str | None) -> Operation[Record]:
+    def _start(
+        self, options: dict[str, Any], loras: Loras | Sequence[str] | None, idempotency_key: str | None
+    ) -> Operation[Record]:
         """Create a job with the id of a LoRA that is given by its name."""
         if (loras is None) == (options.get("lora_id") is None):
             raise TypeError("generate() needs either loras or lora_id")
         name = ""
         if loras is not None:
+            if not isinstance(loras, Mapping | str):  # as of `map`, whose lists have one for each job
+                raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
             weights: Mapping[str, float | None] = {loras: None} if isinstance(loras, str) else loras
             if len(weights) != 1:
                 message = f"loras: {len(weights)} are given, and the two interfaces take one LoRA for a request"

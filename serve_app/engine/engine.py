@@ -352,9 +352,9 @@ class Engine:
         prompt: str,
         *,
         seeds: Iterable[int] = (0,),
-        adapter: Path | AdapterFile | None = None,
+        adapter: str | Path | AdapterFile | None = None,
         weight: float = 0.75,
-        adapters: Mapping[Path, float] | None = None,
+        adapters: Mapping[Path, float] | Mapping[str, float] | None = None,
         negative_prompt: str = "",
         steps: int = 30,
         guidance: float = 7.5,
@@ -364,15 +364,14 @@ class Engine:
         sampler: str | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Image.Image]:
-        """Generate one image per seed; `weight` is the adapter's scale. Raises RuntimeError when a run fails.
+        """Generate one image per seed; `weight` is the adapter's scale.
 
+        Raises FileNotFoundError with the path of an adapter that is not there, RuntimeError when a run fails.
         `adapters` names further ones, each with its weight: what each changes in the base alone is added.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
         files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]
-        applied = as_one(
-            (AdapterFile(str(file.resolve()), file) if isinstance(file, Path) else file, scale) for file, scale in files
-        )
+        applied = as_one((_adapter_file(file), scale) for file, scale in files)
         requests = [
             RunRequest(
                 run_id=f"generate-{i}",
@@ -390,16 +389,24 @@ class Engine:
             )
             for i, seed in enumerate(seeds)
         ]
-        for request in requests:
-            self.add(request)
-        total = sum(request.steps for request in requests)
-        images: dict[str, Image.Image] = {}
-        while len(images) < len(requests):
-            for ended in self.step():
-                if ended.image is None:
-                    raise RuntimeError(f"{ended.run_id}: {ended.failure.message if ended.failure else 'no image'}")
-                images[ended.run_id] = Image.fromarray(ended.image)
-            if on_progress is not None:
-                ahead = sum(steps - done for done, steps in self.progress().values())
-                on_progress(total - ahead, total)
+        try:
+            for request in requests:
+                self.add(request)
+            total = sum(request.steps for request in requests)
+            images: dict[str, Image.Image] = {}
+            while len(images) < len(requests):
+                for ended in self.step():
+                    if ended.image is None:
+                        raise RuntimeError(f"{ended.run_id}: {ended.failure.message if ended.failure else 'no image'}")
+                    images[ended.run_id] = Image.fromarray(ended.image)
+                if on_progress is not None:
+                    ahead = sum(steps - done for done, steps in self.progress().values())
+                    on_progress(total - ahead, total)
+        finally:  # an interrupted call leaves no run that the next call would draw too
+            for request in requests:
+                self.abort(request.run_id)
         return [images[request.run_id] for request in requests]
+
+
+def _adapter_file(file: str | Path | AdapterFile) -> AdapterFile:
+    return file if isinstance(file, AdapterFile) else AdapterFile(str(Path(file).resolve(strict=True)), Path(file))

@@ -18,7 +18,7 @@ from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
 from serve_app.engine.adapters.layer_table import outlined_table
-from serve_app.engine.families.weights import GB
+from serve_app.engine.families.weights import shown_bytes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
 from serve_app.loras.catalog import CatalogReader
@@ -215,7 +215,7 @@ def load_engine(
     began = time.monotonic()
     engine = Engine.load(sources, options, findings=findings, tell=tell)
     weights = sum(model.weight_bytes for model in engine.base_models.values())
-    loaded = f"loaded {', '.join(sources)}: {weights / GB:.1f} GB in {time.monotonic() - began:.0f} s"
+    loaded = f"loaded {', '.join(sources)}: {shown_bytes(weights)} in {time.monotonic() - began:.0f} s"
     tell(f"{loaded}; drawing a first image")
     if warm_up_time != timedelta():
         loaded += _estimated(engine.try_out(*SIZES[0]))

@@ -103,6 +103,8 @@ def test_a_lora_that_cannot_be_meant_is_refused_before_a_job_is_made(live: Live)
                 client.generate(PROMPT, loras=loras)
         with pytest.raises(UnsupportedOption, match="Client\\(…, interface='b'\\) has it"):
             client.generate(PROMPT, loras="neno", negative_prompt="boats")
+        with pytest.raises(TypeError, match=r"a name, or \{name: weight\}, not \['neon'\]"):
+            client.generate(PROMPT, loras=["neon"])  # pyright: ignore[reportArgumentType]
         for words in ({}, {"lora_id": LORA, "loras": "neon"}):
             with pytest.raises(TypeError, match="either loras or lora_id"):
                 client.generate(PROMPT, **words)  # pyright: ignore[reportArgumentType]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from deployments.runtime import kill_all_of, processes_in, runtime_home
 from serve_app.store.embedded_redis import stop_redis
@@ -116,3 +117,15 @@ def test_replicas_that_take_too_long_to_start(up: Start) -> None:
     up.assert_ended(1, within=START_LIMIT_S)
     assert up.complaint.startswith("atelier: the service did not start: after 1 s: ")
     assert "generator (" in up.complaint
+
+
+def test_a_base_model_that_cannot_fit(up: Start, tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "configs/local.yaml").read_text())
+    config["applications"][0]["args"]["generator"]["engine"] = {"adapter_memory": 10**15}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(config))
+    up.begin("--config", str(file))
+    up.assert_ended(1, within=START_LIMIT_S)
+    assert re.match(r"atelier: the service did not start: generator: MemoryError: as float32, pocket ", up.complaint)
+    assert "1000000.00 GB (adapter_memory)" in up.complaint
+    assert "GB free; what helps: " in up.complaint

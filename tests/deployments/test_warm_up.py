@@ -112,11 +112,11 @@ async def test_a_start_tells_how_long_measuring_will_take_unless_that_is_known(
             engine.generate("a cat", steps=1)
     first, second = told
     assert re.fullmatch(
-        r"loaded pocket: 0\.0 GB in \d+ s; jobs of 512x512 wait until exact shapes are measured, once for this machine: "
+        r"loaded pocket: 2\d\.\d MB in \d+ s; jobs of 512x512 wait until exact shapes are measured, once for this machine: "
         r"pocket about \d+ s",
         first[-1],
     )
-    assert re.fullmatch(r"loaded pocket: 0\.0 GB in \d+ s", second[-1])
+    assert re.fullmatch(r"loaded pocket: 2\d\.\d MB in \d+ s", second[-1])
     assert len(seen) == 1, "what was measured is kept"
 
 

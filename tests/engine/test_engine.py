@@ -405,6 +405,12 @@ def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
                                  on_progress=lambda done, total: seen.append((done, total)))  # fmt: skip
         with pytest.raises(RuntimeError, match="magic"):
             engine.generate("a cat", sampler="magic", width=64, height=64)
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            engine.generate("a cat", adapters={str(loras[0].path): 0.5, "nowhere.safetensors": 0.5})
+        with pytest.raises(IndexError):  # an interruption between two steps
+            engine.generate("a cat", seeds=(3, 4), steps=3, width=64, height=64, on_progress=lambda *_: [].pop())
+        again = engine.generate("a cat", seeds=(1,), adapter=str(loras[0].path), steps=3, width=64, height=64)
+    assert again == images[:1]
     assert [image.size for image in images] == [(64, 64), (64, 64)]
     assert seen[-1] == (6, 6)
     assert seen == sorted(seen)

@@ -54,6 +54,12 @@ def _gigabytes(*sizes: int) -> str:
     return f"{sum(sizes) / GB:.2f} GB"
 
 
+def shown_bytes(*numbers: int) -> str:
+    """Return `3.1 of 6.9 GB`, in megabytes where the last number is less than a tenth of a gigabyte."""
+    unit, length = ("GB", GB) if numbers[-1] >= GB / 10 else ("MB", GB / 1000)
+    return " of ".join(f"{number / length:.1f}" for number in numbers) + f" {unit}"
+
+
 def part_bytes(source: Source, dtype: torch.dtype) -> dict[str, int]:
     """Return the bytes of each part's weights as they are loaded in `dtype`; nothing for files that are missing."""
     sizes: dict[str, int] = {}
@@ -128,7 +134,7 @@ def watched(name: str, source: Source, tell: Callable[[str], None]) -> Generator
             mapped = _mapped_bytes(sizes)
             for file in sizes.keys() & (mapped.keys() | taken.keys()):  # what is mapped no more has been converted
                 taken[file] = max(taken.get(file, 0), mapped.get(file, sizes[file]))
-            tell(f"loading {name}: {sum(taken.values()) / GB:.1f} of {sum(sizes.values()) / GB:.1f} GB")
+            tell(f"loading {name}: {shown_bytes(sum(taken.values()), sum(sizes.values()))}")
 
     thread = threading.Thread(target=watch, name="watch-loading")
     thread.start()
