@@ -10,7 +10,7 @@ from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Component, Family
 from serve_app.engine.families.unet import UNetFamily, unet_family_components
-from serve_app.engine.families.z_image import ZImageFamily, z_image_components
+from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine_options import EngineOptions
 
 FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, Callable[[Path], dict[str, Component]]]] = {
         ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "LatentConsistencyModelPipeline"),
         (UNetFamily.denoiser, unet_family_components),
     ),
-    "ZImagePipeline": (ZImageFamily.denoiser, z_image_components),
+    "ZImagePipeline": (ZImageFamily.denoiser, ZImageFamily.meta_components),
 }
 """Each pipeline class's denoiser, and the function that makes its components from a folder's configurations."""
 
