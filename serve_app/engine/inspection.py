@@ -151,7 +151,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
 def _kind(layer: str, dimensions: int) -> str:
     if ".attn" in layer or ".attention." in layer:
         return "attention"
-    if ".ff." in layer or ".feed_forward." in layer:
+    if ".ff." in layer or ".ff_context." in layer or ".feed_forward." in layer:
         return "feed-forward"
     return "convolution" if dimensions > 2 else "linear"
 

@@ -1,11 +1,12 @@
 """diffusers' own pipelines, one request at a time: the reference that the engine is compared with."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 
 from serve_app.engine import AdapterFile, RunRequest
@@ -104,3 +105,27 @@ class DiffusersReference:
             [self._loaded[file.id] for file, _ in parts],
             [weight * request.scale for _, weight in parts],
         )
+
+
+class PeftReference(DiffusersReference):
+    """One pipeline with an adapter of PEFT in its transformer and its text encoder, where diffusers loads but one."""
+
+    def adapt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put an adapter of PEFT's names in, at its whole strength."""
+        for part in ("transformer", "text_encoder"):
+            own = {name.removeprefix(f"{part}."): each for name, each in tensors.items() if name.startswith(f"{part}.")}
+            if own:
+                rank = next(len(each) for name, each in own.items() if name.endswith("lora_A.weight"))
+                targets = sorted({name.partition(".lora_")[0] for name in own})
+                config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)  # pyright: ignore
+                model = getattr(self.pipeline, part)
+                peft.inject_adapter_in_model(config, model)
+                found = peft.set_peft_model_state_dict(model, dict(own))
+                assert not found.unexpected_keys
+
+    def scale(self, scale: float) -> None:
+        """Let the adapter act at this weight."""
+        for part in (self.pipeline.transformer, self.pipeline.text_encoder):
+            for layer in part.modules():
+                if isinstance(getattr(layer, "scaling", None), dict):
+                    layer.scaling = dict.fromkeys(layer.scaling, scale)

@@ -2,8 +2,8 @@
 
     python -m tests.engine.format_table
 
-It runs the rows of `test_adapter_formats.py` and `test_z_image_adapters.py` at every weight, in one process (about two
-minutes).
+It runs the rows of `test_adapter_formats.py`, `test_z_image_adapters.py` and `test_flux2_klein_adapters.py` at every
+weight, in one process (about two minutes).
 """
 
 import re
@@ -18,7 +18,13 @@ from serve_app.settings import ROOT
 from tests.engine.latent_comparison import EVERY_WEIGHT, TOLERANCE, compared
 
 DOCUMENT = ROOT / "docs" / "lora-formats.md"
-BASES: Mapping[str, str] = {"sd": "SD 1", "sd2": "SD 2", "sdxl": "SDXL", "z_image": "Z-Image"}
+BASES: Mapping[str, str] = {
+    "sd": "SD 1",
+    "sd2": "SD 2",
+    "sdxl": "SDXL",
+    "z_image": "Z-Image",
+    "flux2_klein": "FLUX.2 klein",
+}
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
     "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
@@ -26,17 +32,21 @@ WRITERS: Mapping[str, str] = {
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "a merge by hand",
+    "test_every_spelling_of_lokr_gives_the_product": "a merge by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
-_TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "z_image_adapters")]
+_TESTS = [
+    str(Path(__file__).with_name(f"test_{name}.py"))
+    for name in ("adapter_formats", "z_image_adapters", "flux2_klein_adapters")
+]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
-_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image)(?:-(\w+))?")
+_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein)(?:-(\w+))?")
 _INTRODUCTION = f"""# Formats of LoRA files
 
-Each row is a format that the tests write, read and draw with on tiny random models of the four architectures, at the
+Each row is a format that the tests write, read and draw with on tiny random models of the five architectures, at the
 weights {", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error against what the first
-column names, of {TOLERANCE:g} allowed, of the latents, and for Z-Image of one step's velocity; the adapters change them
-by more than 0.01. An empty cell was not tried.
+column names, of {TOLERANCE:g} allowed, of the latents, and for the transformers of one step's velocity; the adapters
+change them by more than 0.01. An empty cell was not tried.
 
 The first column says how a row was proven. With a tool's name, that tool's own code wrote the file and made what ours
 is compared with. sd-scripts and musubi-tuner are on no package index: their files lie beside the tests, with the recipe
@@ -55,13 +65,17 @@ three to diffusers. A change of the one is divided by outputs, with DoRA's magni
 converter that writes three changes beside zeros, at three times the rank, costs no more than the three. For this model
 diffusers' own loader is no measure: it leaves some of these names out, and DoRA with them.
 
+FLUX.2 klein's double blocks have the same two ways (`double_blocks.0.img_attn.qkv` and `txt_attn.qkv`), and its last
+modulation has its halves in another order in the original code than in diffusers, whose loader leaves them so; here
+each half goes where its name says. Names of its text encoder are Qwen3's, as those of Z-Image's are.
+
 ## What is refused
 
 Each of these is refused by its name, with the family that it is for where its shapes or names tell it:
 
 - full-weight differences, norms, OFT, BOFT, GLoRA, biases, PEFT's IA³, VeRA, AdaLoRA and `modules_to_save`;
-- LoRAs of another base model's family, and of those that are not served: Flux, SD 3, Qwen-Image, Wan, the SDXL refiner,
-  other diffusion transformers and video models, and those of cloneofsimo's trainer;
+- LoRAs of another base model's family or size, and of those that are not served: FLUX.1, SD 3, Qwen-Image, Wan, the
+  SDXL refiner, other diffusion transformers and video models, and those of cloneofsimo's trainer;
 - networks that are no LoRA: ControlNet, ControlNet-LLLite, IP-Adapter, T2I-Adapter, AnimateDiff, hypernetworks,
   upscalers, textual inversions, VAEs, whole checkpoints;
 - pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors, weights as integers.
@@ -86,11 +100,11 @@ error of a latent is 6e-06, compared with the changes that PEFT's and LyCORIS' o
 A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L); one of self-attention and
 feed-forward layers alone fits SD 1 and SD 2, and SDXL where it is of the blocks that all have. Only its metadata
 (`ss_base_model_version`, `modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them
-it is taken, and what was found in it ends with "it fits SD 1 as well". A file of Qwen3-4B alone fits Z-Image, and acts
-there, though it may have been trained for FLUX.2 klein: only its metadata can say so.
+it is taken, and what was found in it ends with "it fits SD 1 as well". So does a file of Qwen3-4B alone, which fits
+Z-Image and FLUX.2 klein 4B alike.
 
 `python -m tests.engine.format_table` writes this page; tests hold its rows to those of
-`tests/engine/test_adapter_formats.py` and `tests/engine/test_z_image_adapters.py`.
+`tests/engine/test_adapter_formats.py`, `test_z_image_adapters.py` and `test_flux2_klein_adapters.py` beside it.
 
 | compared with | format | {" | ".join(BASES.values())} |
 |---|---|{"---|" * len(BASES)}

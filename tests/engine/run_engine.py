@@ -1,10 +1,14 @@
 """Runs requests on an engine as its step thread does."""
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
-from serve_app.engine import Engine, Finished, RunRequest
+from serve_app.engine import Engine, EngineOptions, Finished, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.run import Run
 
@@ -58,3 +62,22 @@ def final_latents(model: BaseModel, requests: Iterable[RunRequest]) -> dict[str,
     for run in runs:
         model.pool.release(run.slot)
     return {run.request.run_id: run.latents for run in runs}
+
+
+def same_alone(
+    folder: Path, options: EngineOptions, requests: Sequence[RunRequest], chance: random.Random
+) -> tuple[int, int]:
+    """Make runs in whatever company comes; return how many have the bytes they have alone, and the widest batch."""
+    waiting, together, widest = list(requests), dict[str, Finished](), 0
+    with TemporaryDirectory() as findings, Engine.load(folder, options, findings=Path(findings)) as engine:
+        while waiting or engine.has_work:
+            for _ in range(min(len(waiting), chance.randint(0, 4))):
+                engine.add(waiting.pop())
+            together |= {one.run_id: one for one in engine.step()}
+            widest = max([widest, *(step.rows for step in engine.measured.steps)])
+        with Engine.load(folder, options, findings=Path(findings)) as another:
+            alone = {one.run_id: finish(another, [one])[one.run_id] for one in requests}
+    failures = [one.failure for one in (*together.values(), *alone.values()) if one.failure]
+    assert not failures
+    same = sum(np.array_equal(np.asarray(alone[name].image), np.asarray(one.image)) for name, one in together.items())
+    return same, widest

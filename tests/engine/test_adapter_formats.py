@@ -524,7 +524,7 @@ def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
 
 def test_the_table_for_users_has_every_row() -> None:
     """`python -m tests.engine.format_table` writes it anew."""
-    assert {row for row in documented() if row[2] != "z_image"} == rows_of({
+    assert {row for row in documented() if row[2] not in ("z_image", "flux2_klein")} == rows_of({
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
         "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,

@@ -79,7 +79,7 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     (f"lora_unet_{Q.replace('.', '_')}.w_norm", "train_norm"),
     (f"unet.{Q}.lora_B.bias", "bias"),
     ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "looks like a Flux LoRA, this base is"),
-    ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a Flux LoRA"),
+    ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a FLUX.1 LoRA"),
     ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
     ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
     ("transformer.transformer_blocks.0.img_mlp.net.2.lora_A.weight", "looks like a Qwen-Image LoRA, this base is"),

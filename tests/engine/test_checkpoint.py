@@ -179,7 +179,7 @@ CUT = [
     ("nothing", {"something.else": torch.ones(1)}, r"reads: something\.else\. Give as its config"),
     ("nothing", {"conditioner.embedders.0.model.ln_final.bias": torch.ones(1)}, "an SDXL refiner"),
     ("nothing", {"control_model.zero_convs.0.0.bias": torch.ones(1)}, "a ControlNet"),
-    ("nothing", {"model.diffusion_model.double_blocks.0.x": torch.ones(1)}, "no family"),
+    ("nothing", {"model.diffusion_model.double_blocks.0.img_mod.lin.weight": torch.ones(1)}, "no family"),
     ("nothing", {"cond_stage_model.transformer.text_model.final_layer_norm.weight": torch.ones(1, dtype=torch.int8)},
      "quantized as int8"),
     ("nothing", {"model.diffusion_model.out.2.weight_scale": torch.ones(3)}, "weight_scale is no scale for"),

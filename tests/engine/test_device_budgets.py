@@ -1,11 +1,12 @@
-"""What a step asks of a device, at true size: 16 rows of SDXL or 8 of Z-Image, each with an adapter, without numbers.
+"""What a step asks of a device, at true size: 16 rows of SDXL or 8 of a transformer, each with an adapter, on no numbers.
 
 The bounds are what the engine did when they were written. Whoever lowers a figure lowers its bound too.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,15 @@ import torch
 
 from serve_app.engine import AdapterFile, EngineOptions, RunRequest, base_model
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.family import Family
+from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
 from tests.engine import simulated_device, true_models
 from tests.engine.run_engine import start
 from tests.engine.simulated_device import CountedCalls, Record, recorded
+from tests.engine.tiny_flux2_klein import BLOCK_LINEARS
 
 
 class Budget(NamedTuple):
@@ -38,6 +42,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "sdxl": Budget({"torch": 2519, "kernel": 2099}, 14, 145, 1069, 11),
     "z_image": Budget({"torch": 1263, "kernel": 1135}, 14, 71, 2098, 10),
+    "flux2_klein": Budget({"torch": 781, "kernel": 701}, 14, 56, 2012, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
@@ -49,7 +54,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 240
 """Calls of the engine's Python functions outside the denoiser then (202 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 16, "z_image": 8}
+ADAPTERS = {"sdxl": 16, "z_image": 8, "flux2_klein": 8}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -80,9 +85,8 @@ def stepping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     try:
         with simulated_device.hollow(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(base_model, "lora_kernel", lambda _: add_lora)  # as on a GPU
-            pipeline, file = hollow_pipeline(family, folder / "lora.safetensors")
-            kind = UNetFamily if family == "sdxl" else ZImageFamily
-            model = BaseModel(family, kind(pipeline, options), options, lambda: None)
+            make, file = hollow(family, folder / "lora.safetensors")
+            model = BaseModel(family, make(options), options, lambda: None)
             with recorded() as record:
                 runs = [start(model, run_request(0, file))]
             runs += [start(model, run_request(i, file)) for i in range(1, adapters + 1)]
@@ -92,15 +96,21 @@ def stepping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
 
 
-def hollow_pipeline(family: str, file: Path) -> tuple[Any, Path]:
-    """Return a pipeline of the true size, and an adapter of its attention and feed-forward layers."""
+def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], Path]:
+    """Return what makes a family of the true size, and an adapter of its attention and feed-forward layers."""
     meta = torch.device("meta")
     if family == "sdxl":
         pipeline = true_models.random_pipeline("sdxl", meta).to(dtype=torch.bfloat16)
-        return pipeline, true_models.random_adapter(pipeline.unet, file, 1, 0)
-    pipeline = true_models.random_z_image(meta).to(dtype=torch.bfloat16)
-    targets = (*true_models.ATTENTION, "w1", "w2", "w3")
-    return pipeline, true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
+        return partial(UNetFamily, pipeline), true_models.random_adapter(pipeline.unet, file, 1, 0)
+    if family == "z_image":
+        pipeline, kind = true_models.random_z_image(meta), ZImageFamily
+        targets = (*true_models.ATTENTION, "w1", "w2", "w3")
+    else:
+        pipeline, kind = true_models.random_flux2_klein(meta), Flux2KleinFamily
+        targets = BLOCK_LINEARS
+    pipeline.to(dtype=torch.bfloat16)
+    file = true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
+    return partial(kind, pipeline), file
 
 
 def run_request(i: int, file: Path) -> RunRequest:

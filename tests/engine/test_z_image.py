@@ -3,13 +3,11 @@
 import json
 import random
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,9 +19,9 @@ from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.weights import part_bytes
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.diffusers_reference import DiffusersReference
+from tests.engine.diffusers_reference import PeftReference
 from tests.engine.original_checkpoint import copy_config
-from tests.engine.run_engine import final_latents, finish, start
+from tests.engine.run_engine import final_latents, finish, same_alone, start
 from tests.engine.tiny_models import diffusers, transformers
 from tests.engine.tiny_z_image import original_weights, tiny_vae, write_z_image
 
@@ -51,20 +49,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_z_image(tmp_path_factory.mktemp("models") / "base", shift=None, dim=48, heads=3, seed=1)
 
 
-class Reference(DiffusersReference):
-    """diffusers' pipeline with an adapter of PEFT in its transformer and its text encoder."""
-
-    def adapt(self, tensors: Mapping[str, Tensor], scale: float) -> None:
-        for part in ("transformer", "text_encoder"):
-            own = {name.removeprefix(f"{part}."): each for name, each in tensors.items() if name.startswith(f"{part}.")}
-            if own:
-                rank = next(len(each) for name, each in own.items() if name.endswith("lora_A.weight"))
-                targets = sorted({name.partition(".lora_")[0] for name in own})
-                config = peft.LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=targets)  # pyright: ignore
-                model = getattr(self.pipeline, part)
-                peft.inject_adapter_in_model(config, model)
-                found = peft.set_peft_model_state_dict(model, dict(own))
-                assert not found.unexpected_keys
+class Reference(PeftReference):
+    """diffusers' pipeline, which counts guidance from 0."""
 
     def latents_of(self, request: RunRequest) -> Tensor:
         return self.latents(as_diffusers_has_it(request))
@@ -144,8 +130,8 @@ def test_adapters_act_as_in_peft(part: str, scale: float, turbo: Path, tmp_path:
     adapter = tiny_models.write_adapter(tmp_path / "lora.safetensors", tensors)
     model = BaseModel.load("m", turbo, ONE_AT_A_TIME, lambda: None)
     plain, reference = Reference(turbo), Reference(turbo)
-    if scale:
-        reference.adapt(tensors, scale)
+    reference.adapt(tensors)
+    reference.scale(scale)
     for one in (REQUEST, replace(REQUEST, prompt=WORDS, guidance=3.0, width=96)):
         made = final_latents(model, [replace(one, adapter=adapter, scale=scale)])[one.run_id]
         expected = reference.latents_of(one)
@@ -295,26 +281,10 @@ def mixed(count: int, loras: list[AdapterFile], chance: random.Random) -> list[R
     ]  # fmt: skip
 
 
-def soak(folder: Path, loras: list[AdapterFile], count: int, seed: int = 0) -> tuple[int, int]:
-    """Make runs in whatever company comes; return how many have the bytes they have alone, and the widest batch."""
-    chance = random.Random(seed)
-    requests = mixed(count, loras, chance)
-    waiting, together, widest = list(requests), dict[str, Any](), 0
-    with Engine.load(folder, OPTIONS) as engine:
-        while waiting or engine.has_work:
-            for _ in range(min(len(waiting), chance.randint(0, 4))):
-                engine.add(waiting.pop())
-            together |= {one.run_id: one.image for one in engine.step()}
-            widest = max([widest, *(step.rows for step in engine.measured.steps)])
-    with Engine.load(folder, OPTIONS) as engine:
-        alone = {one.run_id: finish(engine, [one])[one.run_id].image for one in requests}
-    same = sum(np.array_equal(np.asarray(alone[name]), image) for name, image in together.items())
-    return same, widest
-
-
 @pytest.mark.slow
 def test_mixed_runs_have_the_bytes_that_they_have_alone(base: Path, loras: list[AdapterFile]) -> None:
-    same, widest = soak(base, loras, 24)
+    chance = random.Random(0)
+    same, widest = same_alone(base, OPTIONS, mixed(24, loras, chance), chance)
     assert same == 24
     assert widest > 2, "runs met"
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from serve_app.engine import RunRequest
 from serve_app.engine.adapter_slots import bind_alone
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
-from serve_app.engine.families.z_image import ZImageFamily, z_image_component
+from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine.diffusers_reference import open_pipeline
 from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, compared, require_equal
@@ -213,7 +213,7 @@ def test_every_spelling_gives_the_merged_result(z_image: ZImage, tmp_path: Path,
 
 def test_every_linear_of_the_real_size_is_found_by_every_spelling() -> None:
     with torch.device("meta"):
-        component = z_image_component(diffusers.ZImageTransformer2DModel())
+        component = ZImageFamily.component(diffusers.ZImageTransformer2DModel())
     table = LayerTable({"transformer": component}, "transformer")
     assert sum(layer.split(".")[0] in BLOCKS for layer in component.layers) == 270
     assert len(component.layers) == 276

@@ -106,7 +106,7 @@ def byte_tokenizer() -> Any:
     letters = sorted(bytes_to_letters().values())
     vocabulary = {token: i for i, token in enumerate([*letters, *SPECIAL])}
     tokenizer = transformers.Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=1024)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:])})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:]), "pad_token": SPECIAL[0]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -27,6 +27,15 @@ TRAINING = {
 }
 
 
+LARGE_VAE = {
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "sample_size": 1024,
+}
+
+
 def random_pipeline(name: str, device: torch.device, *, tiny: bool = False) -> Any:
     """Return `sd15` or `sdxl` with random weights, from the published configs; `tiny` has few channels and layers."""
     with torch.device(device):
@@ -43,20 +52,35 @@ def random_z_image(device: torch.device) -> Any:
     """Return Z-Image-Turbo with random weights, from the published configs; its tokenizer has a token for each byte."""
     with torch.device(device):
         transformer = diffusers.ZImageTransformer2DModel()
-        encoder = transformers.Qwen3Model(
-            transformers.Qwen3Config(
-                vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
-                num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
-            )
-        )  # fmt: skip
         vae = diffusers.AutoencoderKL(
-            block_out_channels=(128, 256, 512, 512), layers_per_block=2, down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4, latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159,
-            use_quant_conv=False, use_post_quant_conv=False, sample_size=1024,
+            **LARGE_VAE, latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False,
+            use_post_quant_conv=False,
         )  # fmt: skip
+        encoder = transformers.Qwen3Model(_qwen3_4b())
     return diffusers.ZImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer,
+    )  # fmt: skip
+
+
+def random_flux2_klein(device: torch.device) -> Any:
+    """Return FLUX.2 klein 4B, distilled, in the same way."""
+    with torch.device(device):
+        transformer = diffusers.Flux2Transformer2DModel(
+            num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
+        )
+        vae = diffusers.AutoencoderKLFlux2(**LARGE_VAE, latent_channels=32)
+        encoder = transformers.Qwen3ForCausalLM(_qwen3_4b())
+    return diffusers.Flux2KleinPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, is_distilled=True,
+    )  # fmt: skip
+
+
+def _qwen3_4b() -> Any:
+    return transformers.Qwen3Config(
+        vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
     )  # fmt: skip
 
 

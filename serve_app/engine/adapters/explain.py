@@ -27,6 +27,8 @@ ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
 WHOLE_MODEL = "an operator may add it as a base model"
 ARCHITECTURES: Sequence[tuple[str, str]] = (
     (r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)", "FLUX.2"),
+    (r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
+     r"|single_transformer_blocks[._]\d+[._](attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)", "FLUX.1"),
     (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "Flux"),
     (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "SD 3"),
     (r"(?:^|[._])transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)[._]", "Qwen-Image"),
@@ -100,12 +102,25 @@ _BLOCKS: Sequence[tuple[str, str]] = (
 )  # fmt: skip
 """Blocks of layers by the architectures that have them, where this base has not."""
 _SHARED: Sequence[tuple[str, Sequence[str]]] = (
+    (r"^(lora_te1_|clip_l\.|text_encoder\.)", ("SD 1", "SDXL")),
+    (r"^(lora_te1?_|text_encoder\.|text_encoders\.qwen3_4b\.)", ("Z-Image", "FLUX.2 klein 4B")),
     (r"(down_blocks[._][12]|mid_block)[._]attentions[._]\d[._]transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))",
      ("SD 1", "SD 2", "SDXL")),
     (r"transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))|_blocks[._]\d[._](resnets|\w+samplers)",
      ("SD 1", "SD 2")),
 )  # fmt: skip
 """Layers of the same name and shape in several families."""
+_FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
+    (re.compile(r"(single_blocks[._]\d+[._]linear1|[._]to_qkv_mlp_proj)\.lora[._](up|B)"), 0,
+     {21504: "FLUX.1", 27648: "FLUX.2 klein 4B", 36864: "FLUX.2 klein 9B", 55296: "FLUX.2 dev"}),
+    (re.compile(r"single_(blocks[._]\d+[._]linear2|transformer_blocks[._]\d+[._]attn[._]to_out)\.lora[._](down|A)"), 1,
+     {15360: "FLUX.1", 12288: "FLUX.2 klein 4B", 16384: "FLUX.2 klein 9B", 24576: "FLUX.2 dev"}),
+    (re.compile(r"((img|txt)_mlp[._]0|ff(_context)?[._]linear_in)\.lora[._](up|B)"), 0,
+     {12288: "FLUX.1", 18432: "FLUX.2 klein 4B", 24576: "FLUX.2 klein 9B", 36864: "FLUX.2 dev"}),
+    (re.compile(r"((img|txt)_attn[._]qkv|\btransformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)\.lora[._](down|A)"),
+     1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
+)  # fmt: skip
+"""Tensors of Flux adapters whose size in this dimension tells the family: 3072 inputs alone are those of two."""
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 
@@ -165,7 +180,7 @@ def _declared_family(declared: Mapping[str, str]) -> Claim | None:
 
 def _may_be(family: str, table: LayerTable) -> bool:
     if own := base_family(table):
-        return family == own
+        return own.startswith(family)
     return family in ("SD 1", "SD 2")  # a small model of that architecture, with one text encoder
 
 
@@ -176,11 +191,15 @@ def _looks_like(family: str) -> str:
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
     """Return SD 1, SD 2 or SDXL by the width of the text embeddings that its cross attention takes.
 
-    A second text encoder also tells SDXL.
+    A second text encoder also tells SDXL, and the sizes of layers tell which Flux it is.
     """
     widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family
+    for pattern, side, sizes in _FLUX:
+        found = {tensor.shape[side] for name, tensor in tensors.items() if tensor.dim() > 1 and pattern.search(name)}
+        if family := next((sizes[size] for size in found if size in sizes), None):
+            return family
     return "SDXL" if any(_XL_TEXT.match(name) for name in tensors) else None
 
 
@@ -199,8 +218,6 @@ def also_fits(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mappin
     own = base_name(table)
     if family_of(tensors) or _declared_family(declared):
         return []
-    if all(re.match(r"(lora_te1_|clip_l\.|text_encoder\.)", name) for name in tensors):
-        return [family for family in ("SD 1", "SDXL") if own in ("SD 1", "SDXL") and family != own]
     for pattern, families in _SHARED:
         if own in families and all(re.search(pattern, name) for name in tensors):
             return [family for family in families if family != own]
@@ -210,7 +227,9 @@ def also_fits(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mappin
 def base_family(table: LayerTable) -> str | None:
     """Return the family of a base model by its layers; None for one of unusual sizes."""
     if family := next(iter(_matches(ARCHITECTURES, table.components[table.denoiser].layers)), None):
-        return family
+        outputs = {shape[0] for (_, layer), shape in table.shapes.items() if layer.endswith(".to_qkv_mlp_proj")}
+        _, _, sizes = _FLUX[0]
+        return next((sizes[size] for size in outputs if size in sizes), family)
     return "SDXL" if "text_encoder_2" in table.components else FAMILIES.get(table.context_width or 0)
 
 

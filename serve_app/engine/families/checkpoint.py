@@ -256,6 +256,12 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise FileNotFoundError(f"vae: {path}: no such safetensors file")
+        _, described = _read_index(folder).get("vae") or ("", "")
+        if described not in ("", "AutoencoderKL"):
+            raise ValueError(
+                f"vae: {path}: is not of the VAE that {folder / 'vae'} describes, since {described} is read from "
+                "folders alone; name diffusers' folder of it"
+            )
         try:
             vae = diffusers.AutoencoderKL.from_single_file(
                 str(path), config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype

@@ -9,8 +9,9 @@ import torch
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Component, Family
+from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily, unet_family_components
-from serve_app.engine.families.z_image import ZImageFamily, z_image_components
+from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine_options import EngineOptions
 
 FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
     "StableDiffusionXLPipeline": UNetFamily.load,
     "LatentConsistencyModelPipeline": UNetFamily.load,
     "ZImagePipeline": ZImageFamily.load,
+    "Flux2KleinPipeline": Flux2KleinFamily.load,
 }
 
 
@@ -38,7 +40,8 @@ LAYERS: dict[str, tuple[str, Callable[[Path], dict[str, Component]]]] = {
         ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "LatentConsistencyModelPipeline"),
         (UNetFamily.denoiser, unet_family_components),
     ),
-    "ZImagePipeline": (ZImageFamily.denoiser, z_image_components),
+    "ZImagePipeline": (ZImageFamily.denoiser, ZImageFamily.meta_components),
+    "Flux2KleinPipeline": (Flux2KleinFamily.denoiser, Flux2KleinFamily.meta_components),
 }
 """Each pipeline class's denoiser, and the function that makes its components from a folder's configurations."""
 

@@ -30,15 +30,16 @@ MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm
 OTHER_KINDS = {
     r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give its base model",
     r"control_model\..+": "is a ControlNet, which this service does not run; give a base model",
-    r"model\.diffusion_model\.(joint|double|single)_blocks\..+": "is a diffusion transformer (SD 3, Flux), "
-    "for which there is no family; give a base model of Stable Diffusion 1.x, 2.x or XL, or a Z-Image",
+    r"(model\.diffusion_model\.)?joint_blocks\..+": "is an SD 3, for which there is no family",
+    r"(model\.diffusion_model\.)?double_blocks\.\d+\.img_mod\..+": "is a FLUX.1, for which there is no family",
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
-    r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?all_x_embedder\..+": "has diffusers' names; give diffusers' whole "
-    "folder as `folder:`",
+    r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
+    "names; give diffusers' whole folder as `folder:`",
 }
-_Z_IMAGE = {
-    r"(model\.diffusion_model\.)?(noise|context)_refiner\..+": "is a Z-Image, and its config a Stable Diffusion; give as "
-    "its config a diffusers folder of Z-Image",
+_TRANSFORMERS = {
+    rf"(model\.diffusion_model\.)?{blocks}\..+": f"is a {name}, and its config a Stable Diffusion; give as its config a "
+    f"diffusers folder of {name}"
+    for blocks, name in (("(noise|context)_refiner", "Z-Image"), ("double_blocks", "FLUX.2"))
 }
 _ENCODER = (
     r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
@@ -81,7 +82,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors, OTHER_KINDS | _Z_IMAGE)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _TRANSFORMERS)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.families.dit import PATCH, attended, normed, turned
 from serve_app.engine.lora_layers import shrink_together
 
-PATCH = 2
-"""Latent cells per side of a token."""
 MULTIPLE = 32
 """The tokens of an image, and of a caption, are padded to a multiple of this."""
 _PATCH_NAME = f"{PATCH}-1"
@@ -109,13 +108,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor, bias: Tensor | None, modulation: Modulation | None) -> Tensor:
         if modulation is None:
-            x = _normed(self.attention_norm2, self.attention(_normed(self.attention_norm1, x), rope, bias)).add_(x)
-            return _normed(self.ffn_norm2, self.feed_forward(_normed(self.ffn_norm1, x))).add_(x)
+            x = normed(self.attention_norm2, self.attention(normed(self.attention_norm1, x), rope, bias)).add_(x)
+            return normed(self.ffn_norm2, self.feed_forward(normed(self.ffn_norm1, x))).add_(x)
         (attention, feed_forward), gates = modulation
-        changed = self.attention(_normed(self.attention_norm1, x).mul_(attention), rope, bias)
-        x = torch.addcmul(x, gates[0], _normed(self.attention_norm2, changed))
-        changed = self.feed_forward(_normed(self.ffn_norm1, x).mul_(feed_forward))
-        return x.addcmul_(gates[1], _normed(self.ffn_norm2, changed))
+        changed = self.attention(normed(self.attention_norm1, x).mul_(attention), rope, bias)
+        x = torch.addcmul(x, gates[0], normed(self.attention_norm2, changed))
+        changed = self.feed_forward(normed(self.ffn_norm1, x).mul_(feed_forward))
+        return x.addcmul_(gates[1], normed(self.ffn_norm2, changed))
 
 
 class Attention(nn.Module):
@@ -129,10 +128,8 @@ class Attention(nn.Module):
         layers = (self.to_q, self.to_k, self.to_v)
         shrunk = shrink_together(x, layers)
         q, k, v = (layer(x, each).unflatten(2, (self.heads, -1)) for layer, each in zip(layers, shrunk, strict=True))
-        q, k = (_turned(_normed(norm, each), rope) for norm, each in ((self.norm_q, q), (self.norm_k, k)))
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.to_out[0](attended.transpose(1, 2).flatten(2))
+        q, k = (turned(normed(norm, each), rope) for norm, each in ((self.norm_q, q), (self.norm_k, k)))
+        return self.to_out[0](attended(q, k, v, bias))
 
 
 class FeedForward(nn.Module):
@@ -154,17 +151,6 @@ def _padded(x: Tensor, token: Tensor) -> Tensor:
     rows, tokens, width = x.shape
     missing = padded_length(tokens) - tokens
     return torch.cat([x, token.expand(rows, missing, width)], 1) if missing else x
-
-
-def _normed(norm: Any, x: Tensor) -> Tensor:
-    """Return what diffusers' `RMSNorm` computes, by one operator; a model without this norm has None."""
-    return x if norm is None else F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
-
-
-def _turned(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn the pairs of each head of x [rows, tokens, heads, width] in float32, as diffusers does."""
-    pairs = torch.view_as_complex(x.float().unflatten(3, (-1, 2)))
-    return torch.view_as_real(pairs * rope).flatten(3).to(x.dtype)
 
 
 def _patches(latents: Tensor) -> Tensor:

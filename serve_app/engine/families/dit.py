@@ -1,0 +1,235 @@
+"""What families of diffusion transformers share: a Qwen3 that reads prompts, flow matching, and operators of blocks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serve_app.engine.device import torch_device, torch_dtype, upload
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
+from serve_app.engine.families.family import Component, latent_rgb
+from serve_app.engine.families.single_file import Convert
+from serve_app.engine.lanes import forwards_over, lanes_over
+from serve_app.engine.lora_layers import wrap_layers
+from serve_app.engine.run import RunRequest
+from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
+from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
+
+PATCH = 2
+"""Cells of the VAE's latents per side of a token."""
+MAX_TOKENS = 512
+"""A prompt in its chat template is cut at so many tokens, as diffusers' pipelines do."""
+MAX_PLACES = 32
+"""How many places of tokens are kept, one for each image size and caption length: 2.5 MB each for 1024²."""
+USUAL_STEPS = 8
+"""A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
+
+
+class TransformerFamily(ABC):
+    """A transformer over tokens of an image and of its caption, trained by flow matching; see `Family`.
+
+    It can be any whose pipeline of diffusers has a Qwen3 as its one text encoder. What an architecture has of its own,
+    its class says.
+    """
+
+    denoiser = "transformer"
+
+    convert: Convert
+    """The function from the names in single files to diffusers'."""
+    max_encoded_prompts = 128
+    """How many encoded prompts are kept for further runs; what was used longest ago goes first. The longest takes 2.6 MB
+    of Z-Image."""
+
+    def __init__(self, pipeline: Any, options: EngineOptions, *, sampler: str = "") -> None:
+        self.device, self.dtype = torch_device(options), torch_dtype(options)
+        self.components = {
+            "transformer": self.component(_on_device(pipeline.transformer, self.device)),
+            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), self.device)),
+        }
+        self.transformer: Any = self.components["transformer"].module
+        self.text_encoder: Any = self.components["text_encoder"].module
+        self.vae = _on_device(pipeline.vae, self.device)
+        if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
+            self.vae.to(torch.float32)
+        self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
+        self.sampler = sampler or options.sampler
+        self._schedules: dict[tuple[str, int, int], Schedule] = {}
+        self._schedule(self.sampler, USUAL_STEPS, tokens=4096)
+        self.encoded = lru_cache(self.max_encoded_prompts)(self._encoded)
+        self.places = lru_cache(MAX_PLACES)(self._places)
+        self.latent_rgb = latent_rgb(type(self.vae).__name__, self.vae.config.latent_channels, is_xl=False)
+        self.common_targets: Sequence[str] = [
+            name for name in self.components["transformer"].layers if self.is_common_target(name)
+        ]
+        self.lanes = lanes_over(self.components["transformer"], options)
+        self._forwards = forwards_over(self.lanes, options)
+
+    @classmethod
+    def load(cls, source: Source, options: EngineOptions) -> Self:
+        checkpoint = as_checkpoint(source)
+        if checkpoint.clip_skip:
+            raise ValueError("clip_skip: is for CLIP's text encoders, and this base model has none; leave it out")
+        pipeline = load_dit_pipeline(source, torch_dtype(options), cls.convert)
+        try:
+            cls.refuse_wrong_pairs(pipeline)
+        except ValueError as error:
+            raise ValueError(f"{checkpoint.path}: {error}") from error
+        return cls(pipeline, options, sampler=checkpoint.sampler)
+
+    @classmethod
+    def meta_components(cls, folder: Path) -> dict[str, Component]:
+        """Return the components of a base model that a diffusers folder describes, without weights."""
+        return {
+            "transformer": cls.component(make_part(folder, "transformer")),
+            "text_encoder": qwen_component(make_part(folder, "text_encoder")),
+        }
+
+    # -- what each architecture says of itself -----------------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def component(plain: Any) -> Component:
+        """Return the component over the layers of diffusers' transformer, which may be on the meta device."""
+
+    @staticmethod
+    @abstractmethod
+    def refuse_wrong_pairs(pipeline: Any) -> None:
+        """Raise ValueError on parts that do not fit the transformer."""
+
+    @staticmethod
+    @abstractmethod
+    def is_common_target(layer: str) -> bool:
+        """Return whether most adapters change a layer of the transformer."""
+
+    @abstractmethod
+    def shift(self, tokens: int, steps: int) -> float | None:
+        """Return the schedule's shift for an image of so many tokens; None where it is the same for all."""
+
+    @abstractmethod
+    def hidden_states(self, prompt: str) -> Tensor:
+        """Return what the transformer takes of a prompt, [tokens, width]."""
+
+    # -- prompts and places ------------------------------------------------------------------------------------------
+
+    def _encoded(self, prompt: str, adapter_id: str, scale: float) -> Tensor:
+        del adapter_id, scale  # the cache tells encodings apart by them
+        return self.hidden_states(prompt).to(self.dtype)
+
+    def captions(self, prompts: Sequence[str], request: RunRequest, adapter_id: str) -> list[Tensor]:
+        """Return the hidden states [tokens, width] of each prompt; those used last are kept."""
+        return [self.encoded(prompt, adapter_id, request.scale if adapter_id else 0.0) for prompt in prompts]
+
+    def read(self, prompt: str, *, thinking: bool, padded: bool = False) -> Sequence[Tensor]:
+        """Return a prompt's hidden states, first those before all layers, each [1, tokens, width].
+
+        The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
+        """
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+        )
+        padding = "max_length" if padded else False
+        tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
+        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.device)
+        states = self.text_encoder(ids, mask if padded else None, output_hidden_states=True, use_cache=False)
+        return states.hidden_states
+
+    def _places(self, *key: int) -> tuple[Tensor, ...]:
+        return tuple(upload(each.numpy(), self.device) for each in self.transformer.places(*key))
+
+    # -- noise and steps ---------------------------------------------------------------------------------------------
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return [self.transformer, self.vae, self.text_encoder]
+
+    def tokens(self, request: RunRequest) -> tuple[int, int]:
+        """Return the image's height and width in tokens, rounded up."""
+        side = PATCH * 2 ** (len(self.vae.config.block_out_channels) - 1)
+        return -(-request.height // side), -(-request.width // side)
+
+    def schedule(self, request: RunRequest) -> Schedule:
+        height, width = self.tokens(request)
+        return self._schedule(request.sampler or self.sampler, request.steps, tokens=height * width)
+
+    def _schedule(self, sampler: str, steps: int, *, tokens: int) -> Schedule:
+        """Return a schedule for an image of so many tokens. Raises ValueError with the choices."""
+        if sampler and parse_sampler(sampler)[0] is not Sampler.FLOW_EULER:
+            raise ValueError(f"sampler {sampler}: is for another family; sampler: may be {Sampler.FLOW_EULER}")
+        key = sampler, steps, tokens if self.scheduler.config.use_dynamic_shifting else 0
+        if key not in self._schedules:
+            noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
+            scheduler = make_scheduler(sampler, self.scheduler)
+            made = make_schedule(scheduler, steps, sigmas=noise_levels, mu=self.shift(tokens, steps))
+            self._schedules[key] = made.to(self.device)
+        return self._schedules[key]
+
+
+def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
+    """Raise ValueError on a text encoder that does not make hidden states of this width, or on another's tokenizer."""
+    encoder, tokenizer = pipeline.text_encoder.config, pipeline.tokenizer
+    if encoder.hidden_size != width:
+        raise ValueError(
+            f"the transformer takes captions {width} wide and the text encoder makes {encoder.hidden_size}: name the "
+            "Qwen3 that it was trained with as `text_encoder:`"
+        )
+    if not tokenizer.chat_template or len(tokenizer) > encoder.vocab_size:
+        template = "a" if tokenizer.chat_template else "no"
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and {template} chat template, and the text encoder knows "
+            f"{encoder.vocab_size}: name the text encoder's own as `tokenizer:`"
+        )
+
+
+def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
+    """Raise ValueError on a VAE whose latents have not so many channels."""
+    if (latent := getattr(pipeline.vae.config, "latent_channels", 4)) != channels:
+        raise ValueError(
+            f"the transformer takes {channels} channels and the VAE makes {latent}: name the VAE that it was trained "
+            "with as `vae:`"
+        )
+
+
+def qwen_component(encoder: Any) -> Component:
+    """Return the component of a Qwen3."""
+    encoder = _without_head(encoder)
+    layers = wrap_layers(encoder)
+    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]
+    prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
+    return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, prefixes)
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    """Return what an RMSNorm computes, diffusers' or torch's, by one operator; a model without this norm has None."""
+    return x if norm is None else F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+
+def turned(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn the pairs of each head of x [rows, tokens, heads, width] in float32 (Su et al. 2021), as diffusers does.
+
+    `rope` holds complex numbers [rows, tokens, 1, half of the width].
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(3, (-1, 2)))
+    return torch.view_as_real(pairs * rope).flatten(3).to(x.dtype)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what heads [rows, tokens, heads, width] attend to, as [rows, tokens, heads · width]."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+def _without_head(encoder: Any) -> Any:
+    """Return a language model without the layer that makes words of what it understood, for nothing is written here."""
+    return getattr(encoder, "model", encoder)
+
+
+def _on_device(module: Any, device: torch.device) -> Any:
+    return module.to(device).eval().requires_grad_(False)
