@@ -17,6 +17,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
+from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -76,6 +77,7 @@ class SampleDrawing:
     settings: Settings
     waiting: LoraSamples
     catalog: CatalogReader
+    applied_catalog: AppliedCatalog
     accounts: AccountStore
     queue: JobQueue
     space: Space
@@ -91,8 +93,13 @@ class SampleDrawing:
         if owner is None or owner.disabled:
             return ""
         job_id = new_job_id(JobKind.GENERATION)
+        steps, guidance = adapter.recommended(await self.applied_catalog.applied_base_models())
         request = GenerationRequest(
-            prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
+            prompt=", ".join((PROMPT, *adapter.trigger_words)),
+            lora_id=adapter.id,
+            steps=min(steps or STEPS, STEPS),
+            seeds=(SEED,),
+            **({} if guidance is None else {"guidance_scale": guidance}),
         )
         verdict = await self.moderation.prompt(
             account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
