@@ -5,7 +5,7 @@ Such a job counts neither against the account's plan nor as its usage, and its i
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from serve_app.accounts.accounts import AccountStore
@@ -99,8 +99,9 @@ class SampleDrawing:
             lora_id=adapter.id,
             steps=min(steps or STEPS, STEPS),
             seeds=(SEED,),
-            **({} if guidance is None else {"guidance_scale": guidance}),
         )
+        if guidance is not None:
+            request = replace(request, guidance_scale=guidance)
         verdict = await self.moderation.prompt(
             account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
         )

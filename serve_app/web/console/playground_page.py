@@ -84,8 +84,9 @@ async def cards_part(
     words = await loras_of(request).vocabulary.words()
     tuned = await _tuned(request, adapters)
     values = _complete(given, tuned, cards, is_comparing=comparing is not None)
-    shown = {"cards": cards, "comparing": comparing, "words": words, "values": values, "tuned": tuned}
-    return render(request, "cards.html", session, **shown)
+    return render(
+        request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values, tuned=tuned
+    )
 
 
 async def _tuned(request: Request, adapters: Sequence[Adapter]) -> dict[str, dict[str, str]]:
