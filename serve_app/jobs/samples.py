@@ -94,12 +94,8 @@ class SampleDrawing:
             return ""
         job_id = new_job_id(JobKind.GENERATION)
         steps, guidance = adapter.recommended(await self.applied_catalog.applied_base_models())
-        request = GenerationRequest(
-            prompt=", ".join((PROMPT, *adapter.trigger_words)),
-            lora_id=adapter.id,
-            steps=min(steps or STEPS, STEPS),
-            seeds=(SEED,),
-        )
+        prompt, steps = ", ".join((PROMPT, *adapter.trigger_words)), min(steps or STEPS, STEPS)
+        request = GenerationRequest(prompt=prompt, lora_id=adapter.id, steps=steps, seeds=(SEED,))
         if guidance is not None:
             request = replace(request, guidance_scale=guidance)
         verdict = await self.moderation.prompt(
