@@ -38,6 +38,11 @@ TWO_PASSES = (Sampler.HEUN, Sampler.DPM2, Sampler.DPM2_A, Sampler.DPMPP_SDE)
 """Samplers that ask the denoiser twice in each step."""
 
 
+def passes_of(sampler: str) -> int:
+    """Return how often a step of the named sampler asks the denoiser; once where it has no name."""
+    return 2 if sampler and parse_sampler(sampler)[0] in TWO_PASSES else 1
+
+
 class SigmaSpacing(StrEnum):
     """How a sampler's steps are spread over the noise levels."""
 

@@ -293,13 +293,18 @@ def rewrite_catalog(file: Path, change: Callable[[CatalogRows], object]) -> None
     file.write_text(yaml.safe_dump(content))
 
 
-def put_in_group(file: Path, group: str, base_model: str = "pocket") -> None:
-    """Change the group of a base model in a catalog file."""
+def change_base_model(file: Path, base_model: str = "pocket", **fields: object) -> None:
+    """Change fields of a base model in a catalog file."""
     content = yaml.safe_load(file.read_text())
     for row in content["base_models"]:
         if row["id"] == base_model:
-            row["group"] = group
+            row.update(fields)
     file.write_text(yaml.safe_dump(content))
+
+
+def put_in_group(file: Path, group: str, base_model: str = "pocket") -> None:
+    """Change the group of a base model in a catalog file."""
+    change_base_model(file, base_model, group=group)
 
 
 def write_catalog(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.client import Client, Job, UnsupportedOption
 from serve_app.client.access import KEY_VARIABLE, READY_FILE, URL_VARIABLES
 from serve_app.client.display import shown_bar
+from serve_app.client.protocol import FEWEST_STEPS
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
@@ -33,7 +34,6 @@ Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewe
 SIZE = 512
 """The width and height of an image by default, on both interfaces."""
 TRIED_PROMPT = "purple mountains under a black sky with a yellow moon"
-LEAST_STEPS = 20
 """A LoRA is tried by the cheapest picture of interface A."""
 
 
@@ -111,7 +111,10 @@ def _try(
     with _client(settings, out, base_url, key) as client:
         found = client.loras.find(lora)
         words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
-        job = client.generate(words, lora_id=found.id, seed=seed, steps=LEAST_STEPS, lora_weight=weight)
+        guidance = found.recommended_guidance
+        job = client.generate(
+            words, lora_id=found.id, seed=seed, steps=FEWEST_STEPS, lora_weight=weight, guidance_scale=guidance
+        )
         return _wait_and_save(job, out, timeout, doing=_drawing(1, SIZE, SIZE, found.name), open_images=open_images)
 
 

@@ -26,9 +26,11 @@ from serve_app.client.protocol import (
     Service,
     Sleep,
     path_of,
+    recommended_options,
     then,
+    without_none,
 )
-from serve_app.client.records import Event, ImageInfo, JobState, Model, OnProgress, Record, Usage
+from serve_app.client.records import Event, ImageInfo, JobState, Lora, Model, OnProgress, Record, Usage
 from serve_app.client.upload import Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
@@ -70,7 +72,7 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         self.service = Service(
             base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait
         )
-        self._lora_ids: dict[str, str] = {}
+        self._loras: dict[str, Lora] = {}
 
     @abstractmethod
     def execute(self, operation: Operation[Any]) -> Any:
@@ -95,8 +97,9 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
 
         With `loras`, by name or id, it returns when the images are ready, and shows a bar in a terminal or notebook
         unless `progress` is off. With `lora_id` it returns the started job at once. `wait` decides for either. Options
-        left out take the service's defaults; `GenerationOptions` has their names. Raises `UnsupportedOption` for one
-        that the interface does not have, `UnknownLora`, and when it waits what `job.wait()` raises.
+        left out take the service's defaults, steps and guidance those that a LoRA given by its name recommends, as far
+        as the interface takes them; `GenerationOptions` has their names. Raises `UnsupportedOption` for one that the
+        interface does not have, `UnknownLora`, and when it waits what `job.wait()` raises.
         """
 
         def drawn() -> Operation[Any]:
@@ -192,13 +195,15 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
             options = {**options, "lora_id": name, "lora_weight": weight}
         create = self.service.generate(idempotency_key, options)  # a wrong option is refused before a name is asked for
         if name and not _LORA_ID.fullmatch(name):
-            if name not in self._lora_ids:
-                self._lora_ids[name] = (yield from find_lora(self.service, name)).id
-            create = self.service.generate(idempotency_key, {**options, "lora_id": self._lora_ids[name]})
+            if name not in self._loras:
+                self._loras[name] = yield from find_lora(self.service, name)
+            lora = self._loras[name]
+            wanted = recommended_options(self.service.interface, lora)
+            create = self.service.generate(idempotency_key, {**wanted, **without_none(options), "lora_id": lora.id})
         try:
             return (yield from create)
         except Forbidden:
-            self._lora_ids.pop(name, None)  # another LoRA may have the name by now
+            self._loras.pop(name, None)  # another LoRA may have the name by now
             raise
 
     def upscale(self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None) -> JobT:

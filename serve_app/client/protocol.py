@@ -29,7 +29,7 @@ from serve_app.client.errors import (
     job_failure,
     service_error,
 )
-from serve_app.client.records import Record
+from serve_app.client.records import Lora, Record
 from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
@@ -343,6 +343,8 @@ class GenerationOptions(TypedDict, total=False):
     num_images: int | None
 
 
+FEWEST_STEPS = 20
+"""Interface A takes no fewer steps."""
 _NAMES_IN_B = {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"}
 _UNSUPPORTED: dict[Interface, set[str]] = {"a": {"negative_prompt"}, "b": {"steps", "num_images"}}
 
@@ -358,6 +360,13 @@ def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[st
         )
     names = _NAMES_IN_B if interface == "b" else {}
     return {names.get(option, option): value for option, value in given.items()}
+
+
+def recommended_options(interface: Interface, lora: Lora) -> dict[str, Any]:
+    """The options that a LoRA wants, as near to it as the interface takes them."""
+    steps = None if lora.recommended_steps is None else max(FEWEST_STEPS, lora.recommended_steps)
+    options = without_none({"steps": steps, "guidance_scale": lora.recommended_guidance})
+    return {name: value for name, value in options.items() if name not in _UNSUPPORTED[interface]}
 
 
 def without_none(options: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Lora:
     `summary` says what the check of its file found, and `found` holds that in fields, such as `algorithm`, `rank`,
     `suggested_trigger_words` and, for one of your own that was read alone, the training `metadata`. `sample_url`
     opens a picture drawn with it; it is None while there is none. `shared_with` (account id → name) is filled for
-    your own only. `warning` says why jobs with a LoRA that was just added would fail now.
+    your own only. `warning` says why jobs with a LoRA that was just added would fail now. `recommended_steps` and
+    `recommended_guidance` are what it or its base model was made for; they are None where nothing is known.
     """
 
     id: str
@@ -48,6 +49,8 @@ class Lora:
     shared_with: Mapping[str, str] = field(default_factory=dict[str, str])
     sample_url: str | None = None
     warning: str = ""
+    recommended_steps: int | None = None
+    recommended_guidance: float | None = None
 
     @property
     def suggested_trigger_words(self) -> tuple[str, ...]:
@@ -76,6 +79,8 @@ class Lora:
             sample_url=row.get("sample_url"),
             shared_with={each["account_id"]: each["name"] for each in row.get("shared_with", ())},
             warning=row.get("warning", ""),
+            recommended_steps=row.get("recommended_steps"),
+            recommended_guidance=row.get("recommended_guidance"),
         )
 
 

@@ -1,9 +1,9 @@
 """Base models and LoRA adapters on offer, as data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 
@@ -23,6 +23,10 @@ class BaseModel:
     """The sampler of its images; empty means the engine's option, or else the base model's own."""
     passes: int = 1
     """How often a step of `sampler` asks the denoiser: a job's work counts so many times."""
+    steps: int | None = None
+    """How many steps it was made for; None where nobody says it."""
+    guidance: float | None = None
+    """The guidance it was made for, 1 being none; None where nobody says it."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers counts them."""
     text_encoder: str = ""
@@ -63,6 +67,25 @@ class Adapter:
     """Its owner says that a prompt should hold these for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Facts that validation saw in the file; empty for a row of the catalog file."""
+    sampler: str = ""
+    """The sampler of its images; empty means that of its base model."""
+    steps: int | None = None
+    """How many steps it was made for; None means what its base model says."""
+    guidance: float | None = None
+    """The guidance it was made for, 1 being none; None means what its base model says."""
+
+    def recommended(self, base_models: Iterable[BaseModel]) -> "Recommended":
+        """Return what it says of steps and guidance, or else what its base model does."""
+        base = next((model for model in base_models if model.id == self.base_model), None)
+        steps, guidance = (None, None) if base is None else (base.steps, base.guidance)
+        return Recommended(self.steps or steps, self.guidance or guidance)
+
+
+class Recommended(NamedTuple):
+    """What images of a LoRA look best with. It is told, and changes no request; None is what nobody says."""
+
+    steps: int | None = None
+    guidance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

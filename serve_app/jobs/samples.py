@@ -5,7 +5,7 @@ Such a job counts neither against the account's plan nor as its usage, and its i
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from serve_app.accounts.accounts import AccountStore
@@ -17,6 +17,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
+from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -76,6 +77,7 @@ class SampleDrawing:
     settings: Settings
     waiting: LoraSamples
     catalog: CatalogReader
+    applied_catalog: AppliedCatalog
     accounts: AccountStore
     queue: JobQueue
     space: Space
@@ -91,9 +93,11 @@ class SampleDrawing:
         if owner is None or owner.disabled:
             return ""
         job_id = new_job_id(JobKind.GENERATION)
-        request = GenerationRequest(
-            prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
-        )
+        steps, guidance = adapter.recommended(await self.applied_catalog.applied_base_models())
+        prompt, steps = ", ".join((PROMPT, *adapter.trigger_words)), min(steps or STEPS, STEPS)
+        request = GenerationRequest(prompt=prompt, lora_id=adapter.id, steps=steps, seeds=(SEED,))
+        if guidance is not None:
+            request = replace(request, guidance_scale=guidance)
         verdict = await self.moderation.prompt(
             account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
+from serve_app.engine_options import passes_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs
@@ -37,10 +38,14 @@ def write_record(adapter: Adapter, source: str) -> dict[str, str]:
         "open": "1" if adapter.accounts is None else "",
         "accounts": json.dumps(sorted(adapter.accounts or ())),
         "found": json.dumps(dict(adapter.found)),
+        "sampler": adapter.sampler,
+        "passes": str(passes_of(adapter.sampler)) if adapter.sampler else "",  # accept counts work by it
+        "recommended": json.dumps([adapter.steps, adapter.guidance]),
     }
 
 
 def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
+    steps, guidance = json.loads(fields.get("recommended", "[null, null]"))
     return Adapter(
         id=lora_id,
         **{name: fields[name] for name in AS_THEY_ARE},
@@ -50,6 +55,9 @@ def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
         trigger_words=tuple(json.loads(fields["trigger_words"])),
         accounts=None if fields["open"] == "1" else frozenset(json.loads(fields["accounts"])),
         found=json.loads(fields["found"]),
+        sampler=fields.get("sampler", ""),
+        steps=steps,
+        guidance=guidance,
     )
 
 

@@ -9,6 +9,8 @@
                                         # missing means the folder of the file's name beside it (../models/painting)
         vae: ../models/vae.safetensors  # optional, as are the next two: another VAE, a diffusers folder or a file
         sampler: euler-a-karras         # what it draws with; missing means its own scheduler
+        steps: 8                        # what it was made for, 1 to 50, and the guidance, 1 (none) to 20: the LoRA list
+        guidance: 1                     # tells it, and console and SDK begin with it; missing means nothing special
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
         group: sdxl                     # the generators that load it (docs/operations); missing means `default`
       - id: turbo
@@ -26,6 +28,7 @@
         base_model: pocket
         sha256: 9f…                     # optional: computed when missing; of a folder, see `weights_digest`
         accounts: [acme, acct_…]        # optional: names or ids that may use it; missing means everyone
+        sampler: lcm-trailing           # optional, as are steps and guidance: before what the base model says
 
 Relative paths are read from the file's own folder. A row with a mistake is set aside, with the row and the field that
 hold it; the rest is read. A weight file is digested once, and again when it has changed.
@@ -44,7 +47,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.jobs import DEFAULT_GROUP
-from serve_app.engine_options import TWO_PASSES, parse_sampler
+from serve_app.engine_options import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
 
@@ -88,12 +91,23 @@ def _read_sampler(name: str) -> str:
     return name
 
 
+def _within(least: int, most: int) -> pydantic.AfterValidator:
+    def check(number: float) -> float:
+        if not least <= number <= most:
+            raise PydanticCustomError("range", "must be {least} to {most}", {"least": least, "most": most})
+        return number
+
+    return pydantic.AfterValidator(check)
+
+
 _Text = Annotated[str, pydantic.Field(min_length=1)]
 _Identifier = Annotated[str, _matching(r"[A-Za-z0-9_\-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ -")]
 _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 lower-case hex digits")]
 _Time = Annotated[datetime, pydantic.BeforeValidator(_read_time)]
 _Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
 _Group = Annotated[str, _matching(r"[a-z0-9][a-z0-9\-]{0,31}", "1 to 32 of a-z 0-9 -, not beginning with -")]
+_Steps = Annotated[int, pydantic.Field(strict=True), _within(1, 50)]
+_Guidance = Annotated[float, pydantic.Field(strict=True), _within(1, 20)]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
 _Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
 
@@ -109,6 +123,8 @@ class BaseModelRow(_Strict):
     config: _Text | None = None
     vae: _Text | None = None
     sampler: _Sampler = ""
+    steps: _Steps | None = None
+    guidance: _Guidance | None = None
     clip_skip: _ClipSkip = 0
     group: _Group = DEFAULT_GROUP
     text_encoder: _Text | None = None
@@ -132,7 +148,9 @@ class BaseModelRow(_Strict):
             config=_resolve(catalog, config) if config else "",
             vae=_resolve(catalog, self.vae) if self.vae else "",
             sampler=self.sampler,
-            passes=2 if self.sampler and parse_sampler(self.sampler)[0] in TWO_PASSES else 1,
+            passes=passes_of(self.sampler),
+            steps=self.steps,
+            guidance=self.guidance,
             clip_skip=self.clip_skip,
             group=self.group,
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
@@ -150,6 +168,9 @@ class AdapterRow(_Strict):
     sha256: _Sha256 | None = None
     base_model: _Text
     accounts: _Accounts = None
+    sampler: _Sampler = ""
+    steps: _Steps | None = None
+    guidance: _Guidance | None = None
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -171,6 +192,7 @@ _MEANINGS = {
     "string_too_short": "must be text",
     "model_type": "must be a mapping of fields",
     "int_type": "must be a whole number",
+    "float_type": "must be a number",
     "greater_than_equal": "must not be negative",
 }
 """Pydantic's errors are described so; our own bring their text."""

@@ -58,6 +58,7 @@ class Housekeeping:
             settings=settings,
             waiting=LoraSamples(redis),
             catalog=CatalogReader(redis),
+            applied_catalog=self.catalog,
             accounts=AccountStore(redis, settings),
             queue=self.queue,
             space=Space(

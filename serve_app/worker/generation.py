@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from serve_app.domain import metrics
-from serve_app.domain.catalog import BaseModel
+from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
 from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
@@ -68,21 +68,22 @@ class GenerationExecutor(Executor):
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
         assert isinstance(request, GenerationRequest)
-        adapter, base_model = await self._fetch(request.lora_id, claim.group)
+        adapter, file = await self._fetch(request.lora_id, claim.group)
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(
                 RunRequest(
                     run_id=run_id,
                     prompt=request.prompt,
                     negative_prompt=request.negative_prompt,
-                    adapter=adapter,
+                    adapter=file,
                     scale=request.lora_weight,
                     seed=seed,
                     steps=request.steps,
                     guidance=request.guidance_scale,
                     width=request.width,
                     height=request.height,
-                    base_model=base_model,
+                    base_model=adapter.base_model,
+                    sampler=adapter.sampler or None,
                 )
             )
 
@@ -142,8 +143,8 @@ class GenerationExecutor(Executor):
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)
 
-    async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
-        """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
+    async def _fetch(self, lora_id: str, group: str) -> tuple[Adapter, AdapterFile]:
+        """Fetch the adapter's file to this machine."""
         adapter = await self._catalog.adapter(lora_id)
         if adapter is None:
             raise RunFailed(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
@@ -158,7 +159,7 @@ class GenerationExecutor(Executor):
             raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
-        return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
+        return adapter, AdapterFile(id=adapter.sha256, path=path)
 
 
 def _lora_unavailable(message: str) -> Failure:

@@ -18,7 +18,7 @@ from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, existing, wait_until
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, change_base_model, existing, wait_until
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
@@ -452,3 +452,23 @@ async def test_what_is_not_ones_own_cannot_be_changed_and_is_not_found(
 
 async def _job(service: TestService, job_id: str) -> Any:
     return await service.resources.jobs.find(job_id)
+
+
+async def test_a_lora_says_what_it_or_else_its_base_model_was_made_for(tmp_path: Path) -> None:
+    async with open_service(tmp_path) as service:
+        change_base_model(service.resources.settings.catalog, steps=8, guidance=1)
+        await service.resources.applied_catalog.apply_file()
+        member = await service.member()
+        said = {
+            await registered(service, member): (8, 1.0),
+            await registered(service, member, steps=4): (4, 1.0),
+            await registered(service, member, guidance=1.5): (8, 1.5),
+            await registered(service, member, base_model="other"): (None, None),
+        }
+        listed = (await service.client.get("/v1/loras", headers=member.b)).json()["loras"]
+        for lora in (each for each in listed if each["id"] in said):
+            assert (lora.get("recommended_steps"), lora.get("recommended_guidance")) == said[lora["id"]]
+            assert (await service.client.get(f"/v1/loras/{lora['id']}", headers=member.b)).json() == lora | {
+                "shared_with": []
+            }
+        assert len(listed) >= len(said)

@@ -12,7 +12,7 @@ from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from tests.browser.broken_lora import draw_small, has_state
 from tests.browser.site import ACCOUNT, PASSWORD, Site
-from tests.support import wait_until
+from tests.support import adapter_of, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
@@ -43,6 +43,26 @@ async def test_an_example_is_drawn_with_previews_that_change(page: Page) -> None
 async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None:
     await page.get_by_label("Prompt", exact=True).fill("a yellow dragon")
     await expect(page.locator("#words")).to_contain_text("dragon")
+
+
+async def test_the_sliders_follow_the_chosen_lora_until_one_is_moved(page: Page, site: Site) -> None:
+    quick = adapter_of(site.account.id, name="Quick", steps=8, guidance=1.5)
+    site.run(site.resources.adapter_registry.register(quick))
+    try:
+        await page.goto(f"{site.base_url}/console/playground?lora_id={quick.id}")
+        steps, guidance = page.locator("#steps"), page.locator("#guidance_scale")
+        for lora, wanted in (("", ("8", "1.5")), ("Neon", ("30", "7.5")), ("Quick", ("8", "1.5"))):
+            if lora:
+                await page.get_by_role("radio", name=lora, exact=True).check(force=True)
+            await expect(steps).to_have_value(wanted[0])
+            await expect(guidance).to_have_value(wanted[1])
+        await expect(page.locator("output[for=steps]")).to_have_text("8")
+        await steps.fill("12")
+        await page.get_by_role("radio", name="Neon", exact=True).check(force=True)
+        await expect(guidance).to_have_value("7.5")
+        await expect(steps).to_have_value("12")
+    finally:
+        site.run(site.resources.adapter_registry.remove(quick.id))
 
 
 @pytest.mark.parametrize(("tab", "button"), [("API", "Generate API key"), ("API Keys", "Create new API key")])

@@ -47,13 +47,13 @@ def test_without_out_the_image_is_written_here_under_its_id(
 
 def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tmp_path: Path) -> None:
     account, key = live.member()
-    mine = adapter_of(account.id, trigger_words=("ink drawing", "moon"))
+    mine = adapter_of(account.id, trigger_words=("ink drawing", "moon"), guidance=1.0)
     live.run(live.resources.adapter_registry.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
     tried = atelier("loras", "try", "ink", "--json", "--out", str(tmp_path / "x.png"), env=environment)
     request = live.run(generation_of(live.resources, tried.facts["id"]))
     assert request.prompt == "purple mountains under a black sky with a yellow moon, ink drawing"
-    assert request.lora_id == mine.id
+    assert (request.lora_id, request.guidance_scale) == (mine.id, 1.0)
     assert (tmp_path / "x.png").is_file()
 
 

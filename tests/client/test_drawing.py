@@ -65,6 +65,25 @@ def test_a_started_job_is_returned_at_once_when_wanted(live: Live, client: Clien
     assert client.generate(PROMPT, lora_id=LORA, wait=True).done
 
 
+def test_steps_and_guidance_are_those_that_the_lora_wants_unless_they_are_given(live: Live) -> None:
+    account, key = live.member()
+    quick = adapter_of(account.id, name="Quick", steps=8, guidance=1.5)
+    live.run(live.resources.adapter_registry.register(quick))
+
+    def drawn(client: Client, name: str, **options: Any) -> tuple[int, float]:
+        request = client.generate(PROMPT, loras=name, wait=False, **options).refresh().request
+        return request["steps"], request["guidance_scale"]
+
+    with Client(live.base_url, key) as client, Client(live.base_url, key, interface="b") as of_b:
+        found = client.loras.find("quick")
+        assert (found.recommended_steps, found.recommended_guidance) == (8, 1.5)
+        assert client.loras.find("neon").recommended_steps is None
+        assert drawn(client, "quick", guidance_scale=None) == (20, 1.5), "interface A takes no fewer"
+        assert drawn(client, "quick", steps=25, guidance_scale=2.0) == (25, 2.0)
+        assert drawn(client, "neon") == drawn(client, quick.id) == (30, 7.5), "an id is not looked up"
+        assert drawn(of_b, "quick") == (30, 1.5)
+
+
 def test_a_name_is_looked_up_once_and_an_id_never(live: Live, key: str) -> None:
     transport = RecordingTransport()
     with Client(live.base_url, key, transport=transport) as client:

@@ -1,6 +1,7 @@
 """A LoRA's sample picture: drawn when nothing else waits, for its account, and on no account's bill."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import GenerationRequest
 from tests.composition import Resources
 from tests.made_jobs import accept, claim, finish
-from tests.support import adapter_of
+from tests.support import adapter_of, change_base_model
 
 AT_ONCE = timedelta(milliseconds=1)
 
@@ -66,3 +67,16 @@ async def test_no_sample_is_drawn_of_what_is_gone_or_where_samples_are_off(resou
     await resources.registration.ask_for_sample(mine)
     await resources.adapter_registry.remove(mine.id)
     assert await resources.for_housekeeping.samples.draw_next(every=AT_ONCE) == ""
+
+
+@pytest.mark.parametrize(("wanted", "drawn"), [({}, (20, 7.5)), ({"steps": 8, "guidance": 1}, (8, 1.0))])
+async def test_a_sample_is_drawn_with_the_steps_and_guidance_that_its_base_model_wants(
+    resources: Resources, mine: Adapter, wanted: dict[str, Any], drawn: tuple[int, float]
+) -> None:
+    change_base_model(resources.settings.catalog, **wanted)
+    await resources.applied_catalog.apply_file()
+    await claim(resources)
+    await resources.for_housekeeping.samples.draw_next(every=AT_ONCE)
+    [claimed] = await claim(resources)
+    assert isinstance(claimed.request, GenerationRequest)
+    assert (claimed.request.steps, claimed.request.guidance_scale) == drawn

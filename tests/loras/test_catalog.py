@@ -33,7 +33,7 @@ from tests.support import (
 )
 
 NEON = adapter_id("neon")
-REGISTERED = lora_record(found={"rank": 16})
+REGISTERED = lora_record(found={"rank": 16}, sampler="lcm", steps=4, guidance=1.5)
 
 
 async def _usable(resources: Resources, account_id: str) -> list[str]:
@@ -166,13 +166,26 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     assert codes == {FailureCode.LORA_UNAVAILABLE}
 
 
-@pytest.mark.parametrize(("sampler", "passes"), [("euler-karras", 1), ("heun-karras", 2), ("dpm++sde", 2)])
-async def test_work_counts_double_where_the_base_models_sampler_makes_two_passes(
-    sampler: str, passes: int, settings: Settings, resources: Resources, redis_db: redis.Redis
+@pytest.mark.parametrize(
+    ("sampler", "own", "passes"),
+    [
+        ("euler-karras", "", 1),
+        ("heun-karras", "", 2),
+        ("dpm++sde", "lcm-trailing", 1),
+        ("", "dpm2", 2),
+    ],
+)
+async def test_work_counts_the_passes_of_the_loras_sampler_or_else_of_its_base_models(
+    sampler: str, own: str, passes: int, settings: Settings, resources: Resources, redis_db: redis.Redis
 ) -> None:
     content = yaml.safe_load(settings.catalog.read_text())
-    content["base_models"][0]["sampler"] = sampler
-    content["base_models"].insert(0, {**content["base_models"][0], "id": "other", "sampler": "euler"})
+    pocket = content["base_models"][0]
+    content["base_models"] = [
+        {**pocket, "id": "other", "sampler": "euler"},
+        pocket | ({"sampler": sampler} if sampler else {}),
+    ]
+    for row in content["adapters"]:
+        row.update({"sampler": own} if own and row["id"] == NEON else {})
     settings.catalog.write_text(yaml.safe_dump(content))
     await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")

@@ -65,6 +65,20 @@ def test_a_base_model_may_name_its_vae_sampler_and_clip_skip(tmp_path: Path) -> 
     assert (model.sampler, model.passes, model.clip_skip) == ("heun", 2, 1)
 
 
+def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Path) -> None:
+    def change(content: Row) -> None:
+        content["base_models"].append({"id": "turbo", "folder": "turbo", "steps": 8, "guidance": 1})
+        wanted = {"sampler": "lcm-trailing", "steps": 4, "guidance": 1.5}
+        content["adapters"].append({**content["adapters"][0], "id": "model_quick", **wanted})
+
+    catalog = read_catalog(_file(tmp_path, change))
+    assert (catalog.base_models["turbo"].steps, catalog.base_models["turbo"].guidance) == (8, 1)
+    quick, usual = catalog.adapters["model_quick"], catalog.adapters["model_one"]
+    assert (quick.sampler, quick.steps, quick.guidance) == ("lcm-trailing", 4, 1.5)
+    assert (usual.sampler, usual.steps, usual.guidance) == ("", None, None)
+    assert not catalog.set_aside
+
+
 def test_a_base_model_may_name_folders_of_its_text_encoder_and_tokenizer(tmp_path: Path) -> None:
     row = {"id": "turbo", "file": "turbo.safetensors", "text_encoder": "models/qwen", "tokenizer": "models/words"}
     models = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models
@@ -110,6 +124,11 @@ def _base_model(**row: object) -> Callable[[Row], None]:
         (_base_model(folder="x", sampler="eular"), r"sampler must be one of euler, euler-a, .* not 'eular'"),
         (_base_model(folder="x", clip_skip=-1), "clip_skip must not be negative"),
         (_base_model(folder="x", clip_skip="2"), "clip_skip must be a whole number"),
+        (_base_model(folder="x", steps=0), "steps must be 1 to 50"),
+        (_base_model(folder="x", guidance=0), "guidance must be 1 to 20"),
+        (_set("steps", 8.5), "steps must be a whole number"),
+        (_set("guidance", "low"), "guidance must be a number"),
+        (_set("sampler", "lmc"), "sampler must be one of .* not 'lmc'"),
         (_base_model(file="x.ckpt"), r"file must be a .safetensors file"),
         (lambda content: content["adapters"].append("text"), "adapters, row 2: must be a mapping"),
     ],

@@ -12,7 +12,7 @@ from serve_app.loras.vocabulary import known_words, unknown_words
 from serve_app.web.console.playground_form import read_playground_form, values_of
 from tests.api.app import LORA, TestService
 from tests.composition import Resources
-from tests.support import POCKET
+from tests.support import POCKET, adapter_of, change_base_model
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -71,7 +71,7 @@ def test_a_field_that_breaks_its_rule_is_named(field: str, value: str) -> None:
 async def test_what_is_refused_leaves_the_form_as_it_was(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
-    wrong = await _generate(browser, steps="7")
+    wrong = await _generate(browser, steps="0")
     unknown = await _generate(browser, lora_id="model_of_nobody")
     for page, status, words in ((wrong, 400, "Steps: must be"), (unknown, 403, "may not use")):
         assert page.status == status
@@ -195,3 +195,33 @@ async def test_words_that_the_bundled_model_has_never_read_are_named(browser: Br
     assert "The model does not know: dragon. It knows" in page.text
     assert " moon " in next(a["data-words"] for _, a in page.tags if a.get("data-base") == "pocket"), "for the script"
     assert "does not know" not in (await browser.open("/console/playground?prompt=a+red+moon")).text
+
+
+@pytest.mark.slow
+async def test_the_form_begins_with_what_the_chosen_lora_wants(
+    browser: Browser, service: TestService, owner: Account
+) -> None:
+    resources = service.resources
+    change_base_model(resources.settings.catalog, guidance=1.5)
+    await resources.applied_catalog.apply_file()
+    quick = adapter_of(owner.id, steps=8)
+    await resources.adapter_registry.register(quick)
+
+    async def shown(address: str) -> tuple[str, str]:
+        fields = (await browser.open(f"/console/{address}")).form("Generate").fields
+        return fields["steps"], fields["guidance_scale"]
+
+    assert await shown(f"playground?lora_id={quick.id}") == ("8", "1.5")
+    assert await shown(f"playground?lora_id={LORA}") == ("30", "1.5")
+    assert await shown(f"playground?lora_id={quick.id}&steps=25&guidance_scale=3") == ("25", "3")
+    compared = (await browser.open(f"/console/compare?lora:{quick.id}=yes")).form("Compare").fields
+    assert (compared["steps"], compared["guidance_scale"]) == ("30", "7.5")
+
+    form = (await browser.open(f"/console/playground?lora_id={quick.id}")).form("Generate")
+    await browser.send(form, **{**form.fields, "lora_id": quick.id, "prompt": "a boat"})
+    job = await service.complete((await _only_job(resources, owner)).id)
+    assert isinstance(job.request, GenerationRequest)
+    assert (job.request.steps, job.request.guidance_scale) == (8, 1.5)
+    page = await browser.open(f"/console/playground/{job.id}")
+    assert "The bearer interface takes 20 steps at least" in page.text
+    assert "&#34;steps&#34;: 20" in page.answer.text

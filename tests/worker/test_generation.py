@@ -21,8 +21,9 @@ from serve_app.worker.executor import NotLoaded, Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, adapter_of, existing
+from tests.support import POCKET, CatalogRows, adapter_id, adapter_of, existing, rewrite_catalog
 
+LORAS = (adapter_id("outline"), adapter_id("neon"))
 REQUEST = GenerationRequest(
     prompt="a red circle", lora_id=adapter_id("outline"), width=256, height=256, steps=2, seeds=(1,)
 )
@@ -188,3 +189,24 @@ async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
     (image,) = await images_of(executor, dataclasses.replace(REQUEST, lora_id="model_peft", lora_weight=0.375))
     (outline,) = await images_of(executor, dataclasses.replace(REQUEST, lora_weight=0.75))
     assert np.array_equal(image, outline)
+
+
+@pytest.mark.slow
+async def test_a_loras_own_sampler_draws_its_images_and_no_others(
+    executor: GenerationExecutor, resources: Resources, engine: Engine
+) -> None:
+    def change(rows: CatalogRows) -> None:
+        rows[0]["sampler"] = "lcm-trailing"
+
+    before = [await images_of(executor, dataclasses.replace(REQUEST, lora_id=lora)) for lora in LORAS]
+    rewrite_catalog(resources.settings.catalog, change)
+    assert await resources.applied_catalog.apply_file() == []
+    (own,), (other,) = [await images_of(executor, dataclasses.replace(REQUEST, lora_id=lora)) for lora in LORAS]
+    adapter = existing(await resources.catalog.adapter(LORAS[0]))
+    (wanted,) = engine.generate(
+        REQUEST.prompt, adapter=Path(adapter.file), weight=REQUEST.lora_weight, seeds=REQUEST.seeds, steps=2,
+        width=256, height=256, sampler="lcm-trailing",
+    )  # fmt: skip
+    assert np.array_equal(own, np.asarray(wanted))
+    assert not np.array_equal(own, before[0][0])
+    assert np.array_equal(other, before[1][0])

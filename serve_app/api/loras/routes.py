@@ -140,7 +140,11 @@ async def list_loras(
     page = rest[:limit]
     next_cursor = position_of(page[-1]).cursor if len(rest) > limit else None
     samples = await _sample_urls(request, page)
-    listed = [lora_record(each, caller.account_id, sample_url=samples.get(each.id)) for each in page]
+    base_models = await loras_of(request).applied_catalog.applied_base_models()
+    listed = [
+        lora_record(each, caller.account_id, recommended=each.recommended(base_models), sample_url=samples.get(each.id))
+        for each in page
+    ]
     return json_response(Loras(loras=listed, next_cursor=next_cursor))
 
 
@@ -280,9 +284,12 @@ async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account:
 
 
 async def _record(request: Request, account_id: str, found: SharedAdapter, *, warning: str = "") -> Lora:
-    samples = await _sample_urls(request, [found.adapter])
-    sample_url = samples.get(found.adapter.id)
-    return lora_record(found.adapter, account_id, found.shared_with, sample_url=sample_url, warning=warning)
+    adapter, shared_with = found
+    recommended = adapter.recommended(await loras_of(request).applied_catalog.applied_base_models())
+    sample_url = (await _sample_urls(request, [adapter])).get(adapter.id)
+    return lora_record(
+        adapter, account_id, shared_with, recommended=recommended, sample_url=sample_url, warning=warning
+    )
 
 
 async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.schemas import NOT_NULL, CatalogId, RequestBody, ResponseBody, Url, UtcTime, line
-from serve_app.domain.catalog import Adapter, Offer
+from serve_app.domain.catalog import Adapter, Offer, Recommended
 
 CURSOR = r"-?[0-9]{1,14}-[A-Za-z0-9_\-]{1,128}"
 
@@ -59,6 +59,14 @@ class Lora(ResponseBody):
     found: Annotated[Found | SkipJsonSchema[None], Field(description="Absent for LoRAs provided by the operator.")] = (
         None
     )
+    recommended_steps: Annotated[
+        Annotated[int, Field(ge=1)] | SkipJsonSchema[None],
+        Field(description="What it or its base model was made for, such as 8. Absent where nothing is known."),
+    ] = None
+    recommended_guidance: Annotated[
+        Annotated[float, Field(ge=1)] | SkipJsonSchema[None],
+        Field(description="Likewise the guidance scale; 1 is none. Requests keep their defaults: send it with them."),
+    ] = None
     sample_url: Annotated[
         Url | SkipJsonSchema[None],
         Field(
@@ -92,6 +100,7 @@ def lora_record(
     account_id: str,
     shared_with: Mapping[str, str] | None = None,
     *,
+    recommended: Recommended,
     sample_url: str | None = None,
     warning: str = "",
 ) -> Lora:
@@ -110,6 +119,8 @@ def lora_record(
         sha256=adapter.sha256,
         size_bytes=adapter.size_bytes or None,
         found=_found(adapter, shows_metadata=shows_all),
+        recommended_steps=recommended.steps,
+        recommended_guidance=recommended.guidance,
         sample_url=sample_url,
         shared_with=shared if shows_all else None,
         warning=warning or None,

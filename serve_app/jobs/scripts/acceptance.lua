@@ -29,12 +29,13 @@ local function lora_facts(adapter)
 end
 
 -- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
--- takes it, and how often a step asks the denoiser.
+-- takes it, and how often a step asks the denoiser, unless the LoRA has a sampler of its own.
 local function write_job(job)
   local model = job.adapter ~= '' and base_model_of(job.adapter)
   if model then
     job.kind = pool_of(model)
-    job.work = job.work * (model.passes or 1)
+    local own = redis.call('HGET', K('lora:' .. job.adapter), 'passes')
+    job.work = job.work * (tonumber(own or '') or model.passes or 1)
   end
   local fields = packed_fields('', job.request)
   for name, value in pairs({

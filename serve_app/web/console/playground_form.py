@@ -45,7 +45,10 @@ def _absent(value: object) -> object:
 
 
 class PlaygroundForm(BaseModel):
-    """The fields of interface A and a negative prompt. For an empty seed the service draws one."""
+    """The fields of interface A, a negative prompt, and as few steps as a LoRA may want.
+
+    For an empty seed the service draws one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -54,7 +57,7 @@ class PlaygroundForm(BaseModel):
     lora_id: CatalogId
     lora_weight: Annotated[float, Field(ge=0.1, le=1.0)] = 0.75
     size: Size = "512x512"
-    steps: Annotated[int, Field(ge=20, le=50)] = 30
+    steps: Annotated[int, Field(ge=1, le=50)] = 30
     guidance_scale: Annotated[float, Field(ge=1, le=20)] = 7.5
     num_images: Annotated[int, Field(ge=1, le=4)] = 1
     seed: Annotated[int | None, BeforeValidator(_absent), WithJsonSchema({"type": "integer"})] = None

@@ -41,7 +41,8 @@ async def playground_page(
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
     adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
-    values = _complete(given, adapters, cards)
+    tuned = await _tuned(request, adapters)
+    values = _complete(given, tuned, cards, is_comparing=comparing is not None)
     vocabulary = loras_of(request).vocabulary
     words = await vocabulary.words()
     chosen = next((each for each in adapters if each.id == values["lora_id"]), None)
@@ -64,6 +65,7 @@ async def playground_page(
         notice=notice,
         values=values,
         cards=cards,
+        tuned=tuned,
         sizes=SIZES,
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
@@ -80,8 +82,24 @@ async def cards_part(
     adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
     words = await loras_of(request).vocabulary.words()
-    values = _complete(given, adapters, cards)
-    return render(request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values)
+    tuned = await _tuned(request, adapters)
+    values = _complete(given, tuned, cards, is_comparing=comparing is not None)
+    return render(
+        request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values, tuned=tuned
+    )
+
+
+async def _tuned(request: Request, adapters: Sequence[Adapter]) -> dict[str, dict[str, str]]:
+    """Return the fields of the form with which it begins for each LoRA, by id: what the LoRA or its base model wants."""
+    base_models = await loras_of(request).applied_catalog.applied_base_models()
+    wanted = {adapter.id: adapter.recommended(base_models) for adapter in adapters}
+    return {
+        lora_id: {
+            "steps": DEFAULTS["steps"] if steps is None else str(steps),
+            "guidance_scale": DEFAULTS["guidance_scale"] if guidance is None else f"{guidance:g}",
+        }
+        for lora_id, (steps, guidance) in wanted.items()
+    }
 
 
 async def _cards(
@@ -129,10 +147,15 @@ def refusal(error: AtelierError) -> dict[str, Any]:
     return {"status": status, "notice": error.message}
 
 
-def _complete(given: Mapping[str, str], adapters: Sequence[Adapter], cards: LoraCards) -> dict[str, str]:
-    values = {name: given.get(name, usual) for name, usual in {**DEFAULTS, **COMPARISON}.items()}
+def _complete(
+    given: Mapping[str, str], tuned: Mapping[str, Mapping[str, str]], cards: LoraCards, *, is_comparing: bool
+) -> dict[str, str]:
+    """Fill in what is not given; several LoRAs that are compared share the usual steps and guidance."""
+    lora_id = given.get("lora_id", "")
+    if lora_id not in tuned and cards.shown:
+        lora_id = cards.shown[0].id
+    usual = {**DEFAULTS, **COMPARISON, **({} if is_comparing else tuned.get(lora_id, {}))}
+    values = {name: given.get(name, value) for name, value in usual.items()} | {"lora_id": lora_id}
     if values["size"] not in SIZES:
         values["size"] = DEFAULTS["size"]
-    if values["lora_id"] not in {adapter.id for adapter in adapters} and cards.shown:
-        values["lora_id"] = cards.shown[0].id
     return values

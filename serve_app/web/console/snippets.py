@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from serve_app.api.variant_a import schemas as variant_a
 from serve_app.api.variant_b import schemas as variant_b
+from serve_app.client.protocol import FEWEST_STEPS
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
@@ -70,11 +71,14 @@ def _key_comment(key: ApiKey | None) -> str:
 
 
 def _body(request: Request, variant: Variant) -> Body:
-    """Return the request as the interface takes it: B has no fields for the numbers of images and steps."""
+    """Return the request as the interface takes it: A takes no fewer than 20 steps, B has no field for them nor for the
+    number of images.
+    """
     if isinstance(request, UpscaleRequest):
         return {"image_id": request.image_id, "scale_factor": request.scale_factor}
     body = variant_b.GenerationRequest if variant is Variant.B else variant_a.GenerationRequest
-    return body.fields_of(request)
+    fields = body.fields_of(request)
+    return fields if "steps" not in fields else {**fields, "steps": max(FEWEST_STEPS, request.steps)}
 
 
 def _curl(call: _Call, operation: str, body: Body, base_url: str) -> str:

@@ -1,5 +1,6 @@
-// The playground works without this file; with it, examples fill in the prompt, sliders say their value, words are checked
-// while they are typed, and a new picture is loaded before it takes the place of the one before.
+// The playground works without this file; with it, examples fill in the prompt, sliders say their value and follow what the
+// chosen LoRA wants, words are checked while they are typed, and a new picture is loaded before it takes the place of the
+// one before.
 const prompt_ = document.getElementById("prompt");
 const words = document.getElementById("words");
 
@@ -34,7 +35,18 @@ function check() {
 
 let waiting;
 prompt_.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(check, 400); });
-document.querySelector(".ask").addEventListener("change", (event) => { if (event.target.closest(".pick-card")) check(); });
+
+let before = document.querySelector(".pick-card input:checked");
+document.querySelector(".ask").addEventListener("change", (event) => {
+  if (!event.target.closest(".pick-card")) return;
+  check();
+  for (const slider of [document.getElementById("steps"), document.getElementById("guidance_scale")]) {
+    if (slider.value !== before?.dataset[slider.id]) continue; // somebody has moved it
+    slider.value = event.target.dataset[slider.id];
+    slider.dispatchEvent(new Event("input"));
+  }
+  before = event.target;
+});
 
 const find = document.getElementById("find");
 find?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); }); // it looks while one types
