@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from serve_app.engine import Engine, RunRequest
+from serve_app.engine import AdapterFile, Engine, RunRequest
 from tests.engine.run_engine import final_latents, finish
 
 Latents = Mapping[str, Tensor]
@@ -32,7 +32,7 @@ def latents_of_both(engine: Engine, pipeline: Any, requests: Sequence[RunRequest
 def _by_diffusers(pipeline: Any, request: RunRequest) -> Tensor:
     """Make one run's latents from the noise that the engine draws, whatever the number type."""
     pipeline = copy.deepcopy(pipeline)
-    if request.adapter is not None:
+    if isinstance(request.adapter, AdapterFile):
         path = request.adapter.path
         pipeline.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name="only")
         pipeline.set_adapters("only", request.scale)

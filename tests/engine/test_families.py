@@ -73,7 +73,7 @@ class StraightLoop:
     def latents(self, request: RunRequest) -> Tensor:
         transformer = diffusers.FluxTransformer2DModel.from_pretrained(self.folder / "transformer").eval()
         model = transformers.CLIPTextModelWithProjection.from_pretrained(self.folder / "text_encoder").eval()
-        if request.adapter is not None:
+        if isinstance(request.adapter, AdapterFile):
             self._merge(request.adapter.path, {"transformer": transformer, "text_encoder": model}, request.scale)
         tokenizer = transformers.CLIPTokenizer.from_pretrained(self.folder / "tokenizer")
         encoder = TextEncoder(tokenizer, model, penultimate=False)
