@@ -18,7 +18,9 @@ from serve_app.engine.families.weights import GB, part_bytes
 from serve_app.engine_options import EngineOptions
 from tests.engine.hollow_models import write_hollow
 
-MODELS = {"sd15": "SD 1.5", "sdxl": "SDXL"}
+MODELS = {"sd15": "SD 1.5", "sdxl": "SDXL", "z-image": "Z-Image", "klein": "FLUX.2 klein 4B"}
+BLOCKS = ("blocks.", "layers.", "refiner.")
+"""Parts of the names of layers in transformer blocks; of a UNet's, behind `.attentions.`."""
 CARDS_GIB = (12, 16, 24, 48, 80)
 TAKEN = 2**30
 """Bytes of a card that the driver and CUDA's context take (an assumption; what they take differs by card)."""
@@ -31,7 +33,9 @@ def adapter_bytes(folder: Path, rank: int, dtype: torch.dtype) -> int:
     shapes = [
         shape
         for (component, layer), shape in table.shapes.items()
-        if component == table.denoiser and len(shape) == 2 and "blocks" in layer.split(".attentions.")[-1]
+        if component == table.denoiser
+        and len(shape) == 2
+        and any(word in layer.split(".attentions.")[-1] for word in BLOCKS)
     ]
     return sum(line_count(rank * side * dtype.itemsize) * LINE_BYTES for shape in shapes for side in shape)
 
