@@ -21,7 +21,7 @@ from serve_app.loras.registration import LoraRegistration, Registered, remove_lo
 from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
-from serve_app.store.measures import Measures
+from serve_app.store.measures import Measures, may_hold
 from serve_app.store.process import Background, to_its_end
 
 NO_SUCH = "There is no such LoRA."
@@ -50,7 +50,7 @@ async def base_warning(measures: Measures, catalog: AppliedCatalog, base_model: 
     """
     pools = {model.id: model.pool for model in await catalog.applied_base_models()}
     workers = await measures.shown(pools.get(base_model, pool_of(DEFAULT_GROUP)))
-    if not workers or any(not each.base_models or base_model in each.base_models for each in workers):
+    if not workers or may_hold(workers, base_model):
         return ""
     return f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
 
