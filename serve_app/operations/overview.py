@@ -245,6 +245,21 @@ async def _generator(
     return "none has started" if starting is None else f"{STARTING}: {starting}"
 
 
+async def base_warning(measures: Measures, catalog: AppliedCatalog, keeps_worker: KeepsWorker, base_model: str) -> str:
+    """Return a warning that jobs of the base model wait until somebody acts; empty while none has to.
+
+    Nothing serves its group then, or the workers of the group have not loaded it. One that has scaled to zero may.
+    """
+    pools = {model.id: model.pool for model in await catalog.applied_base_models()}
+    pool = pools.get(base_model, pool_of(DEFAULT_GROUP))
+    workers = await measures.shown(pool)
+    if may_hold(workers, base_model) or (not workers and await keeps_worker(pool) is not None):
+        return ""
+    if not workers:
+        return f"Nothing serves {base_model}: jobs with this LoRA wait until generators for it are started."
+    return f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
+
+
 async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:
     try:
         async with asyncio.timeout(within_s):
