@@ -138,6 +138,7 @@ class Resources:
     async def readiness(self) -> Readiness:
         """Read what this service can do now."""
         return await readiness(
+            self.measures,
             self.queue_stats,
             self.images,
             self.space,

@@ -46,6 +46,7 @@ async def ready(request: Request) -> JSONResponse:
     """Answer 503 only where polls cannot be answered: a balancer would take them from their callers."""
     jobs, operations = jobs_of(request), operations_of(request)
     found = await readiness(
+        operations.measures,
         jobs.stats,
         jobs.images,
         jobs.space,

@@ -1,10 +1,8 @@
-"""Tells which adapters the latest jobs used, and whether workers live, how long one took to start or why it failed."""
+"""Tells which adapters the latest jobs used, and how far a worker that starts is, how long it took or why it failed."""
 
 import random
 from datetime import timedelta
 
-from serve_app.domain.durations import milliseconds
-from serve_app.domain.jobs import WORKER_LIFE
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
@@ -38,19 +36,13 @@ MAX_REASON = 400
 
 
 class WorkerStatus:
-    """Stores when the workers of each pool were last seen, how far one that starts is, and why one could not start.
+    """Stores how far a worker of each pool that starts is, how long it took, and why one could not start.
 
     Every method may raise `StoreUnavailable`.
     """
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
-
-    async def is_any_alive(self, pool: str) -> bool:
-        """Return whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
-        seconds, micros = await self._redis.time()
-        since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
-        return bool(await self._redis.zcount(redis_key("workers", pool), since, "+inf"))
 
     async def note_start(self, pool: str, took: timedelta) -> None:
         """Record how long a worker took to start, and clear the last failure."""

@@ -13,15 +13,12 @@ from serve_app.domain.accounts import Account, Caller
 from serve_app.domain.audit import OWNER, Act, Actor, account, api_key
 from serve_app.domain.catalog import Offer, Terms
 from serve_app.domain.errors import AdapterUnavailable, Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.domain.requests import Variant
-from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader, SharedAdapter
 from serve_app.loras.registration import LoraRegistration, Registered, remove_lora
 from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
-from serve_app.store.measures import Measures
 from serve_app.store.process import Background, to_its_end
 
 NO_SUCH = "There is no such LoRA."
@@ -41,18 +38,6 @@ def require_all_loras(caller: Caller) -> None:
     """Raise `Forbidden` for a key that is kept to some LoRAs: it could not use a new one."""
     if caller.adapters is not None:
         raise Forbidden("This API key is restricted to certain LoRAs and cannot add others.")
-
-
-async def base_warning(measures: Measures, catalog: AppliedCatalog, base_model: str) -> str:
-    """Return a warning that no running worker of its group has loaded the base model; empty if one has.
-
-    A worker that has not said what it holds may have it.
-    """
-    pools = {model.id: model.pool for model in await catalog.applied_base_models()}
-    workers = await measures.shown(pools.get(base_model, pool_of(DEFAULT_GROUP)))
-    if not workers or any(not each.base_models or base_model in each.base_models for each in workers):
-        return ""
-    return f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

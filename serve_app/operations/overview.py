@@ -1,7 +1,7 @@
 """Reads the state of queue, workers, adapters and failures from Redis, and whether the service is ready for jobs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from serve_app.domain import metrics
@@ -15,7 +15,7 @@ from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
-from serve_app.store.measures import Measures, MemoryReserve, ShownWorker
+from serve_app.store.measures import Measures, MemoryReserve, ShownWorker, may_hold
 from serve_app.store.storage import Space
 
 MOST_ADAPTERS, MOST_FAILURES = 15, 8
@@ -152,10 +152,11 @@ class Readiness(NamedTuple):
     def is_ready(self) -> bool:
         """Whether polls are answered and accepted jobs, of one group of base models at least, will be worked on."""
         generators = (state for part, state in self.states.items() if part.partition(".")[0] == GENERATOR)
-        return self.answers_polls and any(state in (OK, IDLE, BUSY) for state in generators)
+        return self.answers_polls and any(state in (IDLE, BUSY) or state.startswith(OK) for state in generators)
 
 
 async def readiness(
+    measures: Measures,
     stats: QueueStats,
     images: ImageStore,
     space: Space,
@@ -171,21 +172,24 @@ async def readiness(
     if redis == DOWN:
         return Readiness(states, "Redis does not answer")
     groups = await _groups(catalog)
-    generators = await asyncio.gather(*(_generator(pool_of(each), stats, workers, keeps_worker) for each in groups))
+    generators = await asyncio.gather(
+        *(_generator(pool_of(group), ids, measures, stats, workers, keeps_worker) for group, ids in groups.items())
+    )
     names = (GENERATOR if group == DEFAULT_GROUP else f"{GENERATOR}.{group}" for group in groups)
     return Readiness({**states, **dict(zip(names, generators, strict=True))}, ", ".join(reasons))
 
 
-async def _groups(catalog: AppliedCatalog) -> list[str]:
-    """Return the groups of the applied base models, or the one of a service that has none."""
+async def _groups(catalog: AppliedCatalog) -> dict[str, list[str]]:
+    """Return the applied base models of each group, or the one group, without any, of a service that has none."""
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             models = await catalog.applied_base_models()
     except (Overloaded, StoreUnavailable, TimeoutError):
         models = []
-    return sorted(
-        {model.group for model in models} or {DEFAULT_GROUP}, key=lambda group: (group != DEFAULT_GROUP, group)
+    groups = sorted(
+        {model.group for model in models} or {DEFAULT_GROUP}, key=lambda each: (each != DEFAULT_GROUP, each)
     )
+    return {group: [model.id for model in models if model.group == group] for group in groups}
 
 
 async def what_keeps_jobs_out(images: ImageStore, space: Space) -> list[str]:
@@ -205,17 +209,26 @@ async def _is_redis_full(reserve: MemoryReserve) -> bool:
     return memory is not None and memory.is_short
 
 
-async def _generator(pool: str, stats: QueueStats, workers: WorkerStatus, keeps_worker: KeepsWorker) -> str:
+async def _generator(
+    pool: str,
+    base_models: Sequence[str],
+    measures: Measures,
+    stats: QueueStats,
+    workers: WorkerStatus,
+    keeps_worker: KeepsWorker,
+) -> str:
     """Tell from Redis whether the jobs of a pool will be worked on.
 
-    A worker seen in the last minute says yes. Else a worker that failed to start, after the last that could, says no.
-    One that starts says how far it is. Where none has failed, it depends on what the deployment promises: of at least
-    one replica one is missing, and of none until there is work, work that has waited long says that none comes.
+    A worker seen in the last minute says yes, but for base models that none has loaded. Else a worker that failed to
+    start, after the last that could, says no. One that starts says how far it is. Where none has failed, it depends on
+    what the deployment promises: of at least one replica one is missing, and of none until there is work, work that has
+    waited long says that none comes.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            if await workers.is_any_alive(pool):
-                return OK
+            if alive := await measures.shown(pool):
+                missing = ", ".join(each for each in base_models if not may_hold(alive, each))
+                return f"{OK}, but no generator has loaded {missing}: start its generators anew" if missing else OK
             failure, starting = [await ask(pool) for ask in (workers.failure, workers.starting)]
             waiting = (await stats.backlog(pool)).oldest_age_s
             is_kept = await keeps_worker(pool)
@@ -230,6 +243,21 @@ async def _generator(pool: str, stats: QueueStats, workers: WorkerStatus, keeps_
     if not is_kept and waiting <= LONGEST_START_S:
         return IDLE
     return "none has started" if starting is None else f"{STARTING}: {starting}"
+
+
+async def base_warning(measures: Measures, catalog: AppliedCatalog, keeps_worker: KeepsWorker, base_model: str) -> str:
+    """Return a warning that jobs of the base model wait until somebody acts; empty while none has to.
+
+    Nothing serves its group then, or the workers of the group have not loaded it. One that has scaled to zero may.
+    """
+    pools = {model.id: model.pool for model in await catalog.applied_base_models()}
+    pool = pools.get(base_model, pool_of(DEFAULT_GROUP))
+    workers = await measures.shown(pool)
+    if may_hold(workers, base_model) or (not workers and await keeps_worker(pool) is not None):
+        return ""
+    if not workers:
+        return f"Nothing serves {base_model}: jobs with this LoRA wait until generators for it are started."
+    return f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
 
 
 async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:

@@ -28,6 +28,8 @@ from serve_app.store.redis_client import RedisClient
 
 MOST_QUEUES = 200
 """At most so many accounts' queues of one pool are compared: those whose turn is next."""
+MOST_APART = 1_000
+"""At most so many jobs of one pool that back off are counted for their accounts, and as many that must run alone."""
 USE_DAYS = 30
 DAY_S = 86_400
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -99,15 +101,41 @@ class OperatorReader:
         return sorted(queues, key=lambda queue: -queue.oldest_age_s)[:limit]
 
     async def queue_page(self, pool: str, start: int, limit: int) -> tuple[list[AccountQueue], int]:
-        """List accounts that wait from a place on, whose turn is next first, and return how many wait."""
+        """List accounts that wait from a place on, and return how many wait.
+
+        Whose turn is next is first, and last are those all of whose jobs have none.
+        """
+        apart = await self._jobs_without_turn(pool)
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.zcard(redis_key("vtime", pool))
         pipeline.zrange(redis_key("vtime", pool), start, start + limit - 1)
-        total, ids = await pipeline.execute()
-        return await self._queues(pool, ids), total
+        for account_id in apart:
+            pipeline.zscore(redis_key("vtime", pool), account_id)
+        turns, ids, *turn_of = await pipeline.execute()
+        last = [account_id for account_id, turn in zip(apart, turn_of, strict=True) if turn is None]
+        ids += last[max(0, start - turns) :][: limit - len(ids)]
+        ready = {queue.account_id: queue for queue in await self._queues(pool, ids)}
+        rows = [[row for row in (ready.get(each), apart.get(each)) if row] for each in ids]
+        return [_sum(each) for each in rows if each], turns + len(last)
+
+    async def _jobs_without_turn(self, pool: str) -> dict[str, AccountQueue]:
+        """Return by account the waiting jobs that back off or must run alone; of each at most `MOST_APART`."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        for index in ("delay", "quarantine"):
+            pipeline.zrange(redis_key(index, pool), 0, MOST_APART - 1)
+        (seconds, _), delayed, alone = await pipeline.execute()
+        pipeline = self._redis.pipeline(transaction=False)
+        for job_id in (*delayed, *alone):
+            pipeline.hmget(redis_key("job", job_id), "account", "waiting_since")
+        found: defaultdict[str, list[AccountQueue]] = defaultdict(list)
+        for account_id, since in await pipeline.execute():
+            if since:  # it has not ended in between
+                found[account_id].append(AccountQueue(pool, account_id, 1, max(0.0, seconds - int(since) / 1000)))
+        return {account_id: _sum(jobs) for account_id, jobs in found.items()}
 
     async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
-        """The queues of these accounts that hold jobs, of every pool."""
+        """The ready jobs of these accounts, of every pool that has some."""
         return [queue for pool in await self.stats.pools() for queue in await self._queues(pool, account_ids)]
 
     async def _queues(self, pool: str, ids: Sequence[str]) -> list[AccountQueue]:
@@ -168,6 +196,12 @@ class OperatorReader:
             pipeline.hget(redis_key(family, each), "name")
         names = await pipeline.execute()
         return {each: name for each, name in zip(wanted, names, strict=True) if name}
+
+
+def _sum(queues: Sequence[AccountQueue]) -> AccountQueue:
+    """Return an account's queues of one pool as one."""
+    waiting, oldest_age_s = sum(each.waiting for each in queues), max(each.oldest_age_s for each in queues)
+    return queues[0]._replace(waiting=waiting, oldest_age_s=oldest_age_s)
 
 
 async def account_report(

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -136,6 +136,11 @@ class Measures:
         now = seconds * 1000 + micros // 1000
         since = now - milliseconds(WORKER_LIFE)
         return [_shown(name, now - seen, gauges.get(name, "{}")) for name, seen in workers if seen >= since]
+
+
+def may_hold(workers: Iterable[ShownWorker], base_model: str) -> bool:
+    """Return whether one of the workers has loaded the base model, or has not said what it holds."""
+    return any(not each.base_models or base_model in each.base_models for each in workers)
 
 
 def gauge_field(metric: Metric, *labels: str) -> str:

@@ -16,7 +16,7 @@ from serve_app.api import open_requests
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
-from tests.api.app import LORA, Member, TestService, error_of, open_service, refused
+from tests.api.app import LORA, Member, TestService, client_of, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
 from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, change_base_model, existing, wait_until
 
@@ -90,6 +90,26 @@ async def test_an_upload_for_a_base_model_that_no_worker_has_loaded_is_warned_of
         answer = await post(service, member.a)
         assert answer.status_code == 200, answer.text
         assert ("No running worker has loaded pocket" in answer.json().get("warning", "")) == warns
+
+
+async def test_an_upload_for_a_group_that_nothing_serves_is_warned_of_and_for_an_idle_one_is_not(
+    tmp_path: Path,
+) -> None:
+    kept: bool | None = None
+
+    async def keeps(_pool: str) -> bool | None:
+        return kept
+
+    async with (
+        open_service(tmp_path) as service,
+        client_of(service.resources.with_parts(keeps_worker=keeps).app()) as client,
+    ):
+        member, there = await service.member(), TestService(service.resources, client)
+        await registered(service, member, sha256=hashlib.sha256(b"no file").hexdigest())
+        warning = (await post(there, member.a)).json()["warning"]
+        assert warning == "Nothing serves pocket: jobs with this LoRA wait until generators for it are started."
+        kept = False
+        assert "warning" not in (await post(there, member.a)).json(), "it has scaled to zero"
 
 
 @pytest.mark.slow

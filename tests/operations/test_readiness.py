@@ -23,7 +23,7 @@ from serve_app.worker.executor import Executor
 from tests.composition import Resources
 from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
 from tests.made_jobs import accept, claim, job_of
-from tests.support import wait_until
+from tests.support import put_in_group, wait_until
 from tests.worker.scripted_executor import ScriptedExecutor
 
 GENERATION = JobKind.GENERATION
@@ -161,6 +161,22 @@ async def test_each_group_that_a_base_model_names_is_told_of(resources: Resource
     await claim(resources, pool="generation.sdxl")
     assert (await service.readiness()).states["generator.sdxl"] == "ok"
     assert (await service.readiness()).is_ready
+
+
+async def test_a_base_model_that_came_to_a_group_whose_generators_have_not_loaded_it_is_named(
+    resources: Resources, settings: Settings
+) -> None:
+    """Its jobs are put back beside idle generators until these are started anew."""
+    await claim(resources, pool="generation.sdxl")
+    await resources.measures.show("generation.sdxl", "w", {}, base_models=["other"])
+    put_in_group(settings.catalog, "sdxl")
+    await resources.applied_catalog.apply_file()
+    found = await resources.readiness()
+    words = "ok, but no generator has loaded pocket: start its generators anew"
+    assert found.states["generator.sdxl"] == words
+    assert found.is_ready, "the others' jobs are worked on"
+    await resources.measures.show("generation.sdxl", "w", {}, base_models=["other", "pocket"])
+    assert (await resources.readiness()).states["generator.sdxl"] == "ok"
 
 
 async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:

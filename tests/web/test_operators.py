@@ -242,6 +242,35 @@ async def test_accounts_that_wait_are_listed_page_by_page(
     assert "No account waits on this page." in (await alice.open("/operators/queue?page=2")).text
 
 
+async def test_delayed_jobs_and_those_that_must_run_alone_wait_by_account_as_they_do_by_plan(
+    alice: Browser, service: TestService, resources: Resources, redis_db: Any
+) -> None:
+    made = [await resources.accounts.create(name, plan_a="enterprise") for name in ("back", "lost", "both")]
+    back, lost, both = [Member(account, await service.key(account)) for account in made]
+    for member in (back, both):
+        lease = await service.lease(await service.submit(member))
+        await resources.queue.release(lease, pause=timedelta(hours=1))
+    job_id = (await service.lease(await service.submit(lost))).job_id
+    redis_db.hset(redis_key("job", job_id), "losses", 1)
+    redis_db.zadd(redis_key("lease", JobKind.GENERATION), {job_id: 1})
+    await resources.queue.reap()
+    assert redis_db.zrange(redis_key("quarantine", JobKind.GENERATION), 0, -1) == [job_id]
+    await service.submit(both)
+    reader = resources.operator_reader
+    rows, total = await reader.queue_page(JobKind.GENERATION, 0, 9)
+    assert rows[0].account_id == both.account.id, "the only one whose turn comes"
+    assert {row.account_id: row.waiting for row in rows} == {
+        back.account.id: 1,
+        lost.account.id: 1,
+        both.account.id: 2,
+    }
+    assert sum(each.jobs for each in (await resources.queue_stats.waiting(["a:enterprise"])).values()) == 4
+    pages = [await reader.queue_page(JobKind.GENERATION, start, 2) for start in (0, 2, 4)]
+    assert [(len(each), of) for each, of in pages] == [(2, total), (1, total), (0, total)]
+    assert {row.account_id for each, _ in pages for row in each} == {member.account.id for member in (back, lost, both)}
+    assert {"back", "lost", "both"} <= set((await alice.open("/operators/")).text.split())
+
+
 async def test_prompts_are_shown_of_running_and_failed_jobs_alone(
     alice: Browser, service: TestService, member: Member
 ) -> None:

@@ -36,9 +36,10 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.jobs.samples import find_pictures
-from serve_app.loras.account_loras import AccountActor, base_warning, require_all_loras
+from serve_app.loras.account_loras import AccountActor, require_all_loras
 from serve_app.loras.catalog import SharedAdapter, position_of
 from serve_app.loras.registration import Registered
+from serve_app.operations.overview import base_warning
 
 _LORA: dict[str, Any] = {
     "id": "model_nq6w3s5kfrzp2xvd7bmtch4ylu",
@@ -186,8 +187,8 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     require_all_loras(by.caller)
     async with loras_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    measures, catalog = operations_of(request).measures, loras_of(request).applied_catalog
-    warning = await base_warning(measures, catalog, registered.adapter.base_model)
+    operations, catalog = operations_of(request), loras_of(request).applied_catalog
+    warning = await base_warning(operations.measures, catalog, operations.keeps_worker, registered.adapter.base_model)
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)

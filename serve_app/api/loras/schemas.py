@@ -81,7 +81,7 @@ class Lora(ResponseBody):
     warning: Annotated[
         str | SkipJsonSchema[None],
         Field(
-            description="Only in the answer to an upload: why its jobs would fail now. Absent where nothing is known."
+            description="Only in the answer to an upload: why its jobs would wait now. Absent where nothing is known."
         ),
     ] = None
 

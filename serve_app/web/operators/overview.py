@@ -66,7 +66,14 @@ async def _facts(request: Request) -> dict[str, Any]:
     settings, jobs, operations = settings_of(request), jobs_of(request), operations_of(request)
     reader, catalog = operations.reader, loras_of(request).applied_catalog
     found = await readiness(
-        jobs.stats, jobs.images, jobs.space, operations.workers, catalog, operations.keeps_worker, settings
+        operations.measures,
+        jobs.stats,
+        jobs.images,
+        jobs.space,
+        operations.workers,
+        catalog,
+        operations.keeps_worker,
+        settings,
     )
     pools = await jobs.stats.pools()
     backlogs: dict[str, Backlog] = {pool: await jobs.stats.backlog(pool) for pool in pools}
