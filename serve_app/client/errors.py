@@ -1,4 +1,7 @@
-"""All errors that the SDK raises: they derive from `AtelierClientError`, and the service's from `ServiceError`."""
+"""The SDK's own errors, for what the service refuses, leaves unanswered or could not draw.
+
+They derive from `AtelierClientError`, and those that the service answers with from `ServiceError`.
+"""
 
 import re
 from datetime import UTC, datetime
@@ -9,7 +12,7 @@ import httpx
 
 
 class AtelierClientError(Exception):
-    """Base class of every error of this package."""
+    """Base class of the errors of this package."""
 
 
 class UnsupportedOption(AtelierClientError, ValueError):
