@@ -86,7 +86,7 @@ class JobFailed(AtelierClientError):
     """The job ended without images."""
 
     def __init__(self, job_id: str, code: str, message: str) -> None:
-        super().__init__(f"{job_id} failed: {message} ({code})")
+        super().__init__(f"{job_id or 'a job that was not started'} failed: {message} ({code})")
         self.job_id = job_id
         self.code = code
         self.message = message
