@@ -113,5 +113,5 @@ pocket-report: setup ## measure the bundled model, by the checker that is not th
 gpu: setup ## measure the engine on this machine's GPU, piece by piece, into var/gpu/gpu.md; ARGS=--tiny rehearses on a CPU
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-clean: ## remove the environment and caches; data under var/ stays
-	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## remove the environment, caches and what builds left; data under var/ stays
+	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

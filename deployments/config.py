@@ -88,7 +88,8 @@ def _check_scaling(
         return
     policy = scaling.policy
     if pool is not None and (policy is None or policy.policy_kwargs.kind != pool):
-        raise ValueError(f"{name}: has no requests to count; its policy is BacklogPolicy of kind {pool}")
+        wanted = f"policy: {{policy_function: 'deployments.scaling:BacklogPolicy', policy_kwargs: {{kind: {pool}}}}}"
+        raise ValueError(f"{name}: scales by the jobs that wait for it, so its autoscaling_config needs {wanted}")
     if pool is None and (policy is not None or scaling.min_replicas < 1):
         raise ValueError("ingress: scales by target_ongoing_requests, without a policy, and never to zero")
     if asked.replicas != "auto":

@@ -14,7 +14,8 @@
     for event in job.events():
         print(event.status, event.progress)
 
-`Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
+`Client(…, interface="b")` uses interface B with the same methods. The SDK's own errors derive from
+`AtelierClientError`; a wrong call raises `ValueError` or `TypeError`, and a file that cannot be read or written `OSError`.
 """
 
 from serve_app.client.async_client import AsyncClient, AsyncImage, AsyncJob

@@ -4,9 +4,7 @@ The type variables are what the methods return: a job for `Client`, a coroutine 
 """
 
 import re
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +13,16 @@ from urllib.parse import urlencode
 
 from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
-from serve_app.client.errors import Forbidden, RateLimited, UnsupportedOption
+from serve_app.client.errors import Forbidden, UnsupportedOption
 from serve_app.client.lora_calls import find_lora, rows_of
+from serve_app.client.many import Drawing
 from serve_app.client.protocol import (
-    BACKOFF_CAP_S,
     LONG_POLL_S,
     GenerationOptions,
     Interface,
     Operation,
     Service,
-    Sleep,
+    generation_fields,
     path_of,
     recommended_options,
     then,
@@ -103,7 +101,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         """
 
         def drawn() -> Operation[Any]:
-            record = yield from self._start({"prompt": prompt, "lora_id": lora_id, **options}, loras, idempotency_key)
+            named = yield from self._named({"prompt": prompt, "lora_id": lora_id, **options}, loras)
+            record = yield from self._create(named, idempotency_key)
             if loras is not None if wait is None else wait:
                 record = yield from _ended(self.service, record, f"Drawing {prompt}", progress)
             return self._job(record)
@@ -122,9 +121,15 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
     ) -> JobsT:
         """Draw many: the n-th job has the n-th prompt, LoRA and seed of the lists; what is no list counts for all.
 
-        Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. At most
+        Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. A request that the
+        service refuses, as for an empty prompt, stands in its place as a failed job without an id. At most
         `concurrency` jobs are open at once, or as many as the service takes, and the plan's next window is waited for,
-        however long that is. Raises `ValueError` for lists of different lengths.
+        however long that is.
+
+        Raises before any job is started: `ValueError` for lists of different lengths, what `generate` does for wrong
+        options and names of LoRAs, and `Unauthorized`, `Unreachable` and the like. Once a job is started such an error
+        ends the starting, not the call: the other jobs have it as their `error`, and one that can no longer be asked
+        about is returned with its id, not `done`.
         """
         given = {"prompts": prompts, "loras": loras, "seeds": seeds}
         lists = {
@@ -140,47 +145,22 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
             ({**options, "prompt": prompt, **({} if seed is None else {"seed": seed})}, each)
             for prompt, each, seed in zip(*columns, strict=True)
         ]
-        return self.execute(self._start_and_end(requests, concurrency, progress))
 
-    def _start_and_end(
-        self, requests: Sequence[tuple[dict[str, Any], Loras | None]], concurrency: int, progress: bool
-    ) -> Operation[Any]:
-        """Start the jobs as the plan and the queue allow, and wait for the oldest whenever they allow no more."""
-        started, ended = deque[Record](), list[Record]()
-        with shown_bar(f"Drawing {len(requests)} jobs", wanted=progress) as show:
+        def drawn() -> Operation[Any]:
+            named: list[dict[str, Any]] = []
+            for request, lora in requests:
+                named.append((yield from self._named(request, lora)))
+            with shown_bar(f"Drawing {count} jobs", wanted=progress) as show:
+                drawing = Drawing(
+                    service=self.service, create=self._create, requests=named, concurrency=concurrency, show=show
+                )
+                yield from drawing.draw()
+            return JobList(self._job(record) for record in drawing.records)
 
-            def end_oldest() -> Operation[None]:
-                oldest = started.popleft()
-                ended.append((yield from self.service.watch(oldest, None, until_change=False, shows_progress=False)))
-                if show is not None:
-                    show(f"Drawing {len(requests)} jobs", len(ended) / len(requests))
+        return self.execute(drawn())
 
-            for options, loras in requests:
-                is_started = False
-                while not is_started:
-                    if len(started) >= concurrency:
-                        yield from end_oldest()
-                    try:
-                        started.append((yield from self._start(options, loras, None)))
-                        is_started = True
-                    except RateLimited as limited:
-                        if started and limited.code == "queue_full":
-                            yield from end_oldest()
-                            continue
-                        again = time.monotonic() + (limited.retry_after or BACKOFF_CAP_S)
-                        while started and time.monotonic() < again:
-                            yield from end_oldest()
-                        if show is not None:
-                            show(limited.message, len(ended) / len(requests))
-                        yield Sleep(max(0.0, again - time.monotonic()))
-            while started:
-                yield from end_oldest()
-        return JobList(self._job(record) for record in ended)
-
-    def _start(
-        self, options: dict[str, Any], loras: Loras | Sequence[str] | None, idempotency_key: str | None
-    ) -> Operation[Record]:
-        """Create a job with the id of a LoRA that is given by its name."""
+    def _named(self, options: dict[str, Any], loras: Loras | Sequence[str] | None) -> Operation[dict[str, Any]]:
+        """Give the options the id of a LoRA that is named, and what it recommends; a wrong option is refused first."""
         if (loras is None) == (options.get("lora_id") is None):
             raise TypeError("generate() needs either loras or lora_id")
         name = ""
@@ -193,17 +173,20 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
                 raise UnsupportedOption(message)
             ((name, weight),) = weights.items()
             options = {**options, "lora_id": name, "lora_weight": weight}
-        create = self.service.generate(idempotency_key, options)  # a wrong option is refused before a name is asked for
-        if name and not _LORA_ID.fullmatch(name):
-            if name not in self._loras:
-                self._loras[name] = yield from find_lora(self.service, name)
-            lora = self._loras[name]
-            wanted = recommended_options(self.service.interface, lora)
-            create = self.service.generate(idempotency_key, {**wanted, **without_none(options), "lora_id": lora.id})
+        generation_fields(self.service.interface, options)
+        if not name or _LORA_ID.fullmatch(name):
+            return options
+        if name not in self._loras:
+            self._loras[name] = yield from find_lora(self.service, name)
+        lora = self._loras[name]
+        wanted = recommended_options(self.service.interface, lora)
+        return {**wanted, **without_none(options), "lora_id": lora.id}
+
+    def _create(self, options: dict[str, Any], idempotency_key: str | None = None) -> Operation[Record]:
         try:
-            return (yield from create)
+            return (yield from self.service.generate(idempotency_key, options))
         except Forbidden:
-            self._loras.pop(name, None)  # another LoRA may have the name by now
+            self._loras.clear()  # another LoRA may have the name by now
             raise
 
     def upscale(self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None) -> JobT:

@@ -1,4 +1,7 @@
-"""All errors that the SDK raises: they derive from `AtelierClientError`, and the service's from `ServiceError`."""
+"""The SDK's own errors, for what the service refuses, leaves unanswered or could not draw.
+
+They derive from `AtelierClientError`, and those that the service answers with from `ServiceError`.
+"""
 
 import re
 from datetime import UTC, datetime
@@ -9,7 +12,7 @@ import httpx
 
 
 class AtelierClientError(Exception):
-    """Base class of every error of this package."""
+    """Base class of the errors of this package."""
 
 
 class UnsupportedOption(AtelierClientError, ValueError):
@@ -83,7 +86,7 @@ class JobFailed(AtelierClientError):
     """The job ended without images."""
 
     def __init__(self, job_id: str, code: str, message: str) -> None:
-        super().__init__(f"{job_id} failed: {message} ({code})")
+        super().__init__(f"{job_id or 'a job that was not started'} failed: {message} ({code})")
         self.job_id = job_id
         self.code = code
         self.message = message

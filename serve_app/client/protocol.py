@@ -107,7 +107,7 @@ class Service:
             raise ValueError("key: must be the printable text that was shown when the key was created")
 
     def generate(self, idempotency_key: str | None, options: dict[str, Any]) -> Operation[Record]:
-        fields = _generation_fields(self.interface, options)
+        fields = generation_fields(self.interface, options)
         return self._create(self.interface, "/v1/generate", fields, idempotency_key)
 
     def upscale(self, idempotency_key: str | None, image_id: str, scale_factor: int | None) -> Operation[Record]:
@@ -349,7 +349,8 @@ _NAMES_IN_B = {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_sca
 _UNSUPPORTED: dict[Interface, set[str]] = {"a": {"negative_prompt"}, "b": {"steps", "num_images"}}
 
 
-def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
+def generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
+    """The body that creates a job. Raises `TypeError` or `UnsupportedOption` for an option that it has no field for."""
     for option in options.keys() - {"prompt", "lora_id", *GenerationOptions.__annotations__}:
         raise TypeError(f"generate() got an unexpected keyword argument {option!r}")
     given = without_none(options)

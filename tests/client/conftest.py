@@ -26,6 +26,20 @@ class LossyTransport(httpx.HTTPTransport):
         return response
 
 
+class CutTransport(httpx.HTTPTransport):
+    """Delivers so many requests, and then finds no server."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self.left = requests
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.left == 0:
+            raise httpx.ConnectError("cut", request=request)
+        self.left -= 1
+        return super().handle_request(request)
+
+
 class RecordingTransport(httpx.HTTPTransport):
     """Real connections that keep the requests sent."""
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -116,6 +118,7 @@ def test_the_base_install_draws_saves_and_shows(live: Live, key: str, elsewhere:
     write_ready_file(elsewhere / "var", live.base_url, both=key)
     done = run_in_base_install(f"""
 from pathlib import Path
+from zipfile import ZipFile
 from serve_app.client import Client, upload_bar
 client = Client(ready_file={str(elsewhere / "var" / "local.json")!r})
 job = client.generate("a boat", loras={{"neon": 0.8}}, seed=7)
@@ -141,3 +144,20 @@ def test_the_command_of_a_base_install_says_in_one_line_what_to_install() -> Non
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("atelier: ")
     assert "pip install '.[server]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_build_ships_no_module_that_an_earlier_one_left_behind(tmp_path: Path) -> None:
+    checkout, wheels = tmp_path / "checkout", tmp_path / "wheels"
+    shutil.copytree(ROOT / "serve_app" / "client", checkout / "serve_app" / "client")
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, checkout)
+    stale = checkout / "build" / "lib" / "serve_app" / "client" / "gone.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    alone = ("--no-build-isolation", "--no-index", "--no-deps", "--quiet", "--disable-pip-version-check")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *alone, "--wheel-dir", wheels, checkout], check=True)
+    (wheel,) = wheels.iterdir()
+    shipped = {name for name in ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert shipped == {f"serve_app/client/{file.name}" for file in (ROOT / "serve_app" / "client").glob("*.py")}
+    assert [file.name for file in (checkout / "build").rglob("*.py")] == ["gone.py"], "nothing more is left there"

@@ -17,7 +17,9 @@ from serve_app.client import (
     Client,
     Forbidden,
     JobFailed,
+    Unauthorized,
     UnknownLora,
+    Unreachable,
     UnsupportedOption,
     WaitTimeout,
     upload_bar,
@@ -26,7 +28,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
-from tests.client.conftest import RecordingTransport, terminal
+from tests.client.conftest import CutTransport, RecordingTransport, terminal
 from tests.live import Live, live_service
 from tests.support import ROOT, adapter_id, adapter_of, wait_until
 
@@ -172,6 +174,46 @@ def test_a_failed_one_of_many_says_why(live: Live, client: Client) -> None:
     assert (job.status, job.error, job.images) == ("failed", "the brush broke", [])
     with pytest.raises(JobFailed, match="the brush broke"):
         job.wait()
+
+
+def test_a_refused_one_of_many_stands_in_its_place_and_the_others_are_drawn(client: Client) -> None:
+    jobs = client.map(["", "a boat", "", "a flower"], loras="neon", concurrency=1)
+    assert [job.status for job in jobs] == ["failed", "completed", "failed", "completed"]
+    assert [job.request["prompt"] for job in jobs] == ["", "a boat", "", "a flower"]
+    assert [job.error.split(":")[0] for job in jobs] == ["prompt", "", "prompt", ""]
+    assert (jobs[2].id, jobs[2].images, jobs[2].done) == ("", [], True)
+    with pytest.raises(JobFailed, match="a job that was not started failed: prompt: "):
+        jobs[2].wait()
+    assert len(client.jobs()) == 2
+
+
+def test_a_wrong_name_key_or_option_of_many_is_found_before_any_is_started(live: Live, client: Client) -> None:
+    with pytest.raises(UnknownLora, match="noen"):
+        client.map("a boat", loras=["neon", "noen"])
+    with pytest.raises(UnsupportedOption, match="take one LoRA"):
+        client.map("a boat", loras=["neon", {"neon": 1, "outline": 1}])
+    with Client(live.base_url, "wrong") as stranger, pytest.raises(Unauthorized):
+        stranger.map(["a boat", "a flower"], loras=LORA)
+    with (
+        Client(live.base_url, "k", retry_budget=0, transport=CutTransport(requests=0)) as cut,
+        pytest.raises(Unreachable),
+    ):
+        cut.map("a boat", loras=LORA)
+    assert client.jobs() == []
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 32])
+def test_jobs_started_before_a_lost_connection_come_back_with_their_ids(live: Live, key: str, concurrency: int) -> None:
+    transport = CutTransport(requests=2)
+    with Client(live.base_url, key, retry_budget=0, transport=transport) as client:
+        live.outcome = "leave"
+        jobs = client.map(["", "a boat", "a flower"], loras=LORA, concurrency=concurrency)
+        assert [(bool(job.id), job.done) for job in jobs] == [(False, True), (True, False), (False, True)]
+        assert "no answer from" in jobs[2].error
+        live.outcome = "complete"
+        live.run(live.hint(JobKind.GENERATION, ""))
+        transport.left = 1000
+        assert jobs[1].wait().images
 
 
 @pytest.mark.parametrize("most", ["asked for", "the service's"])

@@ -120,7 +120,10 @@ def group(of: str, args: str = "", *, name: str = "") -> str:
         ("applications: [{import_path: other:app}]", "applications.0.import_path"),
         ("applications: [{args: {generator: {replicas: auto}}}]", "generator has no autoscaling_config"),
         (scaled("ingress", 1, 2), "args.ingress.replicas: must be auto"),
-        (scaled("generator", 0, 2), "its policy is BacklogPolicy of kind generation"),
+        (
+            scaled("generator", 0, 2),
+            "so its autoscaling_config needs policy: {policy_function: 'deployments.scaling:Ba",
+        ),
         (scaled("ingress", 0, 2), "never to zero"),
         (scaled("ingress", 3, 2), "min_replicas 3 is above max_replicas 2"),
         ("applications: [{args: {generator: {drain_s: .inf}}}]", "generator.drain_s: Input should be a finite number"),

@@ -78,7 +78,7 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     (f"lora_unet_{Q.replace('.', '_')}.b1.weight", "GLoRA"),
     (f"lora_unet_{Q.replace('.', '_')}.w_norm", "train_norm"),
     (f"unet.{Q}.lora_B.bias", "bias"),
-    ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "looks like a Flux LoRA, this base is"),
+    ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "looks like a Flux LoRA, .*, or a LoRA for this one$"),
     ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a FLUX.1 LoRA"),
     ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
     ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
@@ -106,7 +106,7 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     (f"base_model.model.{Q}.lora_E", "AdaLoRA weights"),
     ("base_model.model.conv_in.modules_to_save.weight", "modules_to_save"),
     ("lora_unet_down_blocks_3_attentions_0_transformer_blocks_1_attn1_to_q.alpha", "an SDXL LoRA, this base .*: choose"),
-    ("lora_unet_up_blocks_3_attentions_0_proj_in.alpha", "looks like an SD 1 or SD 2 LoRA, this base is"),
+    ("lora_unet_up_blocks_3_attentions_0_proj_in.alpha", "looks like an SD 1 or SD 2 LoRA, .* for this one$"),
     ("unet.no_such_block.to_q.lora_A.weight", "no such layers"),
     ("unet.something_else", "unet.something_else"),
 ])  # fmt: skip

@@ -410,7 +410,7 @@ def test_what_musubi_tuner_saved_gives_the_merged_result(z_image: ZImage, tmp_pa
     ({"transformer.transformer_blocks.0.attn.to_q.lora_A.weight": (4, 32)}, "like a LoRA of a diffusion transformer, th"),
     ({"diffusion_model.blocks.0.cross_attn.k.lora_A.weight": (4, 32)}, "looks like a Wan LoRA, this base is Z-Image"),
     ({"lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k.lora_down.weight": (4, 2048)},
-     "looks like an SDXL LoRA, this base is Z-Image: choose a base model of that family, or a LoRA for this one"),
+     "looks like an SDXL LoRA, this base is Z-Image: choose a base model of that family, or a LoRA for this one$"),
     ({"lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_down.weight": (4, 768)}, "looks like an SD 1 or SD 2 or SDXL LoRA"),
 ])  # fmt: skip
 def test_what_is_of_another_model_or_size_is_refused_by_name(

@@ -125,7 +125,7 @@ _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\
 
 
 def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
-    """Return the message for keys that belong to no layer."""
+    """Return the message for keys that belong to no layer; it lists some where it names no other family."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
     family = _guessed_family(tensors, unplaced)
     made_for = f" for {family}" if family else ""
@@ -137,9 +137,11 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
     for pattern, look, advice in LOOKS:
         is_of_this = advice == OTHER_FAMILY and any(re.search(pattern, name) for name in own)
         if not is_of_this and any(re.search(pattern, name) for name in unplaced):
-            return f"looks like {look}{made_for if advice != OTHER_FAMILY else ''}, {base}: {advice}: {shown}"
+            if advice == OTHER_FAMILY:
+                return f"looks like {look}, {base}: {advice}"
+            return f"looks like {look}{made_for}, {base}: {advice}: {shown}"
     if family and base_name(table) not in family.split(" or "):
-        return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}: {shown}"
+        return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}"
     return f"the base model has no such layers: {shown}"
 
 
