@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from deployments.proxy import missing_variables
 from serve_app.settings import Settings
+from serve_app.store.redis_address import split_address
 
 TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 """Ray reads these files with `RAY_USE_TLS=1`, and then asks both ends of every connection for a certificate of that
@@ -104,5 +105,5 @@ def of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator[
 
 
 def _is_local(redis_url: str) -> bool:
-    address = urlsplit(redis_url)
+    address = split_address(redis_url)
     return address.scheme == "unix" or (address.hostname or "") in ("localhost", "127.0.0.1", "::1")

@@ -5,9 +5,10 @@ with `rediss+sentinel://` they and the servers speak TLS. User and password are 
 `sentinel_password` in the query are the Sentinels' own.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis as redis_py
 import redis.asyncio as redis_async
@@ -43,7 +44,7 @@ class SentinelAddress(NamedTuple):
 
 def is_redis_address(text: str) -> bool:
     try:
-        address = urlsplit(text)
+        address = split_address(text)
         if address.scheme in BY_SENTINEL:
             read_sentinel_address(text)
             return True
@@ -53,15 +54,22 @@ def is_redis_address(text: str) -> bool:
     return address.scheme in DIRECT and bool(address.netloc or address.path)
 
 
+def split_address(url: str) -> SplitResult:
+    """Split an address that may have several hosts, of which some are in brackets: newer Pythons' `urlsplit` refuses it."""
+    scheme, _, rest = url.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    return urlsplit(f"{scheme}://{rest[len(netloc) :]}")._replace(netloc=netloc)
+
+
 def place_of(url: str) -> str:
     """Return the hosts and ports of an address, or its socket's path, without user and password."""
-    address = urlsplit(url)
+    address = split_address(url)
     return address.netloc.rpartition("@")[2] or address.path
 
 
 def read_sentinel_address(url: str) -> SentinelAddress:
     """Read an address with Sentinels. Raises `ValueError`."""
-    address = urlsplit(url)
+    address = split_address(url)
     credentials, _, hosts = address.netloc.rpartition("@")
     service, _, database = address.path.strip("/").partition("/")
     if not hosts or not service or (database and not database.isdecimal()):
@@ -89,7 +97,7 @@ def _host(text: str) -> tuple[str, int]:
 
 def connection_pool(url: str, **options: Any) -> redis_async.ConnectionPool:
     """Return a pool of connections to the server, or to the current primary."""
-    if urlsplit(url).scheme not in BY_SENTINEL:
+    if split_address(url).scheme not in BY_SENTINEL:
         return redis_async.ConnectionPool.from_url(url, **options)
     address = read_sentinel_address(url)
     sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs=address.sentinel_options(options, AsyncRetry))
@@ -104,7 +112,7 @@ async def close_sentinels(pool: redis_async.ConnectionPool) -> None:
 
 def blocking_client(url: str, **options: Any) -> redis_py.Redis:
     """Return a client of the server, or of the current primary."""
-    if urlsplit(url).scheme not in BY_SENTINEL:
+    if split_address(url).scheme not in BY_SENTINEL:
         return redis_py.Redis.from_url(url, **options)
     address = read_sentinel_address(url)
     sentinel = Sentinel(address.sentinels, sentinel_kwargs=address.sentinel_options(options, Retry))

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,14 +52,14 @@ def bases(sd: Path, sdxl: Path) -> Callable[[str], Base]:
 def written(base: Base, adapter: Any, weight: float, path: Path) -> tuple[AdapterFile, Adapted]:
     """Return an adapter's file, and copies of the base with the adapter in place by its own library, at the weight."""
     if isinstance(adapter, str):
-        copies: Any = SimpleNamespace(components=copy.deepcopy(base.components))
+        copies = copy.deepcopy(base.components)
         network = lycoris_network(copies, **LYCORIS[adapter])
         type(network).apply_preset({"name_algo_map": {}})  # which stays with the class
         network.save_weights(str(path), None, {"ss_network_module": "lycoris.kohya"})
         for layer in network.loras:
             layer.multiplier = weight
         network.set_multiplier(weight)
-        return AdapterFile(str(path), path), copies.components if weight else {}
+        return AdapterFile(str(path), path), copies if weight else {}
     component, config = adapter
     model = peft_model(base, component, config)
     folder = path.with_suffix("")

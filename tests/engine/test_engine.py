@@ -48,9 +48,9 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
 def test_a_run_starts_at_the_step_after_its_prompt_was_encoded(engine: Engine) -> None:
     """It waits for nothing else, since it needs no adapter."""
     for request in (LONG, SHORT):
-        changes = engine.live.changes
         engine.add(request)
-        engine.live.wait_for_change(changes + 1, within_s=30)
+        while not all(waiting.conditioning for waiting in engine.live.waiting()):
+            engine.live.wait_for_change(engine.live.changes, within_s=1.0)
         engine.step()
     assert engine.progress() == {"long": (2, 40), "short": (1, 3)}
 
