@@ -150,7 +150,9 @@ class Ingress:
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts, max_rank=max_rank)
         jobs = JobParts(process, accounts, loras, hint=Hints(handles))
-        operations = OperationParts(process, accounts, jobs, keeps_worker=kept, check_machines=check_running_nodes)
+        operations = OperationParts(
+            process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_running_nodes
+        )
         await loras.applied_catalog.apply_file_once()
         sweeping = asyncio.create_task(loras.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
