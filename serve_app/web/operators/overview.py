@@ -78,7 +78,7 @@ async def _facts(request: Request) -> dict[str, Any]:
         "running": running[:MOST_ROWS],
         "dead": await jobs.stats.dead(),
         "workers": workers,
-        "starting": [words for kind in JobKind if (words := await operations.workers.starting(kind)) is not None],
+        "starting": {pool: words for pool in pools if (words := await operations.workers.starting(pool)) is not None},
         "states": found.states,
         "memory": await jobs.space.memory.read(),
         "disks": await jobs.space.disk.disks(),
