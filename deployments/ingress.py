@@ -10,10 +10,10 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.config import GENERATOR
 from deployments.nodes import check_running_nodes
 from deployments.proxy import proxy_secret
 from deployments.ray_internals import (
-    GENERATOR,
     configure_replica_log,
     has_haproxy,
     least_replicas,
