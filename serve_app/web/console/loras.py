@@ -265,8 +265,9 @@ async def _lora_page(
         only = JobFilter(lora_id=adapter.id, state=state)
         page = await jobs_of(request).history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         own[state] = len(page.jobs)
-    all_waiting = (await jobs_of(request).stats.waiting_for([adapter.sha256]))[adapter.sha256]
-    others = all_waiting - own[JobState.QUEUED] if found.shared_with else 0
+    others = 0
+    if found.shared_with:
+        others = (await jobs_of(request).stats.waiting_for([adapter.sha256]))[adapter.sha256] - own[JobState.QUEUED]
     keys, now = await accounts_of(request).api_keys.list(account_id), datetime.now(UTC)
     owners = await _owner_names(accounts_of(request).store, {adapter.owner} - {"", account_id})
     return render(
