@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve_app.domain.jobs import DEFAULT_GROUP
+from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.engine_options import EngineOptions
 from serve_app.worker.attempt import WorkerTiming
 
@@ -151,7 +151,7 @@ class GeneratorArgs(WorkerArgs):
 class GroupArgs(GeneratorArgs):
     """The generators of one group of base models: those whose catalog row names the group."""
 
-    group: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9\-]{0,31}$")]
+    group: Annotated[str, Field(pattern=f"^{GROUP_NAME}$")]
 
     @model_validator(mode="after")
     def _is_not_the_default(self) -> "GroupArgs":

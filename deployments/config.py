@@ -13,6 +13,7 @@ from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 
 BUILDER, GROUP_BUILDER = "deployments.app:build", "deployments.app:build_group"
 GENERATOR = "generator"
+"""The deployment of generators has this name in every application that has one."""
 POOLS = {GENERATOR: pool_of(DEFAULT_GROUP), "upscaler": str(JobKind.UPSCALE)}
 """The pools of the main application's workers."""
 SCALABLE = ("ingress", *POOLS)

@@ -10,10 +10,10 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.config import GENERATOR
 from deployments.nodes import check_running_nodes
 from deployments.proxy import proxy_secret
 from deployments.ray_internals import (
-    GENERATOR,
     configure_replica_log,
     has_haproxy,
     least_replicas,
@@ -150,7 +150,9 @@ class Ingress:
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts, max_rank=max_rank)
         jobs = JobParts(process, accounts, loras, hint=Hints(handles))
-        operations = OperationParts(process, accounts, jobs, keeps_worker=kept, check_machines=check_running_nodes)
+        operations = OperationParts(
+            process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_running_nodes
+        )
         await loras.applied_catalog.apply_file_once()
         sweeping = asyncio.create_task(loras.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from deployments.config import GENERATOR
 from deployments.proxy import missing_variables
 from deployments.requirements import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
@@ -22,8 +23,6 @@ LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 and Windows. With any other node address Ray listens on every interface."""
 
 ANSWER_LIMIT_S = 60.0
-GENERATOR = "generator"
-"""The deployment of generators has this name in every application that has one."""
 CORE_PROCESSES = ("gcs_server", "raylet")
 
 
@@ -53,9 +52,10 @@ def _share_only_above_sessions(directory: str) -> None:
 def prepare_replica(*, takes_requests: bool = False) -> None:
     """Make this process's files private, and bind its server between deployments to the node's address.
 
-    Called by every constructor. A group's generators are all that their application has, so that Serve takes them for
-    its ingress: unless one `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a
-    minute of serving after a replica is told to stop. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    A group's generators are all that their application has, so that Serve takes them for its ingress: unless one
+    `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a minute of serving after a
+    replica is told to stop.
     Raises `RuntimeError` on a node whose HTTP proxy would lack its protection.
     """
     import ray

@@ -38,7 +38,7 @@ from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion, AccountRecords
 from serve_app.operations.housekeeping import Housekeeping
-from serve_app.operations.overview import KeepsWorker, Readiness, never, readiness
+from serve_app.operations.overview import KeepsWorker, Readiness, never
 from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures
@@ -71,7 +71,6 @@ class Resources:
     for_operations: OperationParts
     for_workers: WorkerParts
     for_housekeeping: Housekeeping
-    keeps_worker: KeepsWorker
 
     settings = At[Settings]("process.settings")
     redis_url = At[str]("process.redis_url")
@@ -119,6 +118,7 @@ class Resources:
     account_deletion = At[AccountDeletion]("for_operations.deletion")
     recent_adapters = At[RecentAdapters]("for_workers.recent_adapters")
     workers = At[WorkerStatus]("for_operations.workers")
+    keeps_worker = At[KeepsWorker]("for_operations.state.keeps_worker")
 
     def with_parts(self, **parts: Any) -> "Resources":
         """Return the same service with other parts, by their short names, wherever a process uses them."""
@@ -137,16 +137,7 @@ class Resources:
 
     async def readiness(self) -> Readiness:
         """Read what this service can do now."""
-        return await readiness(
-            self.measures,
-            self.queue_stats,
-            self.images,
-            self.space,
-            self.workers,
-            self.applied_catalog,
-            self.keeps_worker,
-            self.settings,
-        )
+        return await self.for_operations.state.readiness()
 
 
 @asynccontextmanager
@@ -158,7 +149,7 @@ async def open_resources(
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts)
         jobs = JobParts(process, accounts, loras, hint=hint)
-        operations = OperationParts(process, accounts, jobs, keeps_worker=keeps_worker)
+        operations = OperationParts(process, accounts, loras, jobs, keeps_worker=keeps_worker)
         workers, housekeeping = WorkerParts(process), Housekeeping(process)
         workers.queue = housekeeping.queue = jobs.queue
         workers.images = housekeeping.images = jobs.images
@@ -173,7 +164,6 @@ async def open_resources(
             for_operations=operations,
             for_workers=workers,
             for_housekeeping=housekeeping,
-            keeps_worker=keeps_worker,
         )
 
 

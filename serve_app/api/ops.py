@@ -11,11 +11,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, operations_of, settings_of
+from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, settings_of
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import NotFound, Unauthorized
 from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
-from serve_app.operations.overview import readiness
 from serve_app.operations.reports import account_report, adapter_report
 
 FOR_OPERATORS = "This endpoint is for the operator: send the operator's token as `Authorization: Bearer`."
@@ -44,17 +43,7 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz")
 async def ready(request: Request) -> JSONResponse:
     """Answer 503 only where polls cannot be answered: a balancer would take them from their callers."""
-    jobs, operations = jobs_of(request), operations_of(request)
-    found = await readiness(
-        operations.measures,
-        jobs.stats,
-        jobs.images,
-        jobs.space,
-        operations.workers,
-        loras_of(request).applied_catalog,
-        operations.keeps_worker,
-        settings_of(request),
-    )
+    found = await operations_of(request).state.readiness()
     status = {"status": "ready" if found.is_ready else "not ready", "accepting": not found.reason}
     details = {**({"reason": found.reason} if found.reason else {}), **found.states}
     return JSONResponse(status | (details if _is_operator(request) else {}), 200 if found.answers_polls else 503)

@@ -33,7 +33,7 @@ from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.operations.checks import Check
 from serve_app.operations.operator_acts import OperatorActs
-from serve_app.operations.overview import KeepsWorker, never
+from serve_app.operations.overview import KeepsWorker, ServiceState, never
 from serve_app.operations.reports import OperatorReader
 from serve_app.store.measures import MemoryReserve
 from serve_app.store.process import Process
@@ -139,6 +139,7 @@ class OperationParts:
         self,
         process: Process,
         accounts: AccountParts,
+        loras: LoraParts,
         jobs: JobParts,
         *,
         keeps_worker: KeepsWorker = never,
@@ -167,5 +168,14 @@ class OperationParts:
         self.deletion = AccountDeletion(process, jobs.images)
         self.workers = WorkerStatus(redis)
         self.measures = process.measures
-        self.keeps_worker = keeps_worker
+        self.state = ServiceState(
+            settings=process.settings,
+            measures=process.measures,
+            stats=jobs.stats,
+            images=jobs.images,
+            space=jobs.space,
+            workers=self.workers,
+            catalog=loras.applied_catalog,
+            keeps_worker=keeps_worker,
+        )
         self.check_machines = check_machines

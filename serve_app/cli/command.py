@@ -140,7 +140,7 @@ async def _open(settings: Settings) -> AsyncGenerator[Parts]:
             await loras.applied_catalog.apply_file_once()
         except CatalogError as error:
             raise BadUsage(f"catalog: {error}") from None
-        operations = OperationParts(process, accounts, jobs)
+        operations = OperationParts(process, accounts, loras, jobs)
         yield {type(part): part for part in (settings, process, accounts, loras, jobs, operations)}
 
 

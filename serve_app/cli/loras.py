@@ -24,7 +24,6 @@ from serve_app.engine_options import DEFAULT_MAX_RANK, MAX_RANK
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.registration import remove_lora
 from serve_app.loras.sources import LoraSources
-from serve_app.operations.overview import base_warning
 from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
 from serve_app.store.storage import DiskReserve
@@ -77,8 +76,7 @@ async def add(
     lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
     if suggested := adapter.found.get("suggested_trigger_words"):
         lines.append(f"Trigger words by its file: {', '.join(suggested)}")
-    measures, catalog = operations.measures, loras.applied_catalog
-    if warning := await base_warning(measures, catalog, operations.keeps_worker, adapter.base_model):
+    if warning := await operations.state.base_warning(adapter.base_model):
         lines.append(warning)
     lines.append(f"Try it: atelier loras try {adapter.id}")
     return Result(facts={**_facts(adapter), "warning": warning or None}, shown="\n".join(lines))

@@ -17,6 +17,8 @@ class JobKind(StrEnum):
 
 DEFAULT_GROUP = "default"
 """The group of a base model whose catalog row names none."""
+GROUP_NAME = r"[a-z0-9][a-z0-9\-]{0,31}"
+"""The name of a group has this form."""
 
 
 def pool_of(group: str) -> str:

@@ -46,7 +46,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
-from serve_app.domain.jobs import DEFAULT_GROUP
+from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.engine_options import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
@@ -105,7 +105,7 @@ _Identifier = Annotated[str, _matching(r"[A-Za-z0-9_\-]{1,128}", "1 to 128 of A-
 _Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 lower-case hex digits")]
 _Time = Annotated[datetime, pydantic.BeforeValidator(_read_time)]
 _Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
-_Group = Annotated[str, _matching(r"[a-z0-9][a-z0-9\-]{0,31}", "1 to 32 of a-z 0-9 -, not beginning with -")]
+_Group = Annotated[str, _matching(GROUP_NAME, "1 to 32 of a-z 0-9 -, not beginning with -")]
 _Steps = Annotated[int, pydantic.Field(strict=True), _within(1, 50)]
 _Guidance = Annotated[float, pydantic.Field(strict=True), _within(1, 20)]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]

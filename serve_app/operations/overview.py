@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from serve_app.domain import metrics
@@ -155,41 +156,89 @@ class Readiness(NamedTuple):
         return self.answers_polls and any(state in (IDLE, BUSY) or state.startswith(OK) for state in generators)
 
 
-async def readiness(
-    measures: Measures,
-    stats: QueueStats,
-    images: ImageStore,
-    space: Space,
-    workers: WorkerStatus,
-    catalog: AppliedCatalog,
-    keeps_worker: KeepsWorker,
-    settings: Settings,
-) -> Readiness:
-    """Ask every part, each within a limit of time: of the generators, each group that a base model names."""
-    turn_s = READY_TIMEOUT_S + settings.longest_redis_wait.total_seconds()
-    redis, reasons = await asyncio.gather(_answers(stats.dead(), within_s=turn_s), what_keeps_jobs_out(images, space))
-    states = {"redis": redis, "storage": UNWRITABLE if STORAGE in reasons else OK}
-    if redis == DOWN:
-        return Readiness(states, "Redis does not answer")
-    groups = await _groups(catalog)
-    generators = await asyncio.gather(
-        *(_generator(pool_of(group), ids, measures, stats, workers, keeps_worker) for group, ids in groups.items())
-    )
-    names = (GENERATOR if group == DEFAULT_GROUP else f"{GENERATOR}.{group}" for group in groups)
-    return Readiness({**states, **dict(zip(names, generators, strict=True))}, ", ".join(reasons))
+@dataclass(frozen=True, kw_only=True)
+class ServiceState:
+    """Tells what the service can do now, from what Redis knows and the deployment promises."""
 
+    settings: Settings
+    measures: Measures
+    stats: QueueStats
+    images: ImageStore
+    space: Space
+    workers: WorkerStatus
+    catalog: AppliedCatalog
+    keeps_worker: KeepsWorker
 
-async def _groups(catalog: AppliedCatalog) -> dict[str, list[str]]:
-    """Return the applied base models of each group, or the one group, without any, of a service that has none."""
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            models = await catalog.applied_base_models()
-    except (Overloaded, StoreUnavailable, TimeoutError):
-        models = []
-    groups = sorted(
-        {model.group for model in models} or {DEFAULT_GROUP}, key=lambda each: (each != DEFAULT_GROUP, each)
-    )
-    return {group: [model.id for model in models if model.group == group] for group in groups}
+    async def readiness(self) -> Readiness:
+        """Ask every part, each within a limit of time: of the generators, each group that a base model names."""
+        turn_s = READY_TIMEOUT_S + self.settings.longest_redis_wait.total_seconds()
+        redis, reasons = await asyncio.gather(
+            _answers(self.stats.dead(), within_s=turn_s), what_keeps_jobs_out(self.images, self.space)
+        )
+        states = {"redis": redis, "storage": UNWRITABLE if STORAGE in reasons else OK}
+        if redis == DOWN:
+            return Readiness(states, "Redis does not answer")
+        groups = await self._groups()
+        generators = await asyncio.gather(*(self._generator(pool_of(group), ids) for group, ids in groups.items()))
+        names = (GENERATOR if group == DEFAULT_GROUP else f"{GENERATOR}.{group}" for group in groups)
+        return Readiness({**states, **dict(zip(names, generators, strict=True))}, ", ".join(reasons))
+
+    async def base_warning(self, base_model: str) -> str:
+        """Return a warning that jobs of the base model wait until somebody acts; empty while none has to.
+
+        Nothing serves its group then, or the workers of the group have not loaded it. One that has scaled to zero may.
+        Raises `StoreUnavailable`.
+        """
+        pools = {model.id: model.pool for model in await self.catalog.applied_base_models()}
+        pool = pools.get(base_model, pool_of(DEFAULT_GROUP))
+        workers = await self.measures.shown(pool)
+        if may_hold(workers, base_model) or (not workers and await self.keeps_worker(pool) is not None):
+            return ""
+        if not workers:
+            return f"Nothing serves {base_model}: jobs with this LoRA wait until generators for it are started."
+        return (
+            f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
+        )
+
+    async def _groups(self) -> dict[str, list[str]]:
+        """Return the applied base models of each group, or the one group, without any, of a service that has none."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                models = await self.catalog.applied_base_models()
+        except (Overloaded, StoreUnavailable, TimeoutError):
+            models = []
+        groups = sorted(
+            {model.group for model in models} or {DEFAULT_GROUP}, key=lambda each: (each != DEFAULT_GROUP, each)
+        )
+        return {group: [model.id for model in models if model.group == group] for group in groups}
+
+    async def _generator(self, pool: str, base_models: Sequence[str]) -> str:
+        """Tell from Redis whether the jobs of a pool will be worked on.
+
+        A worker seen in the last minute says yes, but for base models that none has loaded. Else a worker that failed
+        to start, after the last that could, says no. One that starts says how far it is. Where none has failed, it
+        depends on what the deployment promises: of at least one replica one is missing, and of none until there is
+        work, work that has waited long says that none comes.
+        """
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                if alive := await self.measures.shown(pool):
+                    missing = ", ".join(each for each in base_models if not may_hold(alive, each))
+                    return f"{OK}, but no generator has loaded {missing}: start its generators anew" if missing else OK
+                failure, starting = await self.workers.failure(pool), await self.workers.starting(pool)
+                waiting = (await self.stats.backlog(pool)).oldest_age_s
+                is_kept = await self.keeps_worker(pool)
+        except Overloaded:
+            return BUSY
+        except (StoreUnavailable, TimeoutError):
+            return DOWN
+        if is_kept is None:
+            return UNSERVED
+        if failure is not None:
+            return f"cannot start: {failure}" + ("" if starting is None else f"; another try: {starting}")
+        if not is_kept and waiting <= LONGEST_START_S:
+            return IDLE
+        return "none has started" if starting is None else f"{STARTING}: {starting}"
 
 
 async def what_keeps_jobs_out(images: ImageStore, space: Space) -> list[str]:
@@ -207,57 +256,6 @@ async def _is_redis_full(reserve: MemoryReserve) -> bool:
     except (Overloaded, StoreUnavailable):
         return False
     return memory is not None and memory.is_short
-
-
-async def _generator(
-    pool: str,
-    base_models: Sequence[str],
-    measures: Measures,
-    stats: QueueStats,
-    workers: WorkerStatus,
-    keeps_worker: KeepsWorker,
-) -> str:
-    """Tell from Redis whether the jobs of a pool will be worked on.
-
-    A worker seen in the last minute says yes, but for base models that none has loaded. Else a worker that failed to
-    start, after the last that could, says no. One that starts says how far it is. Where none has failed, it depends on
-    what the deployment promises: of at least one replica one is missing, and of none until there is work, work that has
-    waited long says that none comes.
-    """
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            if alive := await measures.shown(pool):
-                missing = ", ".join(each for each in base_models if not may_hold(alive, each))
-                return f"{OK}, but no generator has loaded {missing}: start its generators anew" if missing else OK
-            failure, starting = [await ask(pool) for ask in (workers.failure, workers.starting)]
-            waiting = (await stats.backlog(pool)).oldest_age_s
-            is_kept = await keeps_worker(pool)
-    except Overloaded:
-        return BUSY
-    except (StoreUnavailable, TimeoutError):
-        return DOWN
-    if is_kept is None:
-        return UNSERVED
-    if failure is not None:
-        return f"cannot start: {failure}" + ("" if starting is None else f"; another try: {starting}")
-    if not is_kept and waiting <= LONGEST_START_S:
-        return IDLE
-    return "none has started" if starting is None else f"{STARTING}: {starting}"
-
-
-async def base_warning(measures: Measures, catalog: AppliedCatalog, keeps_worker: KeepsWorker, base_model: str) -> str:
-    """Return a warning that jobs of the base model wait until somebody acts; empty while none has to.
-
-    Nothing serves its group then, or the workers of the group have not loaded it. One that has scaled to zero may.
-    """
-    pools = {model.id: model.pool for model in await catalog.applied_base_models()}
-    pool = pools.get(base_model, pool_of(DEFAULT_GROUP))
-    workers = await measures.shown(pool)
-    if may_hold(workers, base_model) or (not workers and await keeps_worker(pool) is not None):
-        return ""
-    if not workers:
-        return f"Nothing serves {base_model}: jobs with this LoRA wait until generators for it are started."
-    return f"No running worker has loaded {base_model}: jobs with this LoRA wait until the generators are restarted."
 
 
 async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:

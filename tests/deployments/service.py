@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,29 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # or the tests beside would starve its replicas
     "HF_HUB_OFFLINE": "1",
 }
+
+
+def run_program(module: str, home: Path, report: Path, *, limit_s: float, **environment: str) -> dict[str, Any]:
+    """Run `python -m MODULE HOME REPORT`, which serves by itself; return what it reports, as JSON.
+
+    Ray and Serve read the environment once, so that each has a process of its own. Nothing runs below `home` afterwards.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(home), str(report)],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, **environment},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    finally:
+        kill_all_of(home)
+        shutil.rmtree(home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(f"\n{report.read_text()}\n")  # shown by -s
+    return json.loads(report.read_text())
 
 
 class Service:

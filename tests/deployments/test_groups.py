@@ -6,8 +6,6 @@
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,63 +16,53 @@ import psutil
 import pytest
 import yaml
 
-from deployments.runtime import kill_all_of, ray_environment, runtime_home
+from deployments.runtime import ray_environment, runtime_home
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from tests.deployments.service import ENVIRONMENT, serve_config
+from tests.deployments.service import run_program, serve_config
 from tests.deployments.three_nodes import POLICY, SCALING, client, forget_workers, new_key, pids_of, schema
-from tests.support import ROOT, adapter_id, free_port, until, write_catalog
+from tests.support import adapter_id, free_port, until, write_catalog
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 OPERATOR_TOKEN = "the token of an operator"
-DEFAULT, SDXL = adapter_id("outline"), "model_of_sdxl"
+DEFAULT, SECOND = adapter_id("outline"), "model_of_second"
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program saw: one start of Ray for all tests of this file."""
-    from tests.engine.tiny_models import write_lora, write_sdxl
-
     folder = tmp_path_factory.mktemp("groups")
     home, report, data_dir = runtime_home(folder), folder / "seen.json", folder / "var"
-    catalog, model = write_catalog(folder / "catalog"), write_sdxl(folder / "sdxl")
-    write_lora(folder / "sdxl.safetensors", model, rank=4, seed=1)
+    catalog = write_catalog(folder / "catalog")
     content = yaml.safe_load(catalog.read_text())
-    content["base_models"] += [{"id": "sdxl", "folder": str(model), "group": "sdxl"}]
-    content["base_models"] += [{"id": "lost", "folder": str(model), "group": "lost"}]
-    row = {"id": SDXL, "name": "Ink", "file": str(folder / "sdxl.safetensors"), "base_model": "sdxl"}
-    content["adapters"] += [{**row, "created_at": "2026-11-01T12:00:00Z"}]
+    [pocket], outline = content["base_models"], content["adapters"][0]
+    content["base_models"] += [{**pocket, "id": each, "group": each} for each in ("second", "lost")]
+    content["adapters"] += [{**outline, "id": SECOND, "base_model": "second"}]
     catalog.write_text(yaml.safe_dump(content))
-    own = {"ATELIER_DATA_DIR": str(data_dir), "ATELIER_CATALOG": str(catalog)}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.deployments.test_groups", str(home), str(report)],
-            cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT, **own, "ATELIER_OPERATOR_TOKEN": OPERATOR_TOKEN},
-            capture_output=True,
-            text=True,
-            timeout=380,
-            check=False,
+        return run_program(
+            "tests.deployments.test_groups",
+            home,
+            report,
+            limit_s=380,
+            ATELIER_DATA_DIR=str(data_dir),
+            ATELIER_CATALOG=str(catalog),
+            ATELIER_OPERATOR_TOKEN=OPERATOR_TOKEN,
         )
     finally:
-        kill_all_of(home)
         stop_redis(data_dir)
-        shutil.rmtree(home)
-    assert done.returncode == 0, done.stdout + done.stderr
-    sys.stdout.write(f"\n{report.read_text()}\n")  # shown by -s
-    return json.loads(report.read_text())
 
 
 def test_each_group_that_a_base_model_names_is_told_of(seen: dict[str, Any]) -> None:
     idle, working = seen["idle"], seen["working"]
-    assert (idle["status"], idle["generator"], idle["generator.sdxl"]) == ("ready", "ok", "scaled to zero")
+    assert (idle["status"], idle["generator"], idle["generator.second"]) == ("ready", "ok", "scaled to zero")
     assert idle["generator.lost"] == "no application serves this group"
-    assert (working["generator"], working["generator.sdxl"]) == ("ok", "ok")
+    assert (working["generator"], working["generator.second"]) == ("ok", "ok")
 
 
 def test_a_group_scales_from_zero_by_its_own_jobs_and_loads_its_own_models(seen: dict[str, Any]) -> None:
     assert seen["before"] == []
-    assert seen["models"] == [["pocket"], ["sdxl"]]
+    assert seen["models"] == [["pocket"], ["second"]]
 
 
 def test_a_group_opens_no_more_ports_than_a_generator_of_the_main_application(seen: dict[str, Any]) -> None:
@@ -87,13 +75,13 @@ def test_a_changed_group_is_rolled_alone_under_load_and_no_job_is_lost(seen: dic
     assert seen["kept"], "all replicas of the main application are the same"
     assert {lora: set(statuses) for lora, statuses in seen["statuses"].items()} == {
         DEFAULT: {"completed"},
-        SDXL: {"completed"},
+        SECOND: {"completed"},
     }
-    assert all(len(statuses) > 2 for statuses in seen["statuses"].values()), "before, while and after"
+    assert all(len(statuses) > 3 for statuses in seen["statuses"].values()), "before, twice from its begin on, after"
 
 
 def config(port: int, *, max_rows: int, idle_s: float = 300) -> dict[str, Any]:
-    """Serve two applications on one card that is a fake: the main one, and the group `sdxl`, which goes down to none.
+    """Serve two applications on one card that is a fake: the main one, and the group `second`, which goes down to none.
 
     A new cluster begins with one of each group, which shows that it can draw.
     """
@@ -104,10 +92,10 @@ def config(port: int, *, max_rows: int, idle_s: float = 300) -> dict[str, Any]:
         "upscaler": {**worker, "num_gpus": 0.1},
     }
     content = serve_config(port, args)
-    policy = {"policy_function": POLICY, "policy_kwargs": {"kind": "generation.sdxl", "target_s": 20}}
+    policy = {"policy_function": POLICY, "policy_kwargs": {"kind": "generation.second", "target_s": 20}}
     scaling = {**SCALING, "downscale_to_zero_delay_s": idle_s, "min_replicas": 0, "max_replicas": 1, "policy": policy}
-    group = {**worker, "group": "sdxl", "replicas": "auto", "num_gpus": 0.2, "engine": {"max_rows": max_rows}}
-    fields = {"name": "sdxl", "route_prefix": None, "import_path": "deployments.app:build_group", "args": group}
+    group = {**worker, "group": "second", "replicas": "auto", "num_gpus": 0.2, "engine": {"max_rows": max_rows}}
+    fields = {"name": "second", "route_prefix": None, "import_path": "deployments.app:build_group", "args": group}
     content["applications"].append({**fields, "deployments": [{"name": "generator", "autoscaling_config": scaling}]})
     return content
 
@@ -138,10 +126,10 @@ def serve_two_groups(port: int) -> dict[str, Any]:
     with httpx.Client(base_url=base_url, headers=headers, timeout=60) as caller:
         until(lambda: readyz(caller)["generator"] == "ok")
         until(lambda: not group_pids(), why=lambda: str(readyz(caller)))
-        forget_workers("generation.sdxl")
+        forget_workers("generation.second")
         idle, before = readyz(caller), group_pids()
         deploy(config(port, max_rows=2))
-        statuses: dict[str, list[str]] = {DEFAULT: [], SDXL: []}
+        statuses: dict[str, list[str]] = {DEFAULT: [], SECOND: []}
         ask(caller, statuses)
         ports = [listening(pids) for pids in (pids_of("ServeReplica:atelier:generator"), group_pids())]
         working, first, main_pids = readyz(caller), group_pids(), pids_of("ServeReplica:atelier:")
@@ -168,8 +156,11 @@ def serve_two_groups(port: int) -> dict[str, Any]:
 
 
 def ask_until(rolled: threading.Event, caller: httpx.Client, statuses: dict[str, list[str]]) -> None:
-    while not rolled.is_set():
+    """Ask again and again, and at least twice: a job may wait for as long as the group is rolled."""
+    rounds = 0
+    while rounds < 2 or not rolled.is_set():
         ask(caller, statuses)
+        rounds += 1
 
 
 def ask(caller: httpx.Client, statuses: dict[str, list[str]]) -> None:
@@ -192,11 +183,11 @@ def deploy(content: dict[str, Any]) -> None:
 
     client().deploy_apps(schema(content))
     states = lambda: {name: found.status for name, found in serve.status().applications.items()}  # noqa: E731
-    until(lambda: states() == {"atelier": "RUNNING", "sdxl": "RUNNING"}, limit=120, why=lambda: str(serve.status()))
+    until(lambda: states() == {"atelier": "RUNNING", "second": "RUNNING"}, limit=120, why=lambda: str(serve.status()))
 
 
 def group_pids() -> list[int]:
-    return pids_of("ServeReplica:sdxl:")
+    return pids_of("ServeReplica:second:")
 
 
 def listening(pids: list[int]) -> int:
@@ -214,7 +205,7 @@ async def loaded() -> list[list[str]]:
     from tests.composition import open_resources
 
     async with open_resources(Settings()) as resources:
-        found = [await resources.measures.shown(pool) for pool in ("generation", "generation.sdxl")]
+        found = [await resources.measures.shown(pool) for pool in ("generation", "generation.second")]
     return [sorted({name for worker in workers for name in worker.base_models}) for workers in found]
 
 

@@ -124,7 +124,7 @@ def test_a_base_model_that_cannot_fit(up: Start, tmp_path: Path) -> None:
     config["applications"][0]["args"]["generator"]["engine"] = {"adapter_memory": 10**15}
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(config))
-    up.begin("--config", str(file))
+    up.begin("--config", str(file), RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT="1")  # Serve would try it three times
     up.assert_ended(1, within=START_LIMIT_S)
     assert re.match(r"atelier: the service did not start: generator: MemoryError: as float32, pocket ", up.complaint)
     assert "1000000.00 GB (adapter_memory)" in up.complaint

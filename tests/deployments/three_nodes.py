@@ -35,7 +35,7 @@ from serve_app.store.redis_process import server_binary
 from tests.composition import open_resources
 from tests.deployments.service import serve_config
 from tests.processes import descendants
-from tests.support import free_port, says_ready, until
+from tests.support import existing, free_port, says_ready, until
 
 JOBS = 4
 REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
@@ -182,6 +182,7 @@ def replicas() -> list[int]:
 
 
 def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
+    """Serve jobs until all have ended, although `kill` ends the node `THIRD` while both generators work."""
     secret, lora_id = asyncio.run(new_key(Settings(pepper=SecretStr(PEPPER))))
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
         until(lambda: says_ready(f"http://127.0.0.1:{port}"))
@@ -199,10 +200,25 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
                 ids.append(caller.post("/v1/generate", json=body).raise_for_status().json()["request_id"])
             return len(field_of(ids, "worker", state="running")) == 2
 
-        until(both_work)
+        def both_are_halted_at_work() -> bool:
+            """Halt both, so that neither can end its job before the node is killed, and let them go on if one had."""
+            if not both_work():
+                return False
+            for generator in generators():
+                generator.suspend()
+            are_at_work = len(field_of(ids, "worker", state="running")) == 2
+            if not are_at_work:
+                resume(generators())
+            return are_at_work
+
+        until(both_are_halted_at_work)
         grown = time.monotonic() - began
-        nodes = len({psutil.Process(pid).ppid() for pid in pids_of("ServeReplica:atelier:generator")})
+        nodes = len({generator.ppid() for generator in generators()})
+        lost = [one for one in generators() if any(THIRD in word for word in existing(one.parent()).cmdline())]
+        for generator in lost:
+            generator.kill()  # it would not see that its node has died
         kill()
+        resume(generators())
         records = [finished(caller, request_id) for request_id in ids]
         done = time.monotonic()
         upscalers = len(pids_of("ServeReplica:atelier:upscaler"))
@@ -213,11 +229,13 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         shrunk = time.monotonic() - done
         forget_workers()
         unneeded = caller.get("/readyz", headers=OPERATOR).json()
-        client().deploy_apps(schema(config(port, most=2, least=1)))  # and nobody waits until it has started
+        hold_the_last_place()
+        client().deploy_apps(schema(config(port, most=2, least=1)))  # and none can start
         missing = unready(caller)
     return {
         "kept": kept,
         "nodes": nodes,
+        "lost": len(lost),
         "grown_s": grown,
         "done_s": done - began,
         "shrunk_s": shrunk,
@@ -229,6 +247,22 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         "missing": missing,
         "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
     }
+
+
+def generators() -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in pids_of("ServeReplica:atelier:generator")]
+
+
+def resume(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.resume()
+
+
+def hold_the_last_place() -> None:
+    """Take the place for a generator on the node that is left."""
+    from ray.util.placement_group import placement_group
+
+    assert placement_group([{"generator": 1}]).wait(60)
 
 
 def unready(caller: httpx.Client) -> dict[str, Any]:
@@ -258,10 +292,10 @@ def generator_has_started() -> bool:
 
 
 def forget_workers(pool: str = "generation") -> None:
-    """Make Redis look as a minute after the pool's last worker was seen."""
+    """Make Redis look as a minute after the pool's last worker was seen, and told how it started."""
     settings = Settings()
     with connect_sync(settings.redis_url or ensure_redis(settings.data_dir).url) as redis:
-        redis.delete(redis_key("workers", pool))
+        redis.delete(redis_key("workers", pool), redis_key("starting", pool))
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:

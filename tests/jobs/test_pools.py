@@ -16,7 +16,7 @@ from serve_app.store.redis_client import connect
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.made_jobs import BROKEN, accept, caller_of, claim, finish, job_of
-from tests.support import adapter_id, adapter_of, existing, put_in_group
+from tests.support import adapter_id, adapter_of, change_base_model, existing, put_in_group
 
 NEON = adapter_id("neon")
 SDXL = "generation.sdxl"
@@ -122,6 +122,24 @@ async def test_a_pool_is_forgotten_once_nothing_is_left_of_it(resources: Resourc
     await claim(resources, pool=SDXL)
     assert SDXL in await resources.queue_stats.pools(), "a worker that was silent for a minute is known again"
     assert (await job_of(resources, job_id)).state is JobState.COMPLETED
+
+
+async def test_a_failed_job_that_is_queued_again_into_a_forgotten_pool_is_found_there(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    """Its base model has left the catalog: it waits for one that comes back, and not beyond its time."""
+    await regroup(resources, "sdxl")
+    job_id = await accept(resources, adapter_id=NEON)
+    [claimed] = await claim(resources, pool=SDXL)
+    await resources.queue.fail(claimed.lease, BROKEN, retry=False)
+    change_base_model(resources.settings.catalog, id="other", group="default")
+    await resources.applied_catalog.apply_file()
+    redis_db.zadd(redis_key("workers", SDXL), {"w": 1})
+    await resources.queue.reap()
+    assert SDXL not in await resources.queue_stats.pools()
+    assert await resources.dead_letters.requeue(job_id)
+    assert (await resources.queue_stats.backlog(SDXL)).ready == 1
+    assert SDXL in await resources.queue_stats.pools(), "or nobody would see it, and it would never expire"
 
 
 async def test_limits_and_operators_numbers_are_of_every_pool(resources: Resources, settings: Settings) -> None:

@@ -124,6 +124,7 @@ def _base_model(**row: object) -> Callable[[Row], None]:
         (_base_model(folder="x", sampler="eular"), r"sampler must be one of euler, euler-a, .* not 'eular'"),
         (_base_model(folder="x", clip_skip=-1), "clip_skip must not be negative"),
         (_base_model(folder="x", clip_skip="2"), "clip_skip must be a whole number"),
+        (_base_model(folder="x", group="SDXL"), "group must be 1 to 32 of a-z 0-9 -, not beginning with -"),
         (_base_model(folder="x", steps=0), "steps must be 1 to 50"),
         (_base_model(folder="x", guidance=0), "guidance must be 1 to 20"),
         (_set("steps", 8.5), "steps must be a whole number"),

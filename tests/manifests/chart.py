@@ -1,6 +1,7 @@
 """Renders the Helm chart without a cluster, with Helm's own library."""
 
 import copy
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -45,14 +46,23 @@ def _chart(folder: Path) -> helm_python.Chart:
     return helm_python.Chart.load(folder)
 
 
-def copy_of_the_chart(folder: Path) -> Path:
-    """Copy the chart, with what its links name beside it."""
+def chart_beside_secret(folder: Path, **data: str) -> Path:
+    """Copy the chart, with what its links name beside it, for a cluster in which `lookup` finds a Secret with `data`."""
     chart = folder / "configs" / "helm" / "atelier"
     shutil.copytree(CHART, chart, symlinks=True)
     for name in ("monitoring", "redis"):
         shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
     shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
+    found = " ".join(f'"{key.replace("_", "-")}" "{value}"' for key, value in data.items())
+    for name in ("_names.tpl", "secret.yaml"):
+        template = chart / "templates" / name
+        text, count = _LOOKUP.subn(f'dict "data" (dict {found})', template.read_text())
+        assert count == 1, name
+        template.write_text(text)
     return chart
+
+
+_LOOKUP = re.compile(r'lookup "v1" "Secret" \.Release\.Namespace [$.\w]+')
 
 
 def render(values: dict[str, Any], *, folder: Path = CHART) -> list[Document]:

@@ -26,7 +26,7 @@ from tests.manifests.chart import (
     CHART,
     PROFILES,
     Document,
-    copy_of_the_chart,
+    chart_beside_secret,
     find,
     merge,
     profile_values,
@@ -189,19 +189,12 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
     }
 
 
-OLD_SECRET = 'dict "data" (dict "redis-password" "c2VydmljZQ==")'
-
-
 def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
     """A Secret of an earlier version has no password for that: with it the head goes on as before."""
     values = profile_values("many-gpus")
     assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
     assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")
-    folder = copy_of_the_chart(tmp_path)
-    names = folder / "templates" / "_names.tpl"
-    asked = 'lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret'
-    assert asked in names.read_text()
-    names.write_text(names.read_text().replace(asked, OLD_SECRET))
+    folder = chart_beside_secret(tmp_path, redis_password="c2VydmljZQ==")
     assert _redis_user_of_head(render(values, folder=folder)) == ("redis-password", "")
     texts = helm_python.Chart.load(folder).render(values, name="atelier", namespace="demo")
     assert "The Secret atelier-secrets lacks redis-scaler-password" in texts["atelier/templates/NOTES.txt"]
@@ -566,13 +559,8 @@ def test_a_generated_secret_has_every_key_and_no_default() -> None:
 
 
 def test_an_upgrade_keeps_a_generated_secret(tmp_path: Path) -> None:
-    folder = copy_of_the_chart(tmp_path)
-    template = folder / "templates" / "secret.yaml"
-    asked = '(lookup "v1" "Secret" .Release.Namespace $name).data'
-    assert asked in template.read_text()
     old = {"pepper": "b2xk", "signing-keys": "e30="}
-    given = " ".join(f'"{key}" "{value}"' for key, value in old.items())
-    template.write_text(template.read_text().replace(asked, f"(dict {given})"))
+    folder = chart_beside_secret(tmp_path, **old)
     kept = find(render(profile_values("cpu-demo"), folder=folder), "Secret", "atelier-secrets")["data"]
     assert kept.items() >= old.items()
     assert len(kept["operator-token"]) > 20, "a key of a later version is added"

@@ -19,7 +19,7 @@ from tests.manifests.chart import (
     CHART,
     PROFILES,
     Document,
-    copy_of_the_chart,
+    chart_beside_secret,
     find,
     merge,
     profile_values,
@@ -112,22 +112,19 @@ def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
 def test_redis_starts_again_with_other_users_and_with_their_passwords(tmp_path: Path) -> None:
     """It reads them when it starts. A Secret of an earlier version lacks the passwords."""
 
-    def pod(name: str, *, secret: str | None = None, users: str = "") -> dict[str, Any]:
-        folder = copy_of_the_chart(tmp_path / name)
-        names, acl = folder / "templates" / "_names.tpl", tmp_path / name / "configs" / "redis" / "users.acl"
+    def pod(name: str, *, users: str = "", **secret: str) -> dict[str, Any]:
+        folder, acl = (
+            chart_beside_secret(tmp_path / name, **secret),
+            tmp_path / name / "configs" / "redis" / "users.acl",
+        )
         acl.write_text(acl.read_text() + users)
-        assert names.read_text().count(SECRET_DATA) == 1
-        names.write_text(names.read_text().replace(SECRET_DATA, secret or SECRET_DATA))
         documents = render(profile_values("production"), folder=folder)
         return find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]
 
-    assert pod("other", users="user guest on\n") != pod("shipped")
-    old, new = (f"(dict {passwords})" for passwords in ('"redis-password" "eA=="', KEYS_OF_USERS))
-    assert pod("old", secret=old) != pod("new", secret=new)
-
-
-SECRET_DATA = '(lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret).data'
-KEYS_OF_USERS = '"redis-scaler-password" "eA==" "redis-operator-password" "eA=="'
+    new = pod("new", redis_scaler_password="eA==", redis_operator_password="eA==")
+    users = "user guest on\n"
+    assert pod("other", redis_scaler_password="eA==", redis_operator_password="eA==", users=users) != new
+    assert pod("old", redis_password="eA==") != new
 
 
 @pytest.mark.parametrize(("profile", "count"), [("one-gpu", 0), ("many-gpus", 1), ("cpu-demo", 1), ("production", 2)])

@@ -365,6 +365,9 @@ async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service
     assert "1 generations (sdxl) waiting" in page.text
     assert "Generator sdxl" in page.text
     assert "cannot start: no space on the card" in page.text
+    await resources.workers.note_progress("generation.sdxl", "loading pocket: 3.1 of 6.9 GB")
+    page = await alice.open("/operators/")
+    assert "A worker starts generation.sdxl : loading pocket: 3.1 of 6.9 GB" in page.text
     page = await alice.open("/operators/queue?kind=generation.sdxl")
     assert member.account.name in page.text
     assert (

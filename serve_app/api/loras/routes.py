@@ -39,7 +39,6 @@ from serve_app.jobs.samples import find_pictures
 from serve_app.loras.account_loras import AccountActor, require_all_loras
 from serve_app.loras.catalog import SharedAdapter, position_of
 from serve_app.loras.registration import Registered
-from serve_app.operations.overview import base_warning
 
 _LORA: dict[str, Any] = {
     "id": "model_nq6w3s5kfrzp2xvd7bmtch4ylu",
@@ -187,8 +186,7 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     require_all_loras(by.caller)
     async with loras_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    operations, catalog = operations_of(request), loras_of(request).applied_catalog
-    warning = await base_warning(operations.measures, catalog, operations.keeps_worker, registered.adapter.base_model)
+    warning = await operations_of(request).state.base_warning(registered.adapter.base_model)
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)

@@ -7,6 +7,7 @@ redis.call('ZREM', K('dead'), job_id)
 redis.call('PERSIST', K('job:' .. job_id))
 redis.call('HDEL', K('job:' .. job_id), 'code', 'message', 'finished')
 job.kind = wanted_pool(job)
+know_pool(job.kind) -- the reaper may have forgotten it since
 redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now, 'kind', job.kind)
 redis.call('HINCRBY', K('unfinished'), job.account, 1)
 redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)

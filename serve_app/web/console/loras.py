@@ -23,7 +23,6 @@ from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.jobs.samples import find_pictures
 from serve_app.loras.account_loras import AccountActor
 from serve_app.loras.catalog import SharedAdapter
-from serve_app.operations.overview import base_warning
 from serve_app.web.console.history import IMAGE_CACHE
 from serve_app.web.console.lora_cards import (
     FORM_ERRORS,
@@ -150,8 +149,7 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
     found, said = await _find(request, session, lora_id), request.query_params.get("said", "")
     notice = _VERDICTS.get(said, "")
     if said == "added":
-        operations, catalog = operations_of(request), loras_of(request).applied_catalog
-        warning = await base_warning(operations.measures, catalog, operations.keeps_worker, found.adapter.base_model)
+        warning = await operations_of(request).state.base_warning(found.adapter.base_model)
         notice += f" {warning or 'You can use the LoRA now.'}"
     return await _lora_page(request, session, found, notice=notice)
 
@@ -267,8 +265,9 @@ async def _lora_page(
         only = JobFilter(lora_id=adapter.id, state=state)
         page = await jobs_of(request).history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         own[state] = len(page.jobs)
-    all_waiting = (await jobs_of(request).stats.waiting_for([adapter.sha256]))[adapter.sha256]
-    others = all_waiting - own[JobState.QUEUED] if found.shared_with else 0
+    others = 0
+    if found.shared_with:
+        others = (await jobs_of(request).stats.waiting_for([adapter.sha256]))[adapter.sha256] - own[JobState.QUEUED]
     keys, now = await accounts_of(request).api_keys.list(account_id), datetime.now(UTC)
     owners = await _owner_names(accounts_of(request).store, {adapter.owner} - {"", account_id})
     return render(

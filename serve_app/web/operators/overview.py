@@ -17,7 +17,6 @@ from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, group_of_pool
 from serve_app.domain.metrics import Metric
 from serve_app.jobs.backlog import QueueLength
 from serve_app.operations.checks import Check, Level
-from serve_app.operations.overview import readiness
 from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
 from serve_app.store.measures import ShownWorker
@@ -64,17 +63,8 @@ async def open_live(request: Request, session: LiveSession) -> Response:
 
 async def _facts(request: Request) -> dict[str, Any]:
     settings, jobs, operations = settings_of(request), jobs_of(request), operations_of(request)
-    reader, catalog = operations.reader, loras_of(request).applied_catalog
-    found = await readiness(
-        operations.measures,
-        jobs.stats,
-        jobs.images,
-        jobs.space,
-        operations.workers,
-        catalog,
-        operations.keeps_worker,
-        settings,
-    )
+    reader = operations.reader
+    found = await operations.state.readiness()
     pools = await jobs.stats.pools()
     backlogs: dict[str, Backlog] = {pool: await jobs.stats.backlog(pool) for pool in pools}
     by_plan = await jobs.stats.waiting([":".join(plan) for plan in settings.plan_table])
@@ -88,7 +78,7 @@ async def _facts(request: Request) -> dict[str, Any]:
         "running": running[:MOST_ROWS],
         "dead": await jobs.stats.dead(),
         "workers": workers,
-        "starting": [words for kind in JobKind if (words := await operations.workers.starting(kind)) is not None],
+        "starting": {pool: words for pool in pools if (words := await operations.workers.starting(pool)) is not None},
         "states": found.states,
         "memory": await jobs.space.memory.read(),
         "disks": await jobs.space.disk.disks(),
