@@ -29,7 +29,7 @@ from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_adapter_id, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import ROOT, Settings
 from serve_app.store.embedded_redis import stop_redis
@@ -151,7 +151,7 @@ async def _register(resources: Resources, account: Account, number: int) -> str:
 
 
 async def _accept(resources: Resources, account: Account, lora_id: str, number: int) -> str:
-    request = GenerationRequest(prompt=f"a lighthouse at night, {number}", lora_id=lora_id, seeds=(number,))
+    request = GenerationRequest(prompt=f"a lighthouse at night, {number}", loras=(LoraUse(lora_id),), seeds=(number,))
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
         NewJob(
@@ -159,7 +159,7 @@ async def _accept(resources: Resources, account: Account, lora_id: str, number: 
             variant=Variant.A,
             account_id=account.id,
             request=request,
-            adapter_id=lora_id,
+            loras=request.loras,
             plan="enterprise",
         )
     )

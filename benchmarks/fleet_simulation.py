@@ -17,7 +17,7 @@ from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
 from deployments.args import ScaleArgs
 from deployments.scaling import ArrivalRate, wanted_replicas
 from serve_app.domain.jobs import CommitReply, JobKind, NewJob
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.backlog import ask_backlog, backlog_from
 from serve_app.store.keys import redis_key
 from serve_app.worker.prefetch import DRAWS
@@ -119,7 +119,9 @@ class Simulation:
                 job_id=f"j{number}",
                 variant=Variant.A,
                 account_id=arrival.account,
-                request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(arrival.images))),
+                request=GenerationRequest(
+                    prompt="a boat", loras=(LoraUse("model_x"),), seeds=tuple(range(arrival.images))
+                ),
                 group=arrival.lora,
             )
         )

@@ -21,7 +21,7 @@ import redis
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind, NewJob, StoredImage, Timings, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import COMPACT_HASHES, ensure_redis, stop_redis
@@ -109,9 +109,9 @@ async def _accept(queue: JobQueue, prompts: tuple[str, str], number: int) -> str
             variant=Variant.A,
             account_id="acct_" + _name(number % ACCOUNTS),
             request=GenerationRequest(
-                prompt=prompts[0], negative_prompt=prompts[1], lora_id=lora, seeds=(secrets.randbits(63),)
+                prompt=prompts[0], negative_prompt=prompts[1], loras=(LoraUse(lora),), seeds=(secrets.randbits(63),)
             ),
-            adapter_id=lora,
+            loras=(LoraUse(lora),),
             key_id="key_" + _name(number % ACCOUNTS),
             request_id="req_" + secrets.token_hex(12),
             plan="basic",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serve_app.domain.jobs import CommitReply, JobKind, NewJob
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX
 from tests.jobs.logical_queue import LogicalQueue, model_settings
@@ -212,7 +212,7 @@ async def _accept(queue: LogicalQueue, number: int, arrival: Arrival, *, fair: b
             job_id=f"j{number}",
             variant=Variant.A,
             account_id=arrival.account if fair else "everyone",
-            request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(number,)),
+            request=GenerationRequest(prompt="a boat", loras=(LoraUse("model_x"),), seeds=(number,)),
             group=arrival.group,
         )
     )

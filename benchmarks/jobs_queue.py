@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from serve_app.domain.durations import milliseconds
-from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.compact_form import pack_request
-from serve_app.jobs.queue import Fairness, named_in_claim
-from serve_app.jobs.records import RECORD_VERSION, work_of
+from serve_app.jobs.queue import Fairness, accept_row, encoded_rows, named_in_claim
+from serve_app.jobs.records import RECORD_VERSION
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX, redis_key
 from serve_app.store.script import load_script
@@ -146,20 +145,21 @@ def _claim_times(client: Any) -> Iterator[float]:
 
 
 def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
-    request = GenerationRequest(prompt=PROMPT, lora_id="model_" + "x" * 26, seeds=(number,))
+    request = GenerationRequest(prompt=PROMPT, loras=(LoraUse("model_" + "x" * 26),), seeds=(number,))
     day, month = 86_400_000, 30 * 86_400_000
+    new = NewJob(
+        job_id=new_job_id(JobKind.GENERATION),
+        variant=Variant.A,
+        account_id=f"acct_{number % shape.accounts:026}",
+        request=request,
+        group=_group(number * 7919 % shape.adapters),
+        rate_token="r" * 16,
+    )
     return ACCEPT.encode(
         {
-            "job_id": new_job_id(JobKind.GENERATION),
-            "kind": JobKind.GENERATION,
-            "variant": Variant.A,
-            "account": f"acct_{number % shape.accounts:026}",
-            "group": _group(number * 7919 % shape.adapters),
-            "work": work_of(request),
-            "queue_share": 1.0,
-            "num_images": request.num_images,
-            "request": pack_request(request, ""),
-            "rate_token": "r" * 16,
+            "new": encoded_rows(accept_row(new)),
+            "variant": new.variant,
+            "account": new.account_id,
             "idempotency_digest": None,
             "body_digest": None,
             "max_queued": 10**9,
@@ -168,13 +168,10 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
             "job_bytes": 1_100,
             "idempotency_ms": day,
             "index_ms": month,
-            "adapter": None,
             "version": RECORD_VERSION,
             "key_id": None,
             "plan": None,
             "request_id": None,
-            "traceparent": None,
-            "sample": False,
         }
     )
 

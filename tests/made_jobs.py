@@ -7,7 +7,7 @@ from typing import Any
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, Job, JobKind, NewJob, StoredImage, kind_of, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Request, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Request, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.composition import Resources
 from tests.support import existing
@@ -17,12 +17,23 @@ BROKEN = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
 _OF_THE_JOB = {field.name for field in fields(NewJob)}
 
 
-def new_job(account_id: str = ACCOUNT, *, request: Request | None = None, images: int = 1, **more: Any) -> NewJob:
-    """Return a job to be accepted, by default a generation; `more` are fields of its request or of the job."""
+def new_job(
+    account_id: str = ACCOUNT, *, request: Request | None = None, images: int = 1, lora_id: str = "", **more: Any
+) -> NewJob:
+    """Return a job to be accepted, by default a generation; `more` are fields of its request or of the job.
+
+    The account must be allowed to use `lora_id`; without one it names a LoRA that nobody looks for.
+    """
+    loras = (LoraUse(lora_id),) if lora_id else ()
     of_the_job = {name: more.pop(name) for name in _OF_THE_JOB & more.keys()}
-    asked: dict[str, Any] = {"prompt": "a boat", "lora_id": "model_x", "seeds": tuple(range(1, images + 1)), **more}
+    asked: dict[str, Any] = {
+        "prompt": "a boat",
+        "loras": loras or (LoraUse("model_x"),),
+        "seeds": tuple(range(1, images + 1)),
+        **more,
+    }
     request = request or GenerationRequest(**asked)
-    facts: dict[str, Any] = {"job_id": new_job_id(kind_of(request)), "variant": Variant.A, **of_the_job}
+    facts: dict[str, Any] = {"job_id": new_job_id(kind_of(request)), "variant": Variant.A, "loras": loras, **of_the_job}
     return NewJob(account_id=account_id, request=request, **facts)
 
 

@@ -32,7 +32,7 @@ class GenerationBody(RequestBody):
 
     def to_domain(self) -> GenerationRequest:
         """Return the domain's request; the service draws a seed that was left out."""
-        drawn = {"seed": secrets.randbelow(MAX_RANDOM_SEED)}
+        drawn: dict[str, Any] = {"seed": secrets.randbelow(MAX_RANDOM_SEED)}
         return GenerationRequest.asked(**drawn | self.model_dump(exclude_none=True))
 
     @classmethod

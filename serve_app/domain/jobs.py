@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.requests import Request, UpscaleRequest, Variant
+from serve_app.domain.requests import LoraUse, Request, UpscaleRequest, Variant
 
 
 class JobKind(StrEnum):
@@ -225,9 +225,15 @@ class NewJob:
     account_id: str
     request: Request
     group: str = ""
-    """The batching group of a job without `adapter_id`; otherwise accept.lua sets it."""
-    adapter_id: str = ""
-    """The account must be allowed to use this adapter, whose weights are then the job's group."""
+    """The batching group of a job without `loras`; otherwise accept.lua sets it."""
+    loras: tuple[LoraUse, ...] = ()
+    """The account must be allowed to use these adapters, whose weights are then the job's group."""
+    passes: int | None = None
+    """How often a step of the sampler that it names asks the denoiser; None where the catalog says it."""
+    is_low: bool = False
+    """Whether it waits behind all other jobs of its account."""
+    start_within: timedelta | None = None
+    """It ends as expired where no worker has started it after so long; None is as long as any job may wait."""
     idempotency_key: str | None = None
     body_sha256: str = ""
     """The digest of the body that a repeated idempotency key must come with."""

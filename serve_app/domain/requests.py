@@ -1,7 +1,8 @@
 """Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Self
@@ -17,27 +18,76 @@ class Variant(StrEnum):
     B = "b"
 
 
+class ImageFormat(StrEnum):
+    """The file format of stored images."""
+
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """A LoRA of a request, and how strongly it acts."""
+
+    id: str
+    weight: float = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image that a request begins from or is masked by: its public id, and its file at accept."""
+
+    image_id: str
+    uri: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """A request for images of a prompt with one LoRA adapter.
+    """A request for images of a prompt.
 
-    `seeds`: an unsigned 64-bit seed per image, fixed at accept.
+    Interfaces A and B name one LoRA; `POST /v1/jobs` names up to four, and fills in what their base model says.
     """
 
     prompt: str
-    lora_id: str
+    loras: tuple[LoraUse, ...] = ()
+    """They act together, each on the base model alone, in whatever order they are named."""
+    base_model: str = ""
+    """The base model of a request without a LoRA; empty means that of its LoRAs."""
     negative_prompt: str = ""
-    lora_weight: float = 0.75
     width: int = 512
     height: int = 512
     guidance_scale: float = 7.5
     steps: int = 30
+    sampler: str = ""
+    """Empty means that of its first LoRA that has one of its own, or else that of its base model."""
     seeds: tuple[int, ...]
+    """An unsigned 64-bit seed for each image, fixed at accept."""
+    prompt_weights: bool = False
+    """Whether `(red:1.5)` and `[green]` in its prompts weight their words, as A1111 reads them."""
+    image: Picture | None = None
+    """The image that it begins from, scaled to its size."""
+    strength: float = 0.8
+    """How much of `image` is drawn anew, above 0 and at most 1: it takes that part of the steps."""
+    mask: Picture | None = None
+    """White where `image` is drawn anew, black where it is kept."""
+    output_format: ImageFormat = ImageFormat.PNG
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Texts that its caller keeps with it."""
 
     @classmethod
-    def asked(cls, *, seed: int, num_images: int = 1, **fields: Any) -> Self:
-        """Return the request that the fields of an interface ask for: image i takes `seed + i`."""
-        return cls(**fields, seeds=image_seeds(seed, num_images))
+    def asked(cls, *, seed: int, lora_id: str, lora_weight: float = 0.75, num_images: int = 1, **fields: Any) -> Self:
+        """Return the request that the fields of interface A or B ask for: image i takes `seed + i`."""
+        return cls(**fields, loras=(LoraUse(lora_id, lora_weight),), seeds=image_seeds(seed, num_images))
+
+    @property
+    def lora_id(self) -> str:
+        """Return its first LoRA's id; empty without one."""
+        return self.loras[0].id if self.loras else ""
+
+    @property
+    def lora_weight(self) -> float:
+        return self.loras[0].weight if self.loras else 0.0
 
     @property
     def num_images(self) -> int:
@@ -66,6 +116,8 @@ class UpscaleRequest:
     source_uri: str
     source_width: int
     source_height: int
+    output_format: ImageFormat = ImageFormat.PNG
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def num_images(self) -> int:

@@ -18,7 +18,7 @@ STORED_RETRY_S = 3_600
 class Acceptance:
     """An accepted job, read without its request; `replayed` when an earlier call with the same idempotency key made it.
 
-    `base_model` and `trigger_words` are of the LoRA that it uses.
+    `base_model` and `trigger_words` are of the LoRAs that it uses.
     """
 
     job: Job
@@ -33,12 +33,12 @@ def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
     _refuse(status, settings)
     if status == "conflict":
         raise IdempotencyConflict("This Idempotency-Key was used with a different body.")
-    base_model, trigger_words = lora
+    base_model, *words = lora
     return Acceptance(
         _written(snapshot),
         replayed=status == "replay",
         base_model=base_model,
-        trigger_words=tuple(json.loads(trigger_words or "[]")),
+        trigger_words=tuple(word for each in words for word in json.loads(each)),
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from serve_app.domain.errors import UnreadableRecord
@@ -41,6 +42,9 @@ _URI = re.compile(
 _OWNER_BYTES, _IMAGE_BYTES, _FIRST_DAY = 16, 48, date(2026, 1, 1)
 
 
+_REQUEST = TypeAdapter[Request](Request)
+
+
 class Result(NamedTuple):
     """What a completed attempt made; the seconds are those of one worker."""
 
@@ -49,17 +53,26 @@ class Result(NamedTuple):
     timings: Timings | None = None
 
 
-def pack_request(request: Request, adapter_id: str) -> bytes:
-    """Deflate a request as JSON; `adapter_id` is what the record names as its adapter."""
-    return _deflate(to_json(request), adapter_id)
+def pack_request(request: Request, adapters: str) -> bytes:
+    """Deflate a request as JSON, without what is as its class has it; `adapters` is what the record says of them."""
+    return deflate(_REQUEST.dump_json(request, exclude_defaults=True), adapters)
 
 
 def unpack_request(fields: Mapping[str, str]) -> bytes:
     """Return the request of a record (JSON). Raises `UnreadableRecord`."""
     try:
-        return _inflate(_joined("", fields), fields.get("adapter", ""))
+        return _with_loras(_inflate(_joined("", fields), fields.get("adapter", "")))
     except (ValueError, zlib.error) as error:
         raise UnreadableRecord(f"request: {type(error).__name__}") from error
+
+
+def _with_loras(content: bytes) -> bytes:
+    """Return a request as this version writes it: until version 2 of the records, its one LoRA was in two fields."""
+    if b',"lora_id":' not in content:  # within a text it would be escaped
+        return content
+    fields = json.loads(content)
+    fields["loras"] = [{"id": fields.pop("lora_id"), "weight": fields.pop("lora_weight")}]
+    return to_json(fields)
 
 
 def request_bytes(fields: Mapping[str, str]) -> int:
@@ -75,7 +88,7 @@ def pack_result(job_id: str, result: Result) -> bytes:
     cells, binary = _pack_images(job_id, result.images)
     timings = None if result.timings is None else [_ms(part) for part in asdict(result.timings).values()]
     seconds = None if result.seconds is None else _ms(result.seconds)
-    packed = _deflate(to_json([cells, seconds, timings]), job_id)
+    packed = deflate(to_json([cells, seconds, timings]), job_id)
     return bytes((len(result.images), bool(binary))) + binary + packed
 
 
@@ -112,7 +125,7 @@ def _joined(prefix: str, fields: Mapping[str, str]) -> bytes:
     return b"".join(parts)
 
 
-def _deflate(content: bytes, known: str) -> bytes:
+def deflate(content: bytes, known: str) -> bytes:
     """Deflate JSON; parts of it that also occur in `known`, which its reader has too, take next to no space."""
     dictionary = _DICTIONARY + known.encode()
     window = min(15, (len(content) + len(dictionary)).bit_length())  # a larger one costs 0.4 MB of fresh memory a call

@@ -30,6 +30,7 @@ from serve_app.domain.jobs import (
     kind_of,
     kind_of_pool,
 )
+from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
@@ -117,20 +118,10 @@ class JobQueue:
         key = new.idempotency_key
         answer = await self._accept(
             "accept",
-            job_id=new.job_id,
-            kind=kind_of(new.request),
-            group=new.group,
-            work=work_of(new.request),
-            queue_share=new.queue_share,
-            num_images=new.request.num_images,
-            request=pack_request(new.request, new.adapter_id),
-            rate_token=new.rate_token,
+            new=encoded_rows(accept_row(new)),
             idempotency_digest=None if key is None else _digest(key),
             body_digest=new.body_sha256,
             idempotency_ms=milliseconds(self._settings.idempotency_life),
-            adapter=new.adapter_id,
-            sample=new.is_sample,
-            traceparent=new.traceparent,
             **self._shared(new),
         )
         return read_acceptance(answer, self._settings)
@@ -140,23 +131,10 @@ class JobQueue:
 
         Each counts as one request in the plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
         """
-        rows = [
-            {
-                "id": job.job_id,
-                "kind": kind_of(job.request),
-                "work": work_of(job.request),
-                "queue_share": job.queue_share,
-                "num_images": job.request.num_images,
-                "request": as_text(pack_request(job.request, job.adapter_id)),
-                "rate_token": new_rate_token(),
-                "adapter": job.adapter_id,
-                "traceparent": job.traceparent,
-            }
-            for job in new
-        ]
+        rows = [{**accept_row(job), "rate_token": new_rate_token()} for job in new]
         answer = await self._accept(
             "accept_all",
-            jobs=json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape"),
+            jobs=encoded_rows(rows),
             interface=new[0].variant,
             plans=plan_cells(self._settings.plans_of(new[0].variant)),
             **self._shared(new[0]),
@@ -301,6 +279,33 @@ class JobQueue:
         """
         state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
         return read_state(state) if state else None
+
+
+def accept_row(new: NewJob) -> Mapping[str, Any]:
+    """Return a job as `write_job` in `acceptance.lua` takes it; None stands for what it does not have."""
+    row: Mapping[str, Any] = {
+        "id": new.job_id,
+        "kind": kind_of(new.request),
+        "group": new.group,
+        "work": work_of(new.request),
+        "queue_share": new.queue_share,
+        "num_images": new.request.num_images,
+        "request": as_text(pack_request(new.request, new.loras[0].id if new.loras else "")),
+        "rate_token": new.rate_token,
+        "loras": [(lora.id, repr(float(lora.weight))) for lora in new.loras],
+        "base": new.request.base_model if isinstance(new.request, GenerationRequest) else "",
+        "passes": new.passes,
+        "low_priority": new.is_low or None,
+        "start_within_ms": None if new.start_within is None else milliseconds(new.start_within),
+        "sample": new.is_sample or None,
+        "traceparent": new.traceparent,
+    }
+    return {name: value for name, value in row.items() if value is not None and value != ""}
+
+
+def encoded_rows(value: Any) -> bytes:
+    """Return JSON in which packed bytes stand as they are."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
 
 
 def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim:

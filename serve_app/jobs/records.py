@@ -20,7 +20,7 @@ from serve_app.store.script import pairs
 
 log = logging.getLogger(__name__)
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """This code writes records of this version. Raise it with a change that a reader of the version before would misread; a
 field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100

@@ -13,7 +13,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import Forbidden, QueueFull
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, StoredImage, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
@@ -95,7 +95,7 @@ class SampleDrawing:
         job_id = new_job_id(JobKind.GENERATION)
         steps, guidance = adapter.recommended(await self.applied_catalog.applied_base_models())
         prompt, steps = ", ".join((PROMPT, *adapter.trigger_words)), min(steps or STEPS, STEPS)
-        request = GenerationRequest(prompt=prompt, lora_id=adapter.id, steps=steps, seeds=(SEED,))
+        request = GenerationRequest(prompt=prompt, loras=(LoraUse(adapter.id),), steps=steps, seeds=(SEED,))
         if guidance is not None:
             request = replace(request, guidance_scale=guidance)
         verdict = await self.moderation.prompt(
@@ -112,7 +112,7 @@ class SampleDrawing:
                     account_id=owner.id,
                     request=request,
                     queue_share=LIGHT,
-                    adapter_id=adapter.id,
+                    loras=request.loras,
                     is_sample=True,
                 )
             )

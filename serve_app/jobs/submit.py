@@ -180,7 +180,7 @@ class Submission:
             body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
             queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
             rate_token=caller.rate_token,
-            adapter_id=request.lora_id if isinstance(request, GenerationRequest) else "",
+            loras=request.loras if isinstance(request, GenerationRequest) else (),
             key_id=caller.key_id,
             plan=caller.plan.name,
             request_id=call.request_id,

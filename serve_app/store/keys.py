@@ -34,6 +34,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("idle_vtime:*", "zset", "permanent: trimmed", "kind → accounts with nothing waiting, ahead of virtual time"),
     Key("global_vtime:*", "string", "permanent: one number", "kind → virtual time in seconds of one worker"),
     Key("age:*", "zset", WAITING, "kind → waiting and delayed job ids by accept time (ms)"),
+    Key("start_by:*", "zset", WAITING, "kind → waiting job ids by when they must have been started once (ms)"),
     Key("delay:*", "zset", WAITING, "kind → job ids backing off, by due time (ms)"),
     Key("lease:*", "zset", "permanent: empty when nothing runs", "kind → running job ids by lease deadline (ms)"),
     Key(
@@ -104,8 +105,15 @@ KEY_MAP: tuple[Key, ...] = (
     Key("loras_unused", "zset", "permanent: empty in the end", "URI of stored weights → when to look (ms)"),
     Key("loras_removing", "zset", "permanent: trimmed by age", "URI of stored weights → end of their removal (ms)"),
     Key("loras_sampling", "zset", "permanent: trimmed by age, a day", "LoRA id → when its sample was asked for (ms)"),
-    Key("lora_jobs:*", "zset", "30 days after the last that waited", "LoRA id → its waiting job ids by sequence"),
-    Key("loras_withdrawn", "zset", "permanent: until reaped", "LoRA ids by the last waiting job that was looked at"),
+    Key(
+        "lora_jobs:*",
+        "zset",
+        "30 days after the last that waited",
+        "LoRA id, or base:base model → waiting job ids by sequence",
+    ),
+    Key(
+        "loras_withdrawn", "zset", "permanent: until reaped", "names of `lora_jobs` by the last job that was looked at"
+    ),
     Key("loras_revision", "string", "permanent", "how many times LoRAs or grants have changed"),
     Key("loras_samples", "hash", "permanent", "LoRA id → the job that drew its sample"),
     Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),

@@ -16,7 +16,7 @@ from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavai
 from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
-from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
+from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
 from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.engine.families.weights import shown_bytes
 from serve_app.engine.run import take
@@ -68,22 +68,31 @@ class GenerationExecutor(Executor):
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
         assert isinstance(request, GenerationRequest)
-        adapter, file = await self._fetch(request.lora_id, claim.group)
+        adapters = [await self._adapter(lora.id) for lora in request.loras]
+        base_models = {adapter.base_model for adapter in adapters} or {request.base_model}
+        if len(base_models) > 1:
+            raise RunFailed(_lora_unavailable("These LoRAs have different base models now."), retry=False)
+        (base_model,) = base_models
+        if base_model not in self._engine.base_models:
+            raise NotLoaded(f"base model {base_model} is not loaded here")
+        files = [await self._fetch(adapter, claim.group) for adapter in adapters]
+        applied = as_one(zip(files, (lora.weight for lora in request.loras), strict=True))
+        samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(
                 RunRequest(
                     run_id=run_id,
                     prompt=request.prompt,
                     negative_prompt=request.negative_prompt,
-                    adapter=file,
-                    scale=request.lora_weight,
+                    adapter=applied.adapter,
+                    scale=applied.scale,
                     seed=seed,
                     steps=request.steps,
                     guidance=request.guidance_scale,
                     width=request.width,
                     height=request.height,
-                    base_model=adapter.base_model,
-                    sampler=adapter.sampler or None,
+                    base_model=base_model,
+                    sampler=next(filter(None, samplers), None),
                 )
             )
 
@@ -137,20 +146,23 @@ class GenerationExecutor(Executor):
         )
 
     def loaded_models(self) -> LoadedModels:
-        loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)
+        """Return the base models, and the LoRAs in slots, also as parts of several that act as one."""
+        resident = {part.partition("*")[0] for each in self._engine.resident_adapters for part in each.split("+")}
+        loras = sorted(self._lora_ids.get(digest, digest) for digest in resident)
         return LoadedModels(list(self._engine.base_models), loras)
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)
 
-    async def _fetch(self, lora_id: str, group: str) -> tuple[Adapter, AdapterFile]:
-        """Fetch the adapter's file to this machine."""
+    async def _adapter(self, lora_id: str) -> Adapter:
         adapter = await self._catalog.adapter(lora_id)
         if adapter is None:
             raise RunFailed(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
-        if adapter.base_model not in self._engine.base_models:
-            raise NotLoaded(f"base model {adapter.base_model} is not loaded here")
-        self._lora_ids[adapter.sha256] = lora_id
+        return adapter
+
+    async def _fetch(self, adapter: Adapter, group: str) -> AdapterFile:
+        """Fetch the adapter's file to this machine."""
+        self._lora_ids[adapter.sha256] = adapter.id
         self._fetching[group] += 1
         try:
             path = await self._weights.fetch(adapter)
@@ -159,7 +171,7 @@ class GenerationExecutor(Executor):
             raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
-        return adapter, AdapterFile(id=adapter.sha256, path=path)
+        return AdapterFile(id=adapter.sha256, path=path)
 
 
 def _lora_unavailable(message: str) -> Failure:

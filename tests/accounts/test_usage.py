@@ -5,12 +5,12 @@ from pathlib import Path
 
 from serve_app.accounts.usage import UsageReader
 from serve_app.domain.jobs import CommitReply, JobKind, Lease
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
+from serve_app.domain.requests import GenerationRequest, LoraUse, Request, UpscaleRequest
 from serve_app.jobs.queue import new_nonce
 from tests.jobs.logical_queue import START_MS, LogicalQueue, roomy_settings
 from tests.made_jobs import new_job, stored_image
 
-GENERATION = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1, 2), steps=20)
+GENERATION = GenerationRequest(prompt="a boat", loras=(LoraUse("model_x"),), seeds=(1, 2), steps=20)
 UPSCALE = UpscaleRequest(image_id="img_x", source_uri="memory://x", source_width=512, source_height=512)
 DAY_MS = 86_400_000
 
@@ -19,7 +19,7 @@ async def _complete(queue: LogicalQueue, request: Request, *, key_id: str, secon
     kind = JobKind.UPSCALE if request is UPSCALE else JobKind.GENERATION
     queue.sync.hset("{job:0}:lora:model_x", mapping={"owner": "", "open": "1", "sha256": "weights"})
     adapter_id = "model_x" if kind is JobKind.GENERATION else ""
-    await queue.accept(new_job("ann", request=request, adapter_id=adapter_id, key_id=key_id))
+    await queue.accept(new_job("ann", request=request, lora_id=adapter_id, key_id=key_id))
     [claim] = await queue.claim("w", kind=kind, nonce=new_nonce(), limit=4)
     images = [stored_image(f"memory://{index}") for index in range(request.num_images)]
     assert await queue.finish(claim.lease, images, seconds=seconds) is CommitReply.OK

@@ -30,7 +30,9 @@ async def test_it_says_what_keeps_new_jobs_out_and_polls_go_on(tmp_path: Path, m
     monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
     with mounted_disk(tmp_path / "disk", megabytes=8) as disk:
         reserve = ByteSize(5 << 20)
-        async with open_service(tmp_path / "service", storage_url=disk.as_uri(), disk_reserve=reserve) as service:
+        async with open_service(
+            tmp_path / "service", storage_url=disk.as_uri(), disk_reserve=reserve, polls_per_second=1000
+        ) as service:
             member = await service.member()
             done = await service.submit(member)
             await service.complete(done)

@@ -16,7 +16,7 @@ async def _busy(resources: Resources) -> str:
     """Make one failed job, two that wait for one adapter, and a worker; return the failed job's id."""
     account, adapter = await resources.accounts.create("acme"), adapter_id("outline")
     for seed in range(3):
-        await accept(resources, account.id, prompt="a secret boat", lora_id=adapter, adapter_id=adapter, seeds=(seed,))
+        await accept(resources, account.id, prompt="a secret boat", lora_id=adapter, seeds=(seed,))
     (claimed,) = await claim(resources, worker="worker-1")
     failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large")
     await resources.queue.fail(claimed.lease, failure, retry=False)

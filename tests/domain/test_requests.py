@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from serve_app.domain.requests import GenerationRequest, UpscaleRequest, image_seeds, to_seed_space
+from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, image_seeds, to_seed_space
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**53, 2**63, 2**64 - 1])
@@ -31,7 +31,7 @@ def test_the_longest_seed_still_has_a_successor() -> None:
 
 
 def test_work_counts_images_steps_and_pixels() -> None:
-    request = GenerationRequest(prompt="a star", lora_id="x", width=768, height=512, steps=20, seeds=(1, 2))
+    request = GenerationRequest(prompt="a star", loras=(LoraUse("x"),), width=768, height=512, steps=20, seeds=(1, 2))
     assert request.num_images == 2
     assert request.work == pytest.approx(2 * 20 * 768 * 512 / 1e6)
 

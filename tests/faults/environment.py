@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
-from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.domain.requests import GenerationRequest, LoraUse, image_seeds
 from serve_app.jobs.queue import JobQueue
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
@@ -77,7 +77,7 @@ class Environment:
         """
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
         if adapter_id:
-            request = replace(request, lora_id=adapter_id)
+            request = replace(request, loras=(LoraUse(adapter_id),))
         adapter = await (catalog or self.resources.catalog).adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
             new_job(
@@ -85,7 +85,7 @@ class Environment:
                 request=request,
                 job_id=job_id or new_job_id(JobKind.GENERATION),
                 group=adapter.sha256 if adapter else "",
-                adapter_id=adapter_id,
+                lora_id=adapter_id,
                 idempotency_key=key,
                 body_sha256="body",
             )
@@ -250,5 +250,10 @@ async def open_ingress(env: Environment, folder: Path, settings: Settings) -> As
 
 def picture(*, steps: int, seed: int, prompt: str, lora: str, size: int) -> GenerationRequest:
     return GenerationRequest(
-        prompt=prompt, lora_id=adapter_id(lora), width=size, height=size, steps=steps, seeds=image_seeds(seed, 1)
+        prompt=prompt,
+        loras=(LoraUse(adapter_id(lora)),),
+        width=size,
+        height=size,
+        steps=steps,
+        seeds=image_seeds(seed, 1),
     )

@@ -25,7 +25,7 @@ from serve_app.domain.jobs import (
     StoredImage,
     kind_of,
 )
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Request, UpscaleRequest, Variant
 from serve_app.jobs.queue import FIRST_PAUSE, LONGEST_PAUSE
 from serve_app.store.keys import redis_key
 from tests.audit import audit
@@ -368,7 +368,7 @@ class JobModel:
                 queue_share=queue_share,
                 rate_token=job.rate_token,
                 plan="basic",
-                adapter_id=job.adapter,
+                loras=(LoraUse(job.adapter),) if job.adapter else (),
             )
         )
 
@@ -543,7 +543,7 @@ def _lora_of(group: str) -> str:
 
 
 def _generation(images: int) -> GenerationRequest:
-    return GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(images)))
+    return GenerationRequest(prompt="a boat", loras=(LoraUse("model_x"),), seeds=tuple(range(images)))
 
 
 def _upscale() -> UpscaleRequest:

@@ -484,7 +484,7 @@ async def an_adapter_is_asked_about_at_the_accept(queue: LogicalQueue) -> None:
 
     async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
         try:
-            return (await queue.accept(new_job(account, job_id=job_id, adapter_id=adapter_id))).job.id == job_id
+            return (await queue.accept(new_job(account, job_id=job_id, lora_id=adapter_id))).job.id == job_id
         except Forbidden:
             return False
 
@@ -519,8 +519,8 @@ async def an_adapter_is_asked_about_until_the_end(queue: LogicalQueue) -> None:
     for name in names:
         _offer(queue, name, to="bob", is_open=name == "open")
     queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys(names, "allow"))
-    of_ann = {name: (await _accept(queue, "ann", 1, adapter_id=name))[0].id for name in names}
-    of_others = [(await _accept(queue, "bob", 1, adapter_id=name))[0].id for name in ("waits", "")]
+    of_ann = {name: (await _accept(queue, "ann", 1, lora_id=name))[0].id for name in names}
+    of_others = [(await _accept(queue, "bob", 1, lora_id=name))[0].id for name in ("waits", "")]
     queue.sync.hset(redis_key("grants", "ann"), "waits", "deny")
     queue.sync.hdel(redis_key("grants", "ann"), "withdrawn", "open")
     queue.sync.delete(redis_key("lora", "removed"))
@@ -541,7 +541,7 @@ async def an_adapter_is_asked_about_until_the_end(queue: LogicalQueue) -> None:
 
 async def one_claim_ends_a_bounded_number_of_jobs(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
-    await _accept(queue, "ann", 40, adapter_id="model_x")
+    await _accept(queue, "ann", 40, lora_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     for left in (8, 0):
         assert await _claim(queue, "w1", limit=8) == []
@@ -550,7 +550,7 @@ async def one_claim_ends_a_bounded_number_of_jobs(queue: LogicalQueue) -> None:
 
 async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
-    (job_id,) = await _lose_two_workers(queue, 1, adapter_id="model_x")
+    (job_id,) = await _lose_two_workers(queue, 1, lora_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     assert await _claim(queue, "w2") == []
     assert await _failure(queue, job_id) is FailureCode.LORA_UNAVAILABLE
@@ -562,13 +562,13 @@ async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
 async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -> None:
     """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
     _offer(queue, "model_x", is_open=True)
-    (quarantined,) = await _lose_two_workers(queue, 1, adapter_id="model_x")
+    (quarantined,) = await _lose_two_workers(queue, 1, lora_id="model_x")
     (held,) = await _claim(queue, "w1")
-    (backing_off,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    (backing_off,) = await _accept(queue, "ann", 1, lora_id="model_x")
     await queue.fail((await _claim(queue, "w2"))[0], FAILURE, retry=True)
     await queue.release(held)
-    of_bob = await _accept(queue, "bob", 2, adapter_id="model_x")
-    last, other = await _accept(queue, "ann", 1, adapter_id="model_x"), await _accept(queue, "ann", 1)
+    of_bob = await _accept(queue, "bob", 2, lora_id="model_x")
+    last, other = await _accept(queue, "ann", 1, lora_id="model_x"), await _accept(queue, "ann", 1)
     await queue.grant(lora="model_x", account="ann", decision="deny")
     for looked_at, ended in ((2, [quarantined, backing_off.id]), (2, []), (1, [last[0].id])):
         assert await queue.reap(limit=2) == looked_at
@@ -580,7 +580,7 @@ async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -
 
 async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
-    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    (job,) = await _accept(queue, "ann", 1, lora_id="model_x")
     await _claim(queue, "w1")
     queue.sync.zadd(
         redis_key("lora_jobs", "model_x"), {job.id: 1}
@@ -595,7 +595,7 @@ async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(queue: Logical
         assert await _failure(queue, job.id) is FailureCode.LORA_UNAVAILABLE
         assert await queue.dead_letters.requeue(job.id)
         assert await _failure(queue, job.id) is None
-    await _accept(queue, "bob", 1, adapter_id="model_x")
+    await _accept(queue, "bob", 1, lora_id="model_x")
     assert queue.sync.pttl(redis_key("lora_jobs", "model_x")) > 0
 
 

@@ -21,7 +21,7 @@ from serve_app.domain.jobs import (
     new_image_id,
     new_job_id,
 )
-from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest
+from serve_app.domain.requests import SEED_SPACE, GenerationRequest, LoraUse, UpscaleRequest
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result, unpack_request, unpack_result
 from serve_app.jobs.deletion import Deletions
 from serve_app.jobs.queue import JobQueue
@@ -43,7 +43,10 @@ LONGEST = "".join(chr(0x1F300 + n * 577 % 800) for n in range(4_000))
 
 async def _accept(resources: Resources, *, images: int = 1, prompt: str = PROMPT) -> str:
     request = GenerationRequest(
-        prompt=prompt, negative_prompt=prompt[::-1], lora_id=LORA, seeds=tuple(2**63 + n for n in range(images))
+        prompt=prompt,
+        negative_prompt=prompt[::-1],
+        loras=(LoraUse(LORA),),
+        seeds=tuple(2**63 + n for n in range(images)),
     )
     return await accept(
         resources,
@@ -142,7 +145,9 @@ async def test_an_ended_job_keeps_its_request_and_only_what_somebody_reads(
     )
     assert job.state is state
     assert job.request is not None
-    assert job.request == GenerationRequest(prompt=PROMPT, negative_prompt=PROMPT[::-1], lora_id=LORA, seeds=(2**63,))
+    assert job.request == GenerationRequest(
+        prompt=PROMPT, negative_prompt=PROMPT[::-1], loras=(LoraUse(LORA),), seeds=(2**63,)
+    )
     assert job.finished_at is not None
     assert job.created_at <= (job.started_at or job.created_at) <= job.finished_at
     assert [each.id for each in (await resources.job_history.list(ACCOUNT))] == [job.id]
@@ -255,7 +260,9 @@ IMAGES = st.builds(
 REQUESTS = st.builds(
     GenerationRequest,
     prompt=TEXT,
-    lora_id=TEXT,
+    loras=st.lists(st.builds(LoraUse, TEXT, st.floats(-2, 2)), max_size=4).map(tuple),
+    base_model=TEXT,
+    metadata=st.dictionaries(TEXT, TEXT, max_size=2),
     negative_prompt=TEXT,
     seeds=st.lists(st.integers(0, SEED_SPACE - 1), min_size=1, max_size=4).map(tuple),
 )

@@ -15,7 +15,7 @@ from serve_app.domain.jobs import (
     JobState,
     Lease,
 )
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Request, UpscaleRequest, Variant
 from serve_app.jobs import history
 from serve_app.jobs.acceptance import STORED_RETRY_S
 from serve_app.jobs.backlog import read_backlog
@@ -31,7 +31,7 @@ from tests.made_jobs import accept, failure_of, job_of, new_job, stored_image
 from tests.support import existing, memory_limit, wait_until
 
 REQUEST = GenerationRequest(
-    prompt='a "quoted" boat 🛶\n', lora_id="model_x", negative_prompt="rain", seeds=(0, 2**64 - 1), steps=20
+    prompt='a "quoted" boat 🛶\n', loras=(LoraUse("model_x"),), negative_prompt="rain", seeds=(0, 2**64 - 1), steps=20
 )
 UPSCALE = UpscaleRequest(image_id="img_x", scale_factor=4, source_uri="memory://x", source_width=512, source_height=768)
 POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")

@@ -15,7 +15,7 @@ import pytest
 from serve_app.domain.accounts import BUILTIN_PLANS, Caller
 from serve_app.domain.errors import FailureCode, InvalidParameter, StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.jobs.moderation import BadModeration, Moderation
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
@@ -24,7 +24,7 @@ from tests.support import adapter_id, free_port
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 PROMPT = "a boat on a lake of glass"
-REQUEST = GenerationRequest(prompt=PROMPT, negative_prompt="rain", lora_id=adapter_id("outline"), seeds=(1,))
+REQUEST = GenerationRequest(prompt=PROMPT, negative_prompt="rain", loras=(LoraUse(adapter_id("outline")),), seeds=(1,))
 ALLOWED, REFUSED = b'{"allowed": true}', b'{"allowed": false, "reason": "too   plain"}'
 GARBAGE = (
     b"",

@@ -28,10 +28,10 @@ async def regroup(resources: Resources, group: str) -> None:
 
 
 async def test_a_job_waits_in_the_pool_of_its_base_models_group(resources: Resources, redis_db: redis.Redis) -> None:
-    before = await accept(resources, adapter_id=NEON)
+    before = await accept(resources, lora_id=NEON)
     assert [each.lease.job_id for each in await claim(resources)] == [before]
     await regroup(resources, "sdxl")
-    job_id = await accept(resources, adapter_id=NEON)
+    job_id = await accept(resources, lora_id=NEON)
     job = await job_of(resources, job_id)
     assert (job.kind, job.pool) == (JobKind.GENERATION, SDXL)
     assert await claim(resources) == [], "the generators of another group cannot draw it"
@@ -55,7 +55,7 @@ async def test_the_account_page_accepts_into_the_pool_too(resources: Resources) 
         hinted.append(pool)
 
     async with open_resources(resources.settings, hint=hint) as service:
-        request = existing((await job_of(service, await accept(service, adapter_id=NEON, lora_id=NEON))).request)
+        request = existing((await job_of(service, await accept(service, lora_id=NEON))).request)
         [job] = await service.submission.generate_all(caller, [request])  # pyright: ignore[reportArgumentType]
         await service.background.wait()
     assert (job.pool, hinted) == (SDXL, [SDXL])
@@ -65,13 +65,13 @@ async def test_waiting_jobs_follow_their_base_model_into_another_pool(
     resources: Resources, redis_db: redis.Redis
 ) -> None:
     """Without it they would wait for generators that no longer load their base model, until they expire."""
-    leased = await accept(resources, adapter_id=NEON)
+    leased = await accept(resources, lora_id=NEON)
     [claimed] = await claim(resources)
-    retried = await accept(resources, adapter_id=NEON)
+    retried = await accept(resources, lora_id=NEON)
     [lost] = await claim(resources)
     await resources.queue.fail(lost.lease, BROKEN, retry=True)
     due = redis_db.zscore(redis_key("delay", "generation"), retried)
-    waiting = [await accept(resources, f"acct_{number}", adapter_id=NEON) for number in range(3)]
+    waiting = [await accept(resources, f"acct_{number}", lora_id=NEON) for number in range(3)]
     await regroup(resources, "sdxl")
     while await resources.queue.reap(limit=2) >= 2:
         assert audit(redis_db, max_attempts=3) == [], "between two batches, too"
@@ -89,7 +89,7 @@ async def test_waiting_jobs_follow_their_base_model_into_another_pool(
 async def test_a_job_that_is_returned_or_tried_again_goes_to_the_pool_of_today(
     resources: Resources, redis_db: redis.Redis
 ) -> None:
-    released, failed, lost, dead = [await accept(resources, adapter_id=NEON) for _ in range(4)]
+    released, failed, lost, dead = [await accept(resources, lora_id=NEON) for _ in range(4)]
     leases = {claimed.lease.job_id: claimed.lease for claimed in await claim(resources, limit=9)}
     await resources.queue.fail(leases[dead], BROKEN, retry=False)
     await regroup(resources, "sdxl")
@@ -107,7 +107,7 @@ async def test_a_job_that_is_returned_or_tried_again_goes_to_the_pool_of_today(
 
 async def test_a_pool_is_forgotten_once_nothing_is_left_of_it(resources: Resources, redis_db: redis.Redis) -> None:
     await regroup(resources, "sdxl")
-    job_id = await accept(resources, adapter_id=NEON)
+    job_id = await accept(resources, lora_id=NEON)
     [claimed] = await claim(resources, pool=SDXL)
     await regroup(resources, "default")
     await resources.queue.reap()
@@ -129,7 +129,7 @@ async def test_a_failed_job_that_is_queued_again_into_a_forgotten_pool_is_found_
 ) -> None:
     """Its base model has left the catalog: it waits for one that comes back, and not beyond its time."""
     await regroup(resources, "sdxl")
-    job_id = await accept(resources, adapter_id=NEON)
+    job_id = await accept(resources, lora_id=NEON)
     [claimed] = await claim(resources, pool=SDXL)
     await resources.queue.fail(claimed.lease, BROKEN, retry=False)
     change_base_model(resources.settings.catalog, id="other", group="default")
@@ -145,7 +145,7 @@ async def test_a_failed_job_that_is_queued_again_into_a_forgotten_pool_is_found_
 async def test_limits_and_operators_numbers_are_of_every_pool(resources: Resources, settings: Settings) -> None:
     await regroup(resources, "sdxl")
     caller = await caller_of(resources)
-    job_id = await accept(resources, caller.account_id, adapter_id=NEON, plan="basic")
+    job_id = await accept(resources, caller.account_id, lora_id=NEON, plan="basic")
     await resources.measures.show(SDXL, "w", {}, base_models=["pocket"], loras=[NEON])
     await claim(resources, pool=SDXL, limit=0)
     page = (
@@ -190,8 +190,8 @@ async def test_a_full_queue_and_a_deletion_count_every_pool(resources: Resources
     acme = await resources.accounts.create("acme")
     adapter = adapter_of("")
     await resources.adapter_registry.register(adapter)
-    waiting = await accept(resources, acme.id, adapter_id=NEON)
-    other = await accept(resources, acme.id, adapter_id=NEON)
+    waiting = await accept(resources, acme.id, lora_id=NEON)
+    other = await accept(resources, acme.id, lora_id=NEON)
     full = resources.with_parts(queue=JobQueue(connect(resources.redis_url), _with_room_for(resources.settings, 2)))
     with pytest.raises(QueueFull):
         await accept(full, "acct_other")

@@ -1,14 +1,14 @@
 """Damaged records and records of other versions are read as far as possible, and fail alone."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.compact_form import pack_request
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.jobs.compact_form import deflate, request_bytes
 from serve_app.jobs.queue import new_nonce
 from serve_app.store.keys import redis_key
 from serve_app.store.script import Rewrite
@@ -18,14 +18,7 @@ from tests.made_jobs import ACCOUNT, accept, claim, complete, failure_of, job_of
 from tests.rewriting import replacing
 from tests.worker.scripted_executor import with_queue
 
-REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextRequest(GenerationRequest):
-    """The request as a later version of the code might have it."""
-
-    sampler: str = "euler"
+REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse("model_x"),), seeds=(7,))
 
 
 NEWER_ACCEPT = replacing("jobs/accept", "version = version", "version = 99, priority = 'high'")
@@ -34,17 +27,35 @@ OLDER_ACCEPT = replacing("jobs/accept", "version = version, ", "")
 """The accept of before records carried a version."""
 
 
+NEXT_REQUEST = {"prompt": "a boat", "loras": [{"id": "model_x", "mask": ""}], "seeds": [7], "tiles": 2}
+"""The request as a later version of the code might have it."""
+REQUEST_OF_VERSION_2 = {
+    "prompt": "a boat", "lora_id": "model_x", "negative_prompt": "", "lora_weight": 0.75, "width": 512, "height": 512,
+    "guidance_scale": 7.5, "steps": 30, "seeds": [7],
+}  # fmt: skip
+
+
 def _damage(redis_db: Any, job_id: str, **fields: Any) -> None:
     redis_db.hset(redis_key("job", job_id), mapping=fields)
+
+
+def _replace_request(redis_db: Any, job_id: str, request: Any) -> None:
+    """Give the record a request as another version writes it, and count its bytes as its accept would."""
+    (packed,), before = _request(request).values(), request_bytes(redis_db.hgetall(redis_key("job", job_id)))
+    _damage(redis_db, job_id, **{"0": packed})
+    stored = redis_key("stored", ACCOUNT, Variant.A)
+    (day,) = redis_db.hkeys(stored)
+    redis_db.hincrby(stored, day, len(packed) - before)
 
 
 @pytest.mark.parametrize("rewrite", [NEWER_ACCEPT, OLDER_ACCEPT], ids=["newer", "older"])
 async def test_a_record_of_another_version_goes_from_accept_to_images(
     resources: Resources, redis_db: Any, rewrite: Rewrite
 ) -> None:
-    request = NextRequest(prompt="a boat", lora_id="model_x", seeds=(7,)) if rewrite is NEWER_ACCEPT else REQUEST
-    job_id = await accept(with_queue(resources, rewrite), request=request)
-    assert redis_db.hget(redis_key("job", job_id), "version") == ("99" if rewrite is NEWER_ACCEPT else None)
+    is_newer = rewrite is NEWER_ACCEPT
+    job_id = await accept(with_queue(resources, rewrite), request=REQUEST)
+    assert redis_db.hget(redis_key("job", job_id), "version") == ("99" if is_newer else None)
+    _replace_request(redis_db, job_id, NEXT_REQUEST if is_newer else REQUEST_OF_VERSION_2)
     (claimed,) = await claim(resources)
     assert claimed.request == REQUEST
     await resources.queue.finish(claimed.lease, [], seconds=1)
@@ -77,14 +88,14 @@ async def test_a_failure_of_a_newer_kind_reads_as_the_general_one(resources: Res
 
 def _request(request: Any) -> dict[str, Any]:
     """The fields of a record with a request that this version does not write."""
-    return {"0": pack_request(request, "")}
+    return {"0": deflate(to_json(request), "")}
 
 
 DAMAGES: dict[str, dict[str, Any]] = {
     "not deflated": {"0": "{}"},
     "no object": _request("a bo"),
-    "a field less": _request({"prompt": "a boat", "seeds": [7]}),
-    "a field of another type": _request({"prompt": "a boat", "lora_id": ["model_x"], "seeds": [7]}),
+    "a field less": _request({"prompt": "a boat"}),
+    "a field of another type": _request({"prompt": "a boat", "loras": ["model_x"], "seeds": [7]}),
     "created": {"created": "yesterday"},
 }
 

@@ -13,7 +13,7 @@ from serve_app.domain.errors import (
     QueueFull,
 )
 from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_job_id
-from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, Variant
 from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, plan_queue_share
 from serve_app.settings import Settings
 from serve_app.store import measures as redis_memory
@@ -22,7 +22,7 @@ from tests.composition import Resources, open_resources
 from tests.made_jobs import BROKEN, caller_of, claim, job_of, put, stored_image
 from tests.support import PRIVATE_ADAPTER, adapter_id, existing, memory_limit, wait_until
 
-REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
+REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse(adapter_id("neon")),), seeds=(7,))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resourc
 async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
     resources: Resources, caller: Caller
 ) -> None:
-    asked = [replace(REQUEST, lora_weight=weight) for weight in (0.25, 0.5, 1.0)]
+    asked = [replace(REQUEST, loras=(LoraUse(REQUEST.lora_id, weight),)) for weight in (0.25, 0.5, 1.0)]
     before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
     assert len(await resources.submission.generate_all(caller, asked)) == len(asked)
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 3
@@ -65,7 +65,7 @@ async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
 async def test_a_comparison_whose_reply_was_lost_is_made_once(resources: Resources, caller: Caller) -> None:
     job_ids = [new_job_id(JobKind.GENERATION) for _ in range(2)]
     args: dict[str, Any] = {"variant": Variant.A, "account_id": caller.account_id, "plan": caller.plan.name}
-    new = [NewJob(job_id=each, request=REQUEST, adapter_id=REQUEST.lora_id, **args) for each in job_ids]
+    new = [NewJob(job_id=each, request=REQUEST, loras=REQUEST.loras, **args) for each in job_ids]
     before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
     once, again = [await resources.queue.accept_all(new) for _ in range(2)]
     assert [job.id for job in once] == [job.id for job in again] == job_ids
@@ -87,7 +87,7 @@ async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(setting
             return type(error.value).__name__
 
         before = (await resources.auth.window(account.id, Variant.A)).remaining
-        foreign = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
+        foreign = replace(REQUEST, loras=(LoraUse(PRIVATE_ADAPTER),))
         assert await refused(REQUEST, foreign) == "Forbidden"
         assert await refused(*[REQUEST] * 4) == "QueueFull", "of the account"
         assert await refused(*[REQUEST] * 5) == "QueueFull"

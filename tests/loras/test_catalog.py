@@ -146,10 +146,7 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     mine = replace(REGISTERED, owner=acme.id)
     await resources.adapter_registry.register(mine)
     narrowed, gone, denied, kept = (adapter_id(name) for name in POCKET_ADAPTERS[:4])
-    jobs = {
-        lora: await accept(resources, acme.id, lora_id=lora, adapter_id=lora)
-        for lora in (mine.id, narrowed, gone, denied, kept)
-    }
+    jobs = {lora: await accept(resources, acme.id, lora_id=lora) for lora in (mine.id, narrowed, gone, denied, kept)}
 
     def withdraw(rows: CatalogRows) -> None:
         rows[0]["accounts"] = ["zeta"]
@@ -189,7 +186,7 @@ async def test_work_counts_the_passes_of_the_loras_sampler_or_else_of_its_base_m
     settings.catalog.write_text(yaml.safe_dump(content))
     await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")
-    job = new_job(acme.id, lora_id=NEON, adapter_id=NEON)
+    job = new_job(acme.id, lora_id=NEON)
     await resources.queue.accept(job)
     assert redis_db.hget(redis_key("job", job.job_id), "work") == str(passes * round(job.request.work * 1000))
 

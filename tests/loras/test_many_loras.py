@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from serve_app.domain.accounts import Caller
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, LoraUse
 from tests.composition import Resources
 from tests.made_jobs import caller_of, claim
 from tests.support import adapter_id, lora_record
 
-REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
+REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse(adapter_id("neon")),), seeds=(7,))
 FEW, MANY = 8, 1_000
 VARIES = 200
 """Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of

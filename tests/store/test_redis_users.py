@@ -112,7 +112,7 @@ async def _live_one_job(folder: Path, url: str) -> None:
         account = await resources.accounts.create("acme")
         await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
         outline = adapter_id("outline")
-        job_id = await accept(resources, account.id, lora_id=outline, adapter_id=outline)
+        job_id = await accept(resources, account.id, lora_id=outline)
         [claimed] = await claim(resources)
         await resources.queue.heartbeat(claimed.lease, progress=5)
         await finish(resources, claimed)

@@ -6,7 +6,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, Variant
 from serve_app.jobs.previews import Preview
 from serve_app.loras.vocabulary import known_words, unknown_words
 from serve_app.web.console.playground_form import read_playground_form, values_of
@@ -21,7 +21,7 @@ FIELDS = {
     "steps": "21", "guidance_scale": "3.5", "num_images": "2", "seed": "41",
 }  # fmt: skip
 REQUEST = GenerationRequest(
-    prompt="a red boat", negative_prompt="a tree", lora_id=LORA, lora_weight=0.5, width=768, height=512,
+    prompt="a red boat", negative_prompt="a tree", loras=(LoraUse(LORA, 0.5),), width=768, height=512,
     steps=21, guidance_scale=3.5, seeds=(41, 42),
 )  # fmt: skip
 

@@ -126,10 +126,10 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     resources: Resources, redis_db: redis.Redis, results: tuple[Result, ...]
 ) -> None:
     executor = ScriptedExecutor(*results)
-    job_id = await accept(resources, images=2, adapter_id=NEON)
+    job_id = await accept(resources, images=2, lora_id=NEON)
     is_committed = "hang" not in results
     deny = f"redis.call('HSET', K('grants:' .. job.account), '{NEON}', 'deny')\n"
-    asked = "if not keeps_adapter(job) then\n"
+    asked = "if not keeps_adapters(job) then\n"
     stores = with_queue(resources, replacing("jobs/finish", asked, deny + asked)) if is_committed else resources
     async with working(stores, executor):
         if not is_committed:

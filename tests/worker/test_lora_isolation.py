@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, LoraUse
 from serve_app.engine import Engine, EngineOptions
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.png import encode_png
@@ -64,7 +64,7 @@ async def _draw_interleaved(
     wanted: list[Drawn] = []
     for weight, seed, (name, caller) in product((0.5, 1.0), seeds, callers.items()):
         request = GenerationRequest(
-            prompt="a red circle", lora_id=await _own_lora(resources, name, caller), lora_weight=weight,
+            prompt="a red circle", loras=(LoraUse(await _own_lora(resources, name, caller), weight),),
             width=size, height=size, steps=steps, seeds=(seed,),
         )  # fmt: skip
         wanted.append(Drawn(name, request, _alone(engines[0], request, name)))

@@ -51,7 +51,7 @@ async def digest_of(resources: Resources, lora_id: str) -> str:
 
 async def draw_elsewhere(resources: Resources, lora_id: str) -> None:
     """Have another worker complete a job of this LoRA."""
-    await accept(resources, lora_id=lora_id, adapter_id=lora_id)
+    await accept(resources, lora_id=lora_id)
     (claimed,) = await claim(resources, worker="elsewhere", limit=64)
     assert await resources.queue.finish(claimed.lease, [], seconds=1) is CommitReply.OK
 
@@ -71,7 +71,7 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
 ) -> None:
     prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
     assert await prefetch.prefetch_one() is None, "nothing was drawn yet"
-    await accept(resources, lora_id=OUTLINE, adapter_id=OUTLINE)
+    await accept(resources, lora_id=OUTLINE)
     (claimed,) = await claim(resources, worker="elsewhere")
     assert await prefetch.prefetch_one() is None, "whether it ends its worker is not known yet"
     await resources.queue.finish(claimed.lease, [], seconds=1)
@@ -81,7 +81,7 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     assert await prefetch.prefetch_one() is None, "it is here"
     assert group not in loaded.resident_adapters, "the slots are left to what is drawn"
     await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
-    job_id = await accept(resources, lora_id=OUTLINE, adapter_id=OUTLINE)
+    job_id = await accept(resources, lora_id=OUTLINE)
     assert await claim(resources, worker="third", limit=8) == [], "left to its holders"
     (claimed,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
     assert claimed.lease.job_id == job_id

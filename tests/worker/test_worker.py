@@ -18,7 +18,7 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState
 from serve_app.domain.metrics import Metric
-from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
 from serve_app.settings import Settings
@@ -67,7 +67,7 @@ def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
 def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outline") -> GenerationRequest:
     return GenerationRequest(
         prompt="a red circle",
-        lora_id=adapter_id(lora),
+        loras=(LoraUse(adapter_id(lora)),),
         width=256,
         height=256,
         steps=steps,
@@ -140,7 +140,7 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
     plan = resources.settings.plan_named(Variant.A, account.plan_a)
     caller = Caller(account_id=account.id, account_name="acme", key_id="", variant=Variant.A, plan=plan)
     asked = [
-        replace(picture(lora=lora), lora_weight=weight, steps=20)
+        replace(picture(lora=lora), loras=(LoraUse(adapter_id(lora), weight),), steps=20)
         for lora in ("outline", "neon")
         for weight in (0.4, 1.0)
     ]

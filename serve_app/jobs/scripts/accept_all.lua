@@ -21,8 +21,7 @@ if redis.call('EXISTS', K('job:' .. all[1].id)) == 1 then return {'ok', snapshot
 local owner = redis.call('HMGET', K('account:' .. account), 'name', 'disabled', 'plan_' .. interface)
 if not owner[1] or owner[2] then return {'unknown', {}, 0} end
 for _, job in ipairs(all) do
-  if not may_use_adapter(account, job.adapter) then return {'forbidden', {}, 0} end
-  job.group = redis.call('HGET', K('lora:' .. job.adapter), 'sha256')
+  if not may_use_all(job.loras) then return {'forbidden', {}, 0} end
 end
 local full = no_space(#all)
 if full then return {full, {}, 0} end

@@ -21,27 +21,64 @@ local function no_space(more)
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
 end
 
--- Return what the answer says of a job's LoRA: its base model, and its trigger words as JSON.
-local function lora_facts(adapter)
-  if adapter == '' then return {'', ''} end
-  local found = redis.call('HMGET', K('lora:' .. adapter), 'base_model', 'trigger_words')
-  return {found[1] or '', found[2] or ''}
+-- Return what the answer says of a job's LoRAs: their base model, and the trigger words of each as JSON.
+local function lora_facts(loras)
+  local facts = {''}
+  for _, lora in ipairs(loras) do
+    local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
+    facts[1] = found[1] or ''
+    facts[#facts + 1] = found[2] or '[]'
+  end
+  return facts
+end
+
+local function may_use_all(loras)
+  for _, lora in ipairs(loras) do
+    if not may_use_adapter(account, lora[1]) then return false end
+  end
+  return true
+end
+
+-- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
+-- `as_one` (serve_app/engine/run.py) says; '' without one.
+local function group_of(loras)
+  local parts = {}
+  for i, lora in ipairs(loras) do
+    parts[i] = {digest = redis.call('HGET', K('lora:' .. lora[1]), 'sha256'), weight = lora[2]}
+  end
+  if #parts < 2 then return parts[1] and parts[1].digest or '' end
+  table.sort(parts, function(a, b)
+    if a.digest ~= b.digest then return a.digest < b.digest end
+    return tonumber(a.weight) < tonumber(b.weight)
+  end)
+  for i, part in ipairs(parts) do parts[i] = part.digest .. '*' .. part.weight end
+  return table.concat(parts, '+')
 end
 
 -- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
--- takes it, and how often a step asks the denoiser, unless the LoRA has a sampler of its own.
+-- takes it, and how often a step asks the denoiser, unless the job (`passes`) or one of its LoRAs has a sampler of its own.
 local function write_job(job)
-  local model = job.adapter ~= '' and base_model_of(job.adapter)
+  local adapters = {}
+  for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
+  if adapters[1] then job.group = group_of(job.loras) end
+  local model = base_model_of({adapters = adapters, base = job.base})
   if model then
     job.kind = pool_of(model)
-    local own = redis.call('HGET', K('lora:' .. job.adapter), 'passes')
-    job.work = job.work * (tonumber(own or '') or model.passes or 1)
+    local passes = job.passes
+    for _, adapter in ipairs(adapters) do
+      passes = passes or tonumber(redis.call('HGET', K('lora:' .. adapter), 'passes') or '')
+    end
+    job.work = job.work * (passes or model.passes or 1)
   end
+  local sequence = redis.call('INCR', K('job_sequence'))
+  if job.low_priority then sequence = sequence + LOW_PRIORITY end
   local fields = packed_fields('', job.request)
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
     work = job.work, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
-    sequence = redis.call('INCR', K('job_sequence')), rate_token = job.rate_token, adapter = job.adapter, plan = plan,
+    sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
+    more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
+    start_by = job.start_within_ms and now + job.start_within_ms,
     sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
     idempotency = job.idempotency,
   }) do

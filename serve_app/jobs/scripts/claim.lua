@@ -249,7 +249,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   local job
   if is_quarantine_worker then job = quarantined else job = next_job() end
   if not job then break end
-  if keeps_adapter(job) then
+  if keeps_adapters(job) then
     local attempt = lease_to_worker(job)
     claimed[#claimed + 1] = {job.id, attempt}
     out[#out + 1] = claimed_job(job.id, attempt)

@@ -16,7 +16,7 @@ local LORA_USE_LIFE = 31 * DAY
 local job = read_job(job_id)
 local ended = end_attempt(job, attempt, {completed = 'duplicate'}, retention_ms)
 if ended then return ended end
-if not keeps_adapter(job) then
+if not keeps_adapters(job) then
   end_forbidden(job, retention_ms)
   return 'forbidden'
 end
@@ -37,29 +37,28 @@ local function count_usage()
   if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
   local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
-  local source = key .. ':' .. (job.adapter ~= '' and job.adapter or job.kind)
+  local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.kind)
   redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
   redis.call('HINCRBY', usage, 'work:' .. source, job.work)
   redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
   redis.call('PEXPIRE', usage, USAGE_LIFE)
-  if job.adapter == '' then return end
   local lora_use = K('lora_use:' .. math.floor(now / DAY))
-  redis.call('HINCRBY', lora_use, job.adapter, #image_ids)
+  for _, adapter in ipairs(job.adapters) do redis.call('HINCRBY', lora_use, adapter, #image_ids) end
   redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
 -- Remember the adapters of completed jobs only: an adapter that ends its worker is never prefetched by others.
-local function remember_adapter()
-  if job.adapter == '' then return end
+local function remember_adapters()
+  if not job.adapters[1] then return end
   local recent = K('recent_adapters:' .. job.kind)
-  redis.call('LPUSH', recent, job.adapter)
+  redis.call('LPUSH', recent, unpack(job.adapters))
   redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
   redis.call('PEXPIRE', recent, RECENT_LIFE)
 end
 
 measure_speed()
 count_usage()
-remember_adapter()
+remember_adapters()
 charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
 redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))

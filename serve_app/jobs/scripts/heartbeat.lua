@@ -12,4 +12,4 @@ redis.call('ZADD', K('workers:' .. job.kind), now, job.worker)
 local shown = math.max(num(redis.call('HGET', K('job:' .. job_id), 'progress'), 0), math.min(progress, 99))
 redis.call('HSET', K('job:' .. job_id), 'progress', shown)
 if job.cancel then return 'cancel' end
-return keeps_adapter(job) and 'ok' or 'forbidden'
+return keeps_adapters(job) and 'ok' or 'forbidden'

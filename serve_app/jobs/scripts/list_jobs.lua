@@ -7,12 +7,14 @@
 local SAME_MS = 32
 local NO_KEY = '-'
 
+local function is_line_of(line, text) return text and string.find('\n' .. text .. '\n', '\n' .. line .. '\n', 1, true) end
+
 local latest = until_ms and '(' .. until_ms or '+inf'
 if after_ms and not (until_ms and until_ms <= after_ms) then latest = after_ms end
 local found, last = page(K('jobs:' .. account), latest, most + SAME_MS, function(id)
-  local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key')
+  local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key', 'more_adapters')
   if not job[1] then return false end -- its retention is over
-  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter)
+  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter or is_line_of(adapter, job[4]))
     and (key_id == '' or (job[3] or NO_KEY) == key_id)
 end)
 return {found, last}

@@ -5,6 +5,7 @@
 -- of one worker.
 -- A job that lost so many workers must run alone: then only the one at fault meets the attempt cap.
 local QUARANTINE_LOSSES = 2
+local LOW_PRIORITY = 1e12   -- added to a job's sequence: it waits behind all others of its account
 local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for so many ms after the last of them, far beyond any wait.
 local WAITING_LIFE = 30 * 86400000
@@ -19,7 +20,7 @@ end
 local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
   'cancel'}
 local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
-  'request_id', 'traceparent'}
+  'request_id', 'traceparent', 'base', 'start_by'}
 -- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
 local PART, LONGEST_IN_PARTS = 63, 1024
 
@@ -48,17 +49,20 @@ end
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created')
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by')
   if not field[1] then return nil end
   -- The record of an ended job names no kind.
   local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
+  local adapters = {field[20] or nil}
+  for adapter in string.gmatch(field[23] or '', '[^\n]+') do adapters[#adapters + 1] = adapter end
   return {
     id = id, state = field[1], kind = kind, account = field[3], group = field[4] or '', attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapter = field[20] or '', plan = field[21] or '', created = num(field[22], 0),
+    adapters = adapters, plan = field[21] or '', created = num(field[22], 0), base = field[24],
+    start_by = tonumber(field[25]),
   }
 end
 
@@ -85,19 +89,29 @@ local function stop_age_in_plan(job)
   if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.kind .. ':' .. job.plan), job.id) end
 end
 
-local function waiting_of(adapter) return K('lora_jobs:' .. adapter) end
+local function waiting_of(index) return K('lora_jobs:' .. index) end
 
--- Put a job that waits or backs off into the indexes beside the queues: those of its plan and of its LoRA.
+-- By what waiting jobs are found whose LoRA is withdrawn or whose base model moves: a job's LoRAs, or its base model.
+local function indexes_of(job)
+  if job.adapters[1] or not job.base then return job.adapters end
+  return {'base:' .. job.base}
+end
+
+-- Put a job that waits or backs off into the indexes beside the queues: those of its plan, its LoRAs, and of the time by
+-- which it must have been started once.
 local function start_waiting(job)
   age_in_plan(job)
-  if job.adapter == '' then return end
-  redis.call('ZADD', waiting_of(job.adapter), job.sequence, job.id)
-  redis.call('PEXPIRE', waiting_of(job.adapter), WAITING_LIFE)
+  for _, index in ipairs(indexes_of(job)) do
+    redis.call('ZADD', waiting_of(index), job.sequence, job.id)
+    redis.call('PEXPIRE', waiting_of(index), WAITING_LIFE)
+  end
+  if job.start_by and job.attempt == 0 then redis.call('ZADD', K('start_by:' .. job.kind), job.start_by, job.id) end
 end
 
 local function stop_waiting(job)
   stop_age_in_plan(job)
-  if job.adapter ~= '' then redis.call('ZREM', waiting_of(job.adapter), job.id) end
+  for _, index in ipairs(indexes_of(job)) do redis.call('ZREM', waiting_of(index), job.id) end
+  if job.start_by then redis.call('ZREM', K('start_by:' .. job.kind), job.id) end
 end
 
 local function queue_of(job) return K('queue:' .. job.kind .. ':' .. job.account) end
@@ -229,8 +243,20 @@ local function refund_charge(job)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
--- Whether the account may still use the job's adapter, asked anew while it waits and runs; an upscale has none.
-local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
+-- Whether the account may still use the job's adapters, asked anew while it waits and runs; an upscale has none.
+local function keeps_adapters(job)
+  for _, adapter in ipairs(job.adapters) do
+    if not may_use_adapter(job.account, adapter) then return false end
+  end
+  return true
+end
+
+-- Let the reaper end a job that waits again although its account may no longer use its adapters.
+local function look_at_waiting(job)
+  for _, adapter in ipairs(job.adapters) do
+    if not may_use_adapter(job.account, adapter) then withdraw(adapter) end
+  end
+end
 
 -- Let a job that is in no queue wait in the pool that the catalog wants it in now.
 local function change_pool(job)
@@ -247,7 +273,7 @@ local function requeue(job)
   redis.call('HINCRBY', K('count'), 'requeued', 1)
   refund_charge(job)
   change_pool(job)
-  if not keeps_adapter(job) then withdraw(job.adapter) end
+  look_at_waiting(job)
 end
 
 -- Subtract the request from the plan's count, if its window is still open: the fault was the service's.

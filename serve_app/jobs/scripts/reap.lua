@@ -35,10 +35,11 @@ local function reap_leases(kind)
   return #due
 end
 
-local function expire_waiting(kind)
-  local due = redis.call('ZRANGEBYSCORE', K('age:' .. kind), '-inf', now - queue_age_ms, 'LIMIT', 0, limit)
+-- End the jobs of an index, by its pool, whose time there was over by `latest` (ms).
+local function expire_waiting(index, latest)
+  local due = redis.call('ZRANGEBYSCORE', index, '-inf', latest, 'LIMIT', 0, limit)
   for _, id in ipairs(due) do
-    redis.call('ZREM', K('age:' .. kind), id)
+    redis.call('ZREM', index, id)
     local job = read_job(id)
     if job and job.state == 'queued' then expire(job) end
   end
@@ -72,7 +73,7 @@ local function end_waiting(lora, looked_at, most)
     local job = read_job(waiting[i])
     if not job or job.state ~= 'queued' then -- claimed by a version that does not know the index
       redis.call('ZREM', waiting_of(lora), waiting[i])
-    elseif not keeps_adapter(job) then
+    elseif not keeps_adapters(job) then
       remove_waiting(job)
       end_forbidden(job, retention_ms)
     else
@@ -113,7 +114,8 @@ end
 
 local moved = 0
 for _, kind in ipairs(pools()) do
-  moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)
+  moved = moved + reap_leases(kind) + promote_due(kind, limit)
+  moved = moved + expire_waiting(K('age:' .. kind), now - queue_age_ms) + expire_waiting(K('start_by:' .. kind), now)
   remove_dead_workers(kind)
 end
 forget_pools()

@@ -14,5 +14,5 @@ redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
 redis.call('HINCRBY', K('count'), 'failed', -1)
 local queued = read_job(job_id)
 enqueue(queued)
-if not keeps_adapter(queued) then withdraw(queued.adapter) end
+look_at_waiting(queued)
 return 1

@@ -12,7 +12,7 @@ end
 
 redis.call('ZREMRANGEBYSCORE', K('loras_sampling'), '-inf', now - life_ms)
 for _, lora in ipairs(redis.call('ZRANGE', K('loras_sampling'), 0, NEXT - 1)) do
-  if is_idle(wanted_pool({adapter = lora, kind = 'generation'})) then
+  if is_idle(wanted_pool({adapters = {lora}, kind = 'generation'})) then
     if not redis.call('SET', K('loras_sampled'), now, 'NX', 'PX', every_ms) then return '' end
     redis.call('ZREM', K('loras_sampling'), lora)
     return lora

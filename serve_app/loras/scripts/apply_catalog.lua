@@ -15,9 +15,12 @@ local function move_jobs()
     if before[model.id] ~= pool_of(model) then moved[model.id] = true end
   end
   if not next(moved) then return end
+  local function waits(index) return redis.call('EXISTS', K('lora_jobs:' .. index)) == 1 end
+  for id in pairs(moved) do
+    if waits('base:' .. id) then withdraw('base:' .. id) end
+  end
   for _, id in ipairs(redis.call('ZRANGE', K('loras'), 0, -1)) do
-    local waits = redis.call('EXISTS', K('lora_jobs:' .. id)) == 1
-    if waits and moved[redis.call('HGET', K('lora:' .. id), 'base_model')] then withdraw(id) end
+    if waits(id) and moved[redis.call('HGET', K('lora:' .. id), 'base_model')] then withdraw(id) end
   end
 end
 

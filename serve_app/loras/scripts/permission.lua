@@ -13,5 +13,6 @@ local function may_use_adapter(account, id)
   return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
 end
 
--- Somebody may no longer use the LoRA, or its jobs are to wait elsewhere: the reaper looks at all that wait.
-local function withdraw(adapter) redis.call('ZADD', K('loras_withdrawn'), 0, adapter) end
+-- Somebody may no longer use the LoRA, or its jobs are to wait elsewhere: the reaper looks at all that wait. `index` is
+-- the LoRA's id, or `base:` and a base model's for jobs without one.
+local function withdraw(index) redis.call('ZADD', K('loras_withdrawn'), 0, index) end

@@ -16,9 +16,11 @@ end
 
 local function base_models() return cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]') end
 
--- Return what the catalog says of the base model of a LoRA; nil where either is gone.
-local function base_model_of(adapter)
-  local name = redis.call('HGET', K('lora:' .. adapter), 'base_model')
+-- Return what the catalog says of the base model of a job: that of its first LoRA, or `base`, which a job without one
+-- names. nil where it is gone.
+local function base_model_of(job)
+  local name = job.base
+  if job.adapters[1] then name = redis.call('HGET', K('lora:' .. job.adapters[1]), 'base_model') end
   for _, model in ipairs(base_models()) do
     if model.id == name then return model end
   end
@@ -31,6 +33,6 @@ end
 
 -- Return the pool that the catalog wants a job in: its own where the catalog has no word on it.
 local function wanted_pool(job)
-  local model = job.adapter ~= '' and base_model_of(job.adapter)
+  local model = base_model_of(job)
   return model and pool_of(model) or job.kind
 end

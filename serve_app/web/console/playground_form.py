@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -64,7 +64,7 @@ class PlaygroundForm(BaseModel):
 
     def to_domain(self) -> GenerationRequest:
         width, height = map(int, self.size.split("x"))
-        fields = {"seed": draw_seed(), "width": width, "height": height}
+        fields: dict[str, Any] = {"seed": draw_seed(), "width": width, "height": height}
         return GenerationRequest.asked(**fields | self.model_dump(exclude={"size"}, exclude_none=True))
 
 
