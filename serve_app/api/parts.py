@@ -21,6 +21,7 @@ from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
+from serve_app.jobs.wishes import Wishes
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
 from serve_app.loras.applied_catalog import AppliedCatalog
@@ -63,6 +64,7 @@ class LoraParts:
     def __init__(self, process: Process, accounts: AccountParts, *, max_rank: int = DEFAULT_MAX_RANK) -> None:
         """Compose the parts. LoRAs of at most `max_rank` are registered."""
         redis, settings = process.redis, process.settings
+        self.max_rank = max_rank
         self.catalog = CatalogReader(redis)
         self.applied_catalog = AppliedCatalog(redis, settings)
         self.vocabulary = Vocabulary(self.applied_catalog)
@@ -122,6 +124,7 @@ class JobParts:
             moderation=Moderation(settings),
             traces=process.traces,
             background=process.background,
+            wishes=Wishes(loras.catalog, loras.applied_catalog, loras.max_rank),
             hint=hint,
         )
         self.deletion = JobDeletion(

@@ -1,8 +1,8 @@
 """ContractRoute: the contract's order of checks as a FastAPI route."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -55,7 +55,15 @@ class ContractRoute(APIRoute):
         model = self.body_field.field_info.annotation if self.body_field else None
         if isinstance(model, type) and issubclass(model, RequestBody):
             return Rules(schemas | properties_of(model), model.other_api_fields)
-        return Rules(schemas, {})
+        kinds = {each.kind_of_body(): each for each in _models_of(model)}
+        for each in kinds.values():
+            schemas |= properties_of(each)
+        return Rules(schemas | ({"kind": {"enum": [*kinds]}} if kinds else {}), {}, kinds)
+
+
+def _models_of(union: Any) -> list[type[RequestBody]]:
+    """Return the models of a body that has several kinds, each with its tag."""
+    return [get_args(each)[0] for each in get_args(union) if get_origin(each) is Annotated]
 
 
 def validate(model: type[M], values: Mapping[str, Any]) -> M:
@@ -71,7 +79,12 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def properties_of(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema()["properties"]
+    """Return the schema of each field; that of a list holds its items' own."""
+    whole = model.model_json_schema()
+    for field in whole["properties"].values():
+        if "$ref" in field.get("items", {}):
+            field["items"] = whole["$defs"][field["items"]["$ref"].rpartition("/")[2]]
+    return whole["properties"]
 
 
 class Rule(NamedTuple):
@@ -84,21 +97,29 @@ class Rule(NamedTuple):
 class Rules:
     """What each parameter of a path operation takes, in words."""
 
-    def __init__(self, schemas: dict[str, dict[str, Any]], other_api_fields: dict[str, str]) -> None:
+    def __init__(
+        self, schemas: dict[str, dict[str, Any]], other_api_fields: dict[str, str], kinds: Collection[str] = ()
+    ) -> None:
+        """`kinds` are those of a body, of which each has its own fields."""
         self._schemas = schemas
         self._other_api_fields = other_api_fields
+        self._kinds = kinds
 
     def explain(self, faults: Any) -> str:
         """Write a clause for each parameter that is unknown, missing or breaks its rule."""
-        names = [
-            (str(fault["loc"][-1] if fault["loc"][0] != "body" else fault["loc"][1]), str(fault["type"]))
-            for fault in faults
-        ]
+        names = [(self._name(fault["loc"]), str(fault["type"])) for fault in faults]
         unknown = [name for name, kind in names if kind == "extra_forbidden"]
         broken = {name: kind for name, kind in names if kind != "extra_forbidden"}
         clauses = [self._unknown(name) for name in unknown[:SHOWN_UNKNOWN_FIELDS]]
         clauses += [f"{name}: {self._broken(name, kind)}" for name, kind in broken.items()]
         return "; ".join(clauses)
+
+    def _name(self, place: Sequence[Any]) -> str:
+        if place[0] != "body":
+            return str(place[-1])
+        if len(place) == 1:
+            return "kind"  # of a body that has several, and is of none
+        return str(place[2] if place[1] in self._kinds and len(place) > 2 else place[1])
 
     def _broken(self, name: str, kind: str) -> str:
         rule = rule_of(self._schemas[name])
@@ -122,6 +143,16 @@ def rule_of(schema: dict[str, Any]) -> Rule:
     if "enum" in schema:
         choices = " or ".join(str(value) for value in schema["enum"])
         return Rule(f"must be {choices}", f"must be {choices}")
+    if schema["type"] == "boolean":
+        return Rule(*["must be true or false"] * 2)
+    if schema["type"] == "object":
+        names, texts = (schema[each]["maxLength"] for each in ("propertyNames", "additionalProperties"))
+        pairs = f"at most {schema['maxProperties']} texts of at most {texts} characters, by names of at most {names}"
+        return Rule(f"must be {pairs}", f"must be an object of {pairs}")
+    if schema["type"] == "array" and "properties" in schema["items"]:
+        fields = (f"{name} {rule_of(field).bounds}" for name, field in schema["items"]["properties"].items())
+        objects = f"at most {schema['maxItems']} objects, in each of which {' and '.join(fields)}"
+        return Rule(f"must be {objects}", f"must be a list of {objects}")
     if schema["type"] == "array":
         item = schema["items"]
         texts = f"at most {schema['maxItems']} texts of {item['minLength']} to {item['maxLength']} characters"

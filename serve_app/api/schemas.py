@@ -9,12 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode, InvalidParameter
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.jobs import JOB_PREFIXES
+from serve_app.domain.requests import MAX_RANDOM_SEED, GenerationRequest
 
 MAX_PROMPT = 4000
 """A prompt has at most this many code points after trimming."""
-MAX_RANDOM_SEED = 2**53
-"""Seeds that the service draws are exact in every JSON reader."""
 
 
 class RequestBody(BaseModel):
@@ -25,6 +24,11 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     other_api_fields: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def kind_of_body(cls) -> str:
+        """Return the `kind` of one model of a body that has several."""
+        return cls.model_fields["kind"].default
 
 
 class GenerationBody(RequestBody):
@@ -105,6 +109,8 @@ def read_position(cursor: str | None, pattern: str) -> Position | None:
 
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]
+AnyJobId = Annotated[str, WithJsonSchema(job_id_schema(*JOB_PREFIXES))]
+"""Ids in the interfaces A and B, and in the jobs API."""
 GenerationId = Annotated[str, WithJsonSchema(job_id_schema("gen"))]
 ImageId = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^img_[a-z2-7]{26}$"})]
 Url = Annotated[str, WithJsonSchema({"type": "string", "format": "uri"})]

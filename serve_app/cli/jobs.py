@@ -19,7 +19,7 @@ from serve_app.jobs.history import JobReader
 
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_… or up_…", show_default=False)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_…, job_… or up_…", show_default=False)]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of jobs.")]
 
 

@@ -35,6 +35,10 @@ class BaseModel:
     """Another tokenizer's folder; empty means the base model's own."""
     group: str = DEFAULT_GROUP
     """The group of generators that load it."""
+    pipeline: str = ""
+    """The class of diffusers' pipeline that it is of; empty where the machine that applied the catalog cannot tell."""
+    max_side: int | None = None
+    """Its images are at most so many pixels wide and high; None means what is usual for its pipeline."""
 
     @property
     def pool(self) -> str:

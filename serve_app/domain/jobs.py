@@ -194,8 +194,14 @@ def kind_of(request: Request) -> JobKind:
     return JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
 
 
-def new_job_id(kind: JobKind) -> str:
-    return ("up_" if kind is JobKind.UPSCALE else "gen_") + _random_name()
+JOB_PREFIXES = ("gen", "job", "up")
+"""How ids of jobs begin: generations of interfaces A and B, those of `POST /v1/jobs`, which A and B do not show, and
+upscales."""
+
+
+def new_job_id(kind: JobKind, prefix: str = "gen") -> str:
+    """Return an id of a new job; `prefix` is a generation's."""
+    return f"{'up' if kind is JobKind.UPSCALE else prefix}_{_random_name()}"
 
 
 def new_image_id() -> str:
@@ -228,12 +234,8 @@ class NewJob:
     """The batching group of a job without `loras`; otherwise accept.lua sets it."""
     loras: tuple[LoraUse, ...] = ()
     """The account must be allowed to use these adapters, whose weights are then the job's group."""
-    passes: int | None = None
-    """How often a step of the sampler that it names asks the denoiser; None where the catalog says it."""
-    is_low: bool = False
-    """Whether it waits behind all other jobs of its account."""
-    start_within: timedelta | None = None
-    """It ends as expired where no worker has started it after so long; None is as long as any job may wait."""
+    cost: float | None = None
+    """How many times the work of its request it counts; None where the catalog says it, by the sampler's passes."""
     idempotency_key: str | None = None
     body_sha256: str = ""
     """The digest of the body that a repeated idempotency key must come with."""

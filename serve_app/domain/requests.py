@@ -11,6 +11,10 @@ SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`seeded_generator` in `engine/runner.py`)."""
 
 
+MAX_RANDOM_SEED = 2**53
+"""Seeds that the service draws are below this, and so exact in every JSON reader."""
+
+
 class Variant(StrEnum):
     """One public contract: A takes a bearer key, B `X-API-Key`."""
 
@@ -26,9 +30,17 @@ class ImageFormat(StrEnum):
     WEBP = "webp"
 
 
+class Priority(StrEnum):
+    """How a job waits among those of its account; nobody gets ahead of other accounts."""
+
+    NORMAL = "normal"
+    LOW = "low"
+    """Behind all others of its account."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA of a request, and how strongly it acts."""
+    """A LoRA of a request, and how strongly it acts. Only `POST /v1/jobs` takes weights below 0."""
 
     id: str
     weight: float = 0.75
@@ -43,7 +55,19 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationRequest:
+class _AnyRequest:
+    """What a request of either kind says of its job and its files; only `POST /v1/jobs` asks for it."""
+
+    output_format: ImageFormat = ImageFormat.PNG
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Texts that its caller keeps with it."""
+    priority: Priority = Priority.NORMAL
+    start_within: int | None = None
+    """Its job ends as expired where no worker has started it after so many seconds; None is as long as any job waits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest(_AnyRequest):
     """A request for images of a prompt.
 
     Interfaces A and B name one LoRA; `POST /v1/jobs` names up to four, and fills in what their base model says.
@@ -71,9 +95,6 @@ class GenerationRequest:
     """How much of `image` is drawn anew, above 0 and at most 1: it takes that part of the steps."""
     mask: Picture | None = None
     """White where `image` is drawn anew, black where it is kept."""
-    output_format: ImageFormat = ImageFormat.PNG
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Texts that its caller keeps with it."""
 
     @classmethod
     def asked(cls, *, seed: int, lora_id: str, lora_weight: float = 0.75, num_images: int = 1, **fields: Any) -> Self:
@@ -108,7 +129,7 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UpscaleRequest:
+class UpscaleRequest(_AnyRequest):
     """A larger copy of a stored image. The source's URI and size in pixels are resolved at accept."""
 
     image_id: str
@@ -116,8 +137,6 @@ class UpscaleRequest:
     source_uri: str
     source_width: int
     source_height: int
-    output_format: ImageFormat = ImageFormat.PNG
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def num_images(self) -> int:

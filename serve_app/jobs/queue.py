@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from serve_app.domain.accounts import new_rate_token, plan_cells
-from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.durations import MILLI, from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
     WORKER_LIFE,
@@ -30,7 +30,7 @@ from serve_app.domain.jobs import (
     kind_of,
     kind_of_pool,
 )
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, Priority
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
@@ -294,9 +294,9 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
         "rate_token": new.rate_token,
         "loras": [(lora.id, repr(float(lora.weight))) for lora in new.loras],
         "base": new.request.base_model if isinstance(new.request, GenerationRequest) else "",
-        "passes": new.passes,
-        "low_priority": new.is_low or None,
-        "start_within_ms": None if new.start_within is None else milliseconds(new.start_within),
+        "cost": new.cost,
+        "low_priority": new.request.priority is Priority.LOW or None,
+        "start_within_ms": None if new.request.start_within is None else new.request.start_within * MILLI,
         "sample": new.is_sample or None,
         "traceparent": new.traceparent,
     }

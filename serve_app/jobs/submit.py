@@ -1,8 +1,9 @@
 """Submits a request: one durable accept, which checks permission, then a hint to a replica."""
 
 import logging
+import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import sqrt
 from typing import Any
@@ -10,14 +11,23 @@ from typing import Any
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import Job, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, fingerprint
+from serve_app.domain.jobs import Job, JobKind, NewJob, StoredImage, new_job_id
+from serve_app.domain.requests import (
+    MAX_RANDOM_SEED,
+    GenerationRequest,
+    Picture,
+    Request,
+    UpscaleRequest,
+    Variant,
+    fingerprint,
+)
 from serve_app.jobs.acceptance import Acceptance
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.records import JOB_BYTES
+from serve_app.jobs.wishes import Wish, Wishes
 from serve_app.log import log_ids
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
@@ -68,6 +78,7 @@ class Submission:
     moderation: Moderation
     traces: tracing.Traces
     background: Background
+    wishes: Wishes
     hint: Hint | None = None
 
     @to_its_end
@@ -87,20 +98,59 @@ class Submission:
             raise Forbidden(await self._id_of_name(caller, request.lora_id) or error.message) from None
 
     @to_its_end
-    async def upscale(self, caller: Caller, image_id: str, scale_factor: int = 2, call: Call = NO_CALL) -> Acceptance:
-        """Accept an upscale of a stored image of the account.
+    async def create(self, caller: Caller, wish: Wish, call: Call = NO_CALL) -> Acceptance:
+        """Accept what `POST /v1/jobs` asks for. A client that disconnects does not stop it.
 
-        Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
+        Raises what `Wishes.resolve` and `generate` raise, and `NotFound` for an image that is not the account's.
         """
-        image = await self.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
+        image, mask = [await self._picture(caller, each) for each in (wish.image_id, wish.mask_image_id)]
+        seed = secrets.randbelow(MAX_RANDOM_SEED) if wish.seed is None else wish.seed
+        try:
+            request, cost = await self.wishes.resolve(caller, wish, seed=seed, image=image, mask=mask)
+        except Forbidden as error:
+            named = [await self._id_of_name(caller, use.id, "loras") for use in wish.loras]
+            raise Forbidden(next(filter(None, named), error.message)) from None
+        job_id = new_job_id(JobKind.GENERATION, "job")
+        await self._check_prompt(caller, request, job_id, "prompt")
+        return await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
+
+    async def _picture(self, caller: Caller, image_id: str | None) -> Picture | None:
+        if image_id is None:
+            return None
+        image = await self._stored_image(caller, image_id, None)
+        return Picture(image_id, image.image_uri)
+
+    async def _stored_image(self, caller: Caller, image_id: str, variant: Variant | None) -> StoredImage:
+        """Return an image of the account, of a job of either interface where `variant` is None. Raises `NotFound`."""
+        image = await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)
         if image is None or not await self.images.exists(image.image_uri):
             raise NotFound("There is no such image.")
+        return image
+
+    @to_its_end
+    async def upscale(
+        self,
+        caller: Caller,
+        image_id: str,
+        scale_factor: int = 2,
+        call: Call = NO_CALL,
+        *,
+        of_any_job: bool = False,
+        **asked: Any,
+    ) -> Acceptance:
+        """Accept an upscale of a stored image of the account, made on the caller's interface or by `of_any_job`.
+
+        `asked` is what `POST /v1/jobs` may say besides. Raises `NotFound`, `InvalidParameter` over 16 megapixels, and
+        what `generate` raises for the queue.
+        """
+        image = await self._stored_image(caller, image_id, None if of_any_job else caller.variant)
         request = UpscaleRequest(
             image_id=image_id,
             scale_factor=scale_factor,
             source_uri=image.image_uri,
             source_width=image.width,
             source_height=image.height,
+            **asked,
         )
         if request.width * request.height > MAX_OUTPUT_PIXELS:
             raise InvalidParameter(
@@ -129,7 +179,9 @@ class Submission:
             self._announce(caller, job, call.request_id)
         return jobs
 
-    async def _check_prompt(self, caller: Caller, request: GenerationRequest, job_id: str) -> None:
+    async def _check_prompt(
+        self, caller: Caller, request: GenerationRequest, job_id: str, field: str | None = None
+    ) -> None:
         """Raise `InvalidParameter` for a prompt that the operator's moderation refuses."""
         verdict = await self.moderation.prompt(
             account_id=caller.account_id,
@@ -138,11 +190,11 @@ class Submission:
             negative_prompt=request.negative_prompt,
         )
         if not verdict.allowed:
-            field = "prompt" if caller.variant is Variant.A else "positive_prompt"
+            field = field or ("prompt" if caller.variant is Variant.A else "positive_prompt")
             refused = f"{field}: refused by this service's moderation"
             raise InvalidParameter(f"{refused}: {verdict.reason}" if verdict.reason else refused)
 
-    async def _id_of_name(self, caller: Caller, lora_id: str) -> str:
+    async def _id_of_name(self, caller: Caller, lora_id: str, field: str | None = None) -> str:
         """Return a message with the ids of the adapters of a name; '' if the account may use no adapter of that name.
 
         The account's adapters are read for every name, so that the time does not tell whether a name exists.
@@ -151,13 +203,14 @@ class Submission:
             return ""
         usable = await self.catalog.adapters(caller.account_id)
         ids = [adapter.id for adapter in usable if adapter.name.casefold() == lora_id.strip().casefold()]
-        field = "lora_id" if caller.variant is Variant.A else "model_id"
+        field = field or ("lora_id" if caller.variant is Variant.A else "model_id")
         return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
 
-    async def _accept(self, caller: Caller, request: Request, call: Call, job_id: str) -> Acceptance:
+    async def _accept(self, caller: Caller, request: Request, call: Call, job_id: str, **of_the_job: Any) -> Acceptance:
         memory = await self.space.check()
         span = self._span(caller, job_id)
-        acceptance = await self.queue.accept(self._new_job(caller, request, call, span, memory, job_id))
+        new = replace(self._new_job(caller, request, call, span, memory, job_id), **of_the_job)
+        acceptance = await self.queue.accept(new)
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
         return acceptance

@@ -47,6 +47,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
+from serve_app.engine.families.abilities import pipeline_of
 from serve_app.engine_options import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
@@ -108,6 +109,7 @@ _Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
 _Group = Annotated[str, _matching(GROUP_NAME, "1 to 32 of a-z 0-9 -, not beginning with -")]
 _Steps = Annotated[int, pydantic.Field(strict=True), _within(1, 50)]
 _Guidance = Annotated[float, pydantic.Field(strict=True), _within(1, 20)]
+_Side = Annotated[int, pydantic.Field(strict=True, multiple_of=8), _within(256, 2048)]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
 _Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
 
@@ -129,6 +131,7 @@ class BaseModelRow(_Strict):
     group: _Group = DEFAULT_GROUP
     text_encoder: _Text | None = None
     tokenizer: _Text | None = None
+    max_side: _Side | None = None
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -142,6 +145,7 @@ class BaseModelRow(_Strict):
 
     def read(self, catalog: Path) -> BaseModel:
         config = "" if self.file is None else self.config or self.file.removesuffix(".safetensors")
+        described_by = Path(_resolve(catalog, config or self.folder or ""))
         return BaseModel(
             id=self.id,
             source=_resolve(catalog, self.file or self.folder or ""),
@@ -153,6 +157,8 @@ class BaseModelRow(_Strict):
             guidance=self.guidance,
             clip_skip=self.clip_skip,
             group=self.group,
+            pipeline=pipeline_of(described_by),
+            max_side=self.max_side,
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
             tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
         )

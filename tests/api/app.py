@@ -73,7 +73,7 @@ class TestService:
 
     resources: Resources
     client: httpx.AsyncClient
-    _leases: dict[str, Claim] = field(default_factory=dict[str, Claim])
+    claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
     _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -127,11 +127,11 @@ class TestService:
         """Claim until the job is ours; others met on the way stay claimed for the tests that wait for them."""
         kind = JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION
         async with self._claiming:  # of two callers at once, one may be given both jobs
-            while job_id not in self._leases:
+            while job_id not in self.claims:
                 claims = await self.resources.queue.claim("tests", kind=kind, nonce=new_nonce(), limit=64)
                 assert claims, f"{job_id} is not waiting"
-                self._leases |= {claim.lease.job_id: claim for claim in claims}
-        return self._leases[job_id].lease
+                self.claims |= {claim.lease.job_id: claim for claim in claims}
+        return self.claims[job_id].lease
 
     async def run(self, job_id: str, progress: int) -> Lease:
         lease = await self.lease(job_id)
@@ -140,7 +140,7 @@ class TestService:
 
     async def complete(self, job_id: str) -> Job:
         """Do the job as a worker does: store real PNGs of the size asked for, then commit them."""
-        lease, claim = await self.lease(job_id), self._leases[job_id]
+        lease, claim = await self.lease(job_id), self.claims[job_id]
         images = [await store_image(self.resources.images, claim, index) for index in range(claim.request.num_images)]
         await self.resources.queue.finish(lease, images, seconds=0.5)
         return await job_of(self.resources, job_id)

@@ -19,6 +19,7 @@ from tests.support import plain_redis
 
 A, B = Variant.A, Variant.B
 ALWAYS = {"id", "kind", "interface", "status", "progress", "attempt", "created_at", "request"}
+OF_ANY_JOB = {"output_format": "png", "priority": "normal", "metadata": {}}
 
 
 async def show(service: TestService, headers: dict[str, str], job_id: str) -> dict[str, Any]:
@@ -36,19 +37,21 @@ async def test_either_credential_shows_a_job_of_either_interface(
 ) -> None:
     job_id = await service.submit(member, made_on, seed=7)
     body = await show(service, member.headers(asked_with), job_id)
-    assert set(body) == ALWAYS | {"estimated_completion_time"}
+    assert set(body) == ALWAYS | {"jobs_ahead", "estimated_completion_time"}
     assert (body["id"], body["kind"], body["interface"]) == (job_id, "generation", made_on)
     assert (body["status"], body["progress"], body["attempt"]) == ("queued", 0, 0)
     assert body["request"] == {
         "prompt": "a lighthouse",
         "negative_prompt": "",
-        "lora_id": LORA,
-        "lora_weight": 0.75,
+        "loras": [{"id": LORA, "weight": 0.75}],
         "width": 512,
         "height": 512,
         "guidance_scale": 7.5,
         "steps": 30,
         "num_images": 1,
+        "seeds": ["7"],
+        "prompt_weights": False,
+        **OF_ANY_JOB,
     }
 
 
@@ -60,9 +63,9 @@ async def test_a_job_shows_its_real_states(service: TestService, member: Member)
     assert (running["status"], running["progress"], running["attempt"]) == ("running", 43, 1)
     await service.complete(job_id)
     done = await show(service, member.a, job_id)
-    assert set(done) == ALWAYS | {"started_at", "finished_at", "images"}
+    assert set(done) == ALWAYS | {"started_at", "finished_at", "images", "usage"}
     assert (done["status"], done["progress"]) == ("completed", 100)
-    keys = {"image_id", "url", "width", "height", "size_bytes", "sha256", "seed"}
+    keys = {"image_id", "url", "width", "height", "size_bytes", "sha256", "seed", "seed_number"}
     assert [set(image) for image in done["images"]] == [keys, keys]
     assert done["images"][0]["seed"] == str(2**64 - 1)
     assert lease.attempt == 1
@@ -82,7 +85,7 @@ async def test_an_upscale_is_a_job_too(service: TestService, member: Member) -> 
     answer = await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
     job_id = answer.json()["request_id"]
     body = await show(service, member.b, job_id)
-    assert (body["kind"], body["request"]) == ("upscale", {"image_id": image_id, "scale_factor": 2})
+    assert (body["kind"], body["request"]) == ("upscale", {"image_id": image_id, "scale_factor": 2} | OF_ANY_JOB)
     await service.complete(job_id)
     (image,) = (await show(service, member.b, job_id))["images"]
     assert "seed" not in image

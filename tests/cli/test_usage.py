@@ -16,7 +16,7 @@ NAME = "=HYPERLINK(evil)"
 
 async def _used(resources: Resources) -> None:
     """Draw for two accounts: with a key in two jobs, and in the console for one whose name is a formula."""
-    outline = {"lora_id": adapter_id("outline"), "adapter_id": adapter_id("outline")}
+    outline = {"lora_id": adapter_id("outline")}
     acme, formula = await resources.accounts.create("acme"), await resources.accounts.create(NAME)
     key, _ = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant), name="laptop")
     await complete(resources, acme.id, seeds=(1,), key_id=key.id, **outline)

@@ -39,7 +39,7 @@ PROMPT = "purple mountains under a black sky with a yellow moon"
 def test_one_call_draws_with_a_lora_by_its_name(client: Client, tmp_path: Path) -> None:
     job = client.generate(PROMPT, loras={"NEON": 0.8}, seed=7, num_images=2)
     assert [(image.seed, image.caption) for image in job.images] == [(7, "seed 7"), (8, "seed 8")]
-    assert (job.request["lora_id"], job.request["lora_weight"]) == (LORA, 0.8)
+    assert (job.request["loras"][0]["id"], job.request["loras"][0]["weight"]) == (LORA, 0.8)
     file = job.images[1].save(tmp_path / "x.png")
     assert file.read_bytes() == job.images[1].download() == job.images[1]._repr_png_()  # pyright: ignore[reportPrivateUsage]
     assert client.generate("a red dragon", loras=LORA).unknown_words == ("dragon",)
@@ -101,12 +101,12 @@ def test_a_name_that_another_lora_has_now_is_looked_up_again(live: Live) -> None
     old, new = (adapter_of(account.id, name="Ink", file=name) for name in ("old", "new"))
     live.run(live.resources.adapter_registry.register(old))
     with Client(live.base_url, key) as client:
-        assert client.generate(PROMPT, loras="ink").request["lora_id"] == old.id
+        assert client.generate(PROMPT, loras="ink").request["loras"][0]["id"] == old.id
         client.loras.delete(old.id)
         live.run(live.resources.adapter_registry.register(new))
         with pytest.raises(Forbidden):
             client.generate(PROMPT, loras="ink")
-        assert client.generate(PROMPT, loras="ink").request["lora_id"] == new.id
+        assert client.generate(PROMPT, loras="ink").request["loras"][0]["id"] == new.id
 
 
 def test_a_lora_that_cannot_be_meant_is_refused_before_a_job_is_made(live: Live) -> None:
@@ -161,8 +161,8 @@ def test_many_are_drawn_in_order_with_one_lora_for_all_or_each(client: Client) -
     jobs = client.map(["a boat", "a flower"], loras="neon", seeds=[5, 9])
     assert [(job.request["prompt"], job.images[0].seed) for job in jobs] == [("a boat", 5), ("a flower", 9)]
     jobs = client.map("a boat", loras=[{"neon": 0.5}, "outline"], seed=3, steps=20)
-    assert [job.request["lora_id"] for job in jobs] == [LORA, adapter_id("outline")]
-    assert [(job.request["lora_weight"], job.images[0].seed) for job in jobs] == [(0.5, 3), (0.75, 3)]
+    assert [job.request["loras"][0]["id"] for job in jobs] == [LORA, adapter_id("outline")]
+    assert [(job.request["loras"][0]["weight"], job.images[0].seed) for job in jobs] == [(0.5, 3), (0.75, 3)]
     assert client.map([], loras="neon") == []
     with pytest.raises(ValueError, match="3 prompts, 2 seeds: give as many of each"):
         client.map(["a boat"] * 3, loras="neon", seeds=[1, 2])

@@ -39,7 +39,17 @@ CHANGES: dict[str, Any] = {
     "sampler": "dpm++2m",
 }
 """Another value for every field of a request that changes its pictures."""
-UNDRAWN = {"base_model", "image", "strength", "mask", "prompt_weights", "output_format", "metadata"}
+UNDRAWN = {
+    "base_model",
+    "image",
+    "strength",
+    "mask",
+    "prompt_weights",
+    "output_format",
+    "metadata",
+    "priority",
+    "start_within",
+}
 INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
     (Variant.A, "prompt", "a blue star", "prompt", "a blue star"),
     (Variant.A, "lora_id", adapter_id("neon"), "loras", (LoraUse(adapter_id("neon")),)),
@@ -62,7 +72,18 @@ INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
 """Interface, field and value of a body → field and value of the request that a worker claims."""
 FIXED = {Variant.A: {"negative_prompt"}, Variant.B: {"steps"}}
 """Fields of a request that an interface has no field for."""
-OF_JOBS = {"base_model", "sampler", "image", "strength", "mask", "prompt_weights", "output_format", "metadata"}
+OF_JOBS = {
+    "base_model",
+    "sampler",
+    "image",
+    "strength",
+    "mask",
+    "prompt_weights",
+    "output_format",
+    "metadata",
+    "priority",
+    "start_within",
+}
 """Fields that only `POST /v1/jobs` has."""
 
 

@@ -5,24 +5,25 @@ from fastapi import APIRouter, FastAPI
 from serve_app.api.credentials import EITHER
 from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
+from serve_app.api.jobs.creation import router as creation_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
 
 _DESCRIPTION = """\
-Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your \
-account's jobs,
-with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
+Every request of interface A and every run of interface B is a job. Here you create jobs of anything that the base \
+models on offer can do, and list, read, cancel and delete your account's jobs, with either credential: \
+`Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
 
-Unlike the two interfaces, a job shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, \
-`expired`),
-its fields with defaults filled in, and the seed of each image. Reading a job does not count against your plan."""
+A job has up to four LoRAs, or none. It shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, \
+`expired`), its fields with defaults filled in, and the seed of each image. Creating one counts against the plan of the \
+interface whose credential you send; reading one does not."""
 
 
 def create_app() -> FastAPI:
     tags = {
-        "Jobs": "Your account's jobs, from both interfaces.",
+        "Jobs": "Your account's jobs, from both interfaces and from here.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
     }
-    routes = APIRouter(routes=[*router.routes, *usage_router.routes, *account_router.routes])
+    routes = APIRouter(routes=[*creation_router.routes, *router.routes, *usage_router.routes, *account_router.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

@@ -1,13 +1,22 @@
 """Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from serve_app.api.dependencies import CallerDep, caller_address, found, image_signer, jobs_of, load_job, valid_job_id
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
-from serve_app.api.jobs.schemas import CURSOR, Cursor, Job, Jobs, job_record, request_record
-from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
+from serve_app.api.jobs.schemas import (
+    CANCELED_EXAMPLE,
+    CURSOR,
+    JOB_EXAMPLE,
+    JOBS_EXAMPLE,
+    Cursor,
+    Job,
+    Jobs,
+    job_record,
+)
+from serve_app.api.openapi import POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
@@ -16,62 +25,15 @@ from serve_app.domain import jobs
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
+from serve_app.domain.jobs import JOB_PREFIXES
 from serve_app.domain.requests import GenerationRequest
-
-_REQUEST = GenerationRequest.asked(
-    prompt="purple mountains under a black sky with a yellow moon", lora_id=EXAMPLE_ADAPTER_ID, width=768, seed=7
-)
-_JOB: dict[str, Any] = {
-    "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
-    "kind": "generation",
-    "interface": "a",
-    "attempt": 1,
-    "created_at": "2026-11-21T12:00:00Z",
-    "request": request_record(_REQUEST),
-    "started_at": "2026-11-21T12:00:01Z",
-}
-_COMPLETED: dict[str, Any] = {
-    **_JOB,
-    "status": "completed",
-    "progress": 100,
-    "finished_at": "2026-11-21T12:00:08Z",
-    "images": [
-        {
-            "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu",
-            "url": "https://images.example/mountains.png",
-            "width": 768,
-            "height": 512,
-            "size_bytes": 401221,
-            "sha256": "9f" * 32,
-            "seed": "7",
-        }
-    ],
-}
-_CANCELED: dict[str, Any] = {
-    **_JOB,
-    "status": "canceled",
-    "progress": 43,
-    "finished_at": "2026-11-21T12:00:08Z",
-    "error": {"code": "canceled", "message": "The request was canceled."},
-}
-_RUNNING: dict[str, Any] = {
-    **_JOB,
-    "status": "running",
-    "progress": 43,
-    "estimated_completion_time": "2026-11-21T12:00:09Z",
-}
-
-JOB = {"Running": _RUNNING, "Completed": _COMPLETED}
-CANCELED = {"Canceled": _CANCELED}
-JOBS = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}
-
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
 LOOKED_AT = 10_000
 """One page looks at about this many entries of the index: those of jobs long gone may be many."""
 
-JobId = Annotated[str, job_id_path("A `request_id` of interface A or a `run_id` of interface B.", "gen", "up")]
+JobId = Annotated[str, job_id_path("Also a `request_id` of interface A or a `run_id` of interface B.", *JOB_PREFIXES)]
 
 ImageName = Annotated[
     str,
@@ -92,11 +54,12 @@ async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -
     A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound` and
     `Forbidden`.
     """
-    valid_id = valid_job_id(job_id, "gen", "up")
+    valid_id = valid_job_id(job_id, *JOB_PREFIXES)
     if caller.adapters is not None:
         job = found(await jobs_of(request).reader.get(valid_id, account_id=caller.account_id), "job")
-        lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
-        if not caller.may_use(lora_id) and job.key_id != caller.key_id:
+        loras = job.request.loras if isinstance(job.request, GenerationRequest) else ()
+        is_of_key = bool(loras) and all(caller.may_use(lora.id) for lora in loras)
+        if not is_of_key and job.key_id != caller.key_id:
             raise Forbidden(f"This API key may only change jobs of {', '.join(sorted(caller.adapters))}.")
     return valid_id
 
@@ -110,7 +73,7 @@ ChangedJob = Annotated[str, Depends(read_changed_job)]
     summary="List jobs, newest first",
     response_model=Jobs,
     responses={
-        200: success("A page of jobs.", JOBS),
+        200: success("A page of jobs.", JOBS_EXAMPLE),
         **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
@@ -132,7 +95,7 @@ async def list_jobs(
     summary="Read a job",
     response_model=Job,
     responses={
-        200: success("The job.", JOB, headers=POLL_HEADERS),
+        200: success("The job.", JOB_EXAMPLE, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(*EITHER_KEY_ERRORS, NotFound),
     },
@@ -140,7 +103,7 @@ async def list_jobs(
 )
 async def get_job(request: Request, job_id: JobId) -> Response:
     async def load() -> jobs.Job:
-        return found(await load_job(request, job_id, "gen", "up"), "job")
+        return found(await load_job(request, job_id, *JOB_PREFIXES), "job")
 
     return await answer_poll(request, load, job_record)
 
@@ -151,7 +114,7 @@ async def get_job(request: Request, job_id: JobId) -> Response:
     summary="Cancel a job: immediately while queued, at its next step while running",
     response_model=Job,
     responses={
-        200: success("The job; one that had already ended is unchanged.", CANCELED),
+        200: success("The job; one that had already ended is unchanged.", CANCELED_EXAMPLE),
         **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )

@@ -7,17 +7,31 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, RootModel, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import estimated_completion, failure_of
-from serve_app.api.schemas import Failure, ImageId, JobId, Pixels, ResponseBody, Url, UtcTime, utc_text
+from serve_app.api.schemas import AnyJobId, Failure, ImageId, Pixels, ResponseBody, Url, UtcTime, utc_text
 from serve_app.domain import jobs
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.domain.requests import GenerationRequest, Request, Variant
+from serve_app.domain.requests import GenerationRequest, ImageFormat, Priority, Request, Variant
 
-CURSOR = "[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}"
+CURSOR = "[0-9]{1,14}-(?:gen|job|up)_[a-z2-7]{26}"
 Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{CURSOR}$"})]
 
 Count = Annotated[int, Field(ge=0)]
 OptionalTime = UtcTime | SkipJsonSchema[None]
+
+
+MAX_LORAS = 4
+SeedText = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
+OptionalText = Annotated[str | SkipJsonSchema[None], Field(description="Absent where the request names none.")]
+OptionalImage = Annotated[ImageId | SkipJsonSchema[None], Field(description="Absent where it begins from none.")]
+
+
+class LoraFields(ResponseBody):
+    """A LoRA, and how strongly it acts."""
+
+    id: str
+    weight: float
 
 
 class GenerationFields(ResponseBody):
@@ -25,13 +39,23 @@ class GenerationFields(ResponseBody):
 
     prompt: str
     negative_prompt: str
-    lora_id: str
-    lora_weight: float
+    loras: list[LoraFields]
+    base_model: OptionalText = None
     width: Pixels
     height: Pixels
     guidance_scale: float
     steps: Count
+    sampler: OptionalText = None
     num_images: Count
+    seeds: Annotated[list[SeedText], Field(description="That of each image, as decimal strings.")]
+    prompt_weights: bool
+    image_id: OptionalImage = None
+    strength: Annotated[float | SkipJsonSchema[None], Field(description="Present with `image_id`.")] = None
+    mask_image_id: OptionalImage = None
+    output_format: ImageFormat
+    priority: Priority
+    start_within: Count | SkipJsonSchema[None] = None
+    metadata: dict[str, str]
 
 
 class UpscaleFields(ResponseBody):
@@ -39,6 +63,27 @@ class UpscaleFields(ResponseBody):
 
     image_id: ImageId
     scale_factor: Count
+    output_format: ImageFormat
+    priority: Priority
+    start_within: Count | SkipJsonSchema[None] = None
+    metadata: dict[str, str]
+
+
+class Timings(ResponseBody):
+    """Seconds of the parts of a completed job."""
+
+    queue: Annotated[float, Field(description="Until the worker that completed it began.")]
+    load: Annotated[float, Field(description="Loading its LoRAs.")]
+    denoise: Annotated[float, Field(description="Denoising and decoding all images.")]
+    store: float
+
+
+class JobUsage(ResponseBody):
+    """What a completed job used."""
+
+    images: Count
+    megapixel_steps: Annotated[float, Field(description="Of an upscale, the megapixels of its result.")]
+    worker_seconds: float
 
 
 class Image(ResponseBody):
@@ -55,10 +100,11 @@ class Image(ResponseBody):
         WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"}),
         Field(description="A decimal string, since JavaScript numbers are exact only up to 2^53. Absent for upscales."),
     ] = None
+    seed_number: Annotated[int | SkipJsonSchema[None], Field(description="The same as a number.")] = None
 
 
 class _AnyJob(ResponseBody):
-    id: JobId
+    id: AnyJobId
     kind: JobKind
     interface: Variant
     progress: Annotated[int, Field(ge=0, le=100, description="Percent; never decreases.")]
@@ -75,6 +121,9 @@ class UnfinishedJob(_AnyJob):
     """A job that waits or runs."""
 
     status: Literal["queued", "running"]
+    jobs_ahead: Annotated[
+        Count | SkipJsonSchema[None], Field(description="How many jobs of your account are before it, while it waits.")
+    ] = None
     estimated_completion_time: Annotated[OptionalTime, Field(description="Only for a single job, not in lists.")] = None
 
 
@@ -84,6 +133,8 @@ class CompletedJob(_AnyJob):
     status: Literal["completed"]
     finished_at: Annotated[OptionalTime, Field(description="When it ended.")] = None
     images: list[Image]
+    timings: Annotated[Timings | SkipJsonSchema[None], Field(description="Absent where they are not known.")] = None
+    usage: Annotated[JobUsage | SkipJsonSchema[None], Field(description="Absent where it is not known.")] = None
 
 
 class EndedJob(_AnyJob):
@@ -137,16 +188,46 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
         record["finished_at"] = utc_text(job.finished_at)
     if job.state is JobState.COMPLETED:
         record["images"] = _images(job, url_of)
+        record |= _accounts_of(job)
     elif job.state.is_terminal:
         record["error"] = asdict(failure_of(job))
-    elif job.finish_estimate is not None:
-        record["estimated_completion_time"] = utc_text(estimated_completion(job))
+    else:
+        if job.jobs_ahead is not None:
+            record["jobs_ahead"] = job.jobs_ahead
+        if job.finish_estimate is not None:
+            record["estimated_completion_time"] = utc_text(estimated_completion(job))
     return record
 
 
 def request_record(request: Request) -> dict[str, Any]:
+    """Return `GenerationFields` or `UpscaleFields` as plain values, in their order."""
     fields = GenerationFields if isinstance(request, GenerationRequest) else UpscaleFields
-    return {name: getattr(request, name) for name in fields.model_fields}
+    values: dict[str, Any] = {name: getattr(request, name, None) for name in fields.model_fields}
+    if isinstance(request, GenerationRequest):
+        values["loras"] = [{"id": lora.id, "weight": lora.weight} for lora in request.loras]
+        values["seeds"] = [str(seed) for seed in request.seeds]
+        values["image_id"] = request.image and request.image.image_id
+        values["mask_image_id"] = request.mask and request.mask.image_id
+        values["strength"] = request.strength if request.image else None
+    return {name: value for name, value in values.items() if value is not None and not (name in _UNNAMED and not value)}
+
+
+_UNNAMED = ("base_model", "sampler")
+
+
+def _accounts_of(job: jobs.Job) -> dict[str, Any]:
+    """Return the `timings` and `usage` of a completed job, as far as they are known."""
+    known: dict[str, Any] = {}
+    if job.timings is not None and job.started_at is not None:
+        queue = (job.started_at - job.created_at).total_seconds()
+        known["timings"] = {"queue": queue, **asdict(job.timings)}
+    if job.seconds is not None and job.request is not None:
+        known["usage"] = {
+            "images": job.request.num_images,
+            "megapixel_steps": round(job.request.work, 6),
+            "worker_seconds": job.seconds,
+        }
+    return known
 
 
 def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -160,7 +241,56 @@ def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[dict[str, Any]]
             "height": image.height,
             "size_bytes": image.size_bytes,
             "sha256": image.sha256,
-            **({} if seeds is None else {"seed": str(seeds[image.index])}),
+            **({} if seeds is None else {"seed": str(seeds[image.index]), "seed_number": seeds[image.index]}),
         }
         for image in job.images
     ]
+
+
+_REQUEST = GenerationRequest.asked(
+    prompt="purple mountains under a black sky with a yellow moon", lora_id=EXAMPLE_ADAPTER_ID, width=768, seed=7
+)
+_JOB: dict[str, Any] = {
+    "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
+    "kind": "generation",
+    "interface": "a",
+    "attempt": 1,
+    "created_at": "2026-11-21T12:00:00Z",
+    "request": request_record(_REQUEST),
+    "started_at": "2026-11-21T12:00:01Z",
+}
+_COMPLETED: dict[str, Any] = {
+    **_JOB,
+    "status": "completed",
+    "progress": 100,
+    "finished_at": "2026-11-21T12:00:08Z",
+    "images": [
+        {
+            "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu",
+            "url": "https://images.example/mountains.png",
+            "width": 768,
+            "height": 512,
+            "size_bytes": 401221,
+            "sha256": "9f" * 32,
+            "seed": "7",
+            "seed_number": 7,
+        }
+    ],
+}
+_CANCELED: dict[str, Any] = {
+    **_JOB,
+    "status": "canceled",
+    "progress": 43,
+    "finished_at": "2026-11-21T12:00:08Z",
+    "error": {"code": "canceled", "message": "The request was canceled."},
+}
+_RUNNING: dict[str, Any] = {
+    **_JOB,
+    "status": "running",
+    "progress": 43,
+    "estimated_completion_time": "2026-11-21T12:00:09Z",
+}
+
+JOB_EXAMPLE = {"Running": _RUNNING, "Completed": _COMPLETED}
+CANCELED_EXAMPLE = {"Canceled": _CANCELED}
+JOBS_EXAMPLE = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}

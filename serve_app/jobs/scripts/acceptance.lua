@@ -56,7 +56,7 @@ local function group_of(loras)
 end
 
 -- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
--- takes it, and how often a step asks the denoiser, unless the job (`passes`) or one of its LoRAs has a sampler of its own.
+-- takes it, and how often a step asks the denoiser, unless the job (`cost`) or its LoRA says it.
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
@@ -64,11 +64,8 @@ local function write_job(job)
   local model = base_model_of({adapters = adapters, base = job.base})
   if model then
     job.kind = pool_of(model)
-    local passes = job.passes
-    for _, adapter in ipairs(adapters) do
-      passes = passes or tonumber(redis.call('HGET', K('lora:' .. adapter), 'passes') or '')
-    end
-    job.work = job.work * (passes or model.passes or 1)
+    local own = adapters[1] and tonumber(redis.call('HGET', K('lora:' .. adapters[1]), 'passes') or '')
+    job.work = math.floor(job.work * (job.cost or own or model.passes or 1) + 0.5)
   end
   local sequence = redis.call('INCR', K('job_sequence'))
   if job.low_priority then sequence = sequence + LOW_PRIORITY end

@@ -15,7 +15,7 @@ from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import JobUnfinished
-from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.domain.jobs import JOB_PREFIXES, Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import NO_KEY, JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
@@ -73,7 +73,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
 
 async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
     """Read the account's job. Raises 404 for any other."""
-    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.who.id)
+    job = await jobs_of(request).reader.get(valid_job_id(job_id, *JOB_PREFIXES), account_id=session.who.id)
     if job is None:
         raise HTTPException(404)
     return job
@@ -116,7 +116,7 @@ async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
 @router.post("/history/{job_id}/cancel")
 async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "cancel job")
-    valid_id = valid_job_id(job_id, "gen", "up")
+    valid_id = valid_job_id(job_id, *JOB_PREFIXES)
     state = await jobs_of(request).queue.cancel(valid_id, account_id=session.who.id)
     if state is None:
         raise HTTPException(404)
@@ -130,7 +130,7 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
     account_id = session.who.id
     try:
         await jobs_of(request).deletion.delete_job(
-            valid_job_id(job_id, "gen", "up"),
+            valid_job_id(job_id, *JOB_PREFIXES),
             account_id=account_id,
             by=actor_of(request, session.who),
         )
@@ -144,7 +144,7 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
-    account_id, valid_id = session.who.id, valid_job_id(job_id, "gen", "up")
+    account_id, valid_id = session.who.id, valid_job_id(job_id, *JOB_PREFIXES)
     await jobs_of(request).deletion.delete_image(
         valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
     )

@@ -214,7 +214,7 @@ def _chosen(fields: Iterable[str]) -> list[str]:
 async def _panels(request: Request, session: ConsoleSession) -> list[Panel]:
     """Return the panels of the account's jobs that the address names."""
     account_id = session.who.id
-    ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
+    ids = [valid_job_id(text, "gen", "job") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):
         with suppress(UnreadableRecord):  # the other images can be compared all the same

@@ -12,7 +12,7 @@ from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, vali
 from serve_app.api.jobs.schemas import CURSOR
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.jobs import JOB_PREFIXES, Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, render
@@ -28,7 +28,7 @@ router = APIRouter()
 
 
 async def load_job(request: Request, job_id: str) -> Job:
-    job = await jobs_of(request).reader.find(valid_job_id(job_id, "gen", "up"))
+    job = await jobs_of(request).reader.find(valid_job_id(job_id, *JOB_PREFIXES))
     if job is None:
         raise HTTPException(404)
     return job
@@ -140,7 +140,7 @@ def _chosen(request: Request) -> Mapping[str, str]:
 
 def _job_ids(form: Mapping[str, str]) -> list[str]:
     """Read the form's job ids, at most a page of them."""
-    ids = (valid_job_id(text, "gen", "up") for text in form.get("jobs", "").split()[:PAGE_SIZE])
+    ids = (valid_job_id(text, *JOB_PREFIXES) for text in form.get("jobs", "").split()[:PAGE_SIZE])
     return [job_id for job_id in dict.fromkeys(ids) if job_id]
 
 

@@ -1,0 +1,286 @@
+"""Path operations that make a job of anything that the base models on offer can do, and that list these."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Request, Response
+from pydantic import Discriminator, Field, Tag
+from pydantic.json_schema import SkipJsonSchema
+
+from serve_app.api.dependencies import CallDep, CallerDep, found, image_signer, jobs_of, loras_of
+from serve_app.api.errors import COUNTED_ERRORS, SUBMIT_ERRORS, error_responses
+from serve_app.api.jobs.schemas import JOB_EXAMPLE, MAX_LORAS, Job, job_record
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, named, success
+from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait, unknown_words_header
+from serve_app.api.responses import accepted_headers, encode, record_response
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import (
+    NOT_NULL,
+    CatalogId,
+    OptionalPrompt,
+    Pixels,
+    Prompt,
+    RequestBody,
+    ResponseBody,
+    Seed,
+)
+from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound
+from serve_app.domain.requests import ImageFormat, LoraUse, Priority
+from serve_app.engine.families.abilities import abilities_of
+from serve_app.engine_options import Sampler, SigmaSpacing
+from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, USUAL_GUIDANCE, USUAL_STEPS, Wish
+
+router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
+
+LONGEST_SIDE = 2048
+_SAMPLERS, _SPACINGS = ("|".join(map(str, names)).replace("+", r"\+") for names in (Sampler, SigmaSpacing))
+
+Side = Annotated[
+    Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
+    NOT_NULL,
+    Field(description="Pixels; the base model says how many it takes, and how many are usual."),
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, description="Texts of yours that the job keeps, such as an order's number."),
+]
+
+
+class LoraWish(RequestBody):
+    """A LoRA, and how strongly it acts."""
+
+    id: Annotated[CatalogId, Field(description="A LoRA that your account may use.")]
+    weight: Annotated[float, Field(ge=-2, le=2, description="How strongly it acts; below 0 it acts the other way.")] = (
+        0.75
+    )
+
+
+class _AnyWish(RequestBody):
+    output_format: Annotated[Literal["png", "jpeg", "webp"], Field(description="The images' file format.")] = "png"
+    priority: Annotated[
+        Literal["normal", "low"], Field(description="`low` waits behind all other jobs of your account.")
+    ] = "normal"
+    start_within: Annotated[
+        Annotated[int, Field(ge=1, le=604_800)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="Seconds; a job that has not been started by then ends as `expired`."),
+    ] = None
+    metadata: Metadata = Field(default_factory=dict[str, str])
+
+    def _of_the_job(self) -> dict[str, Any]:
+        return {
+            "output_format": ImageFormat(self.output_format),
+            "priority": Priority(self.priority),
+            "start_within": self.start_within,
+            "metadata": self.metadata,
+        }
+
+
+class GenerationWish(_AnyWish):
+    """Images of a prompt. What is left out is as the LoRAs, or else their base model, say."""
+
+    kind: Literal["generation"] = "generation"
+    prompt: Annotated[Prompt, Field(description="What the images show. White space around it does not count.")]
+    negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""
+    loras: Annotated[
+        list[LoraWish],
+        Field(max_length=MAX_LORAS, description="LoRAs of one base model that act together; their order is no matter."),
+    ] = Field(default_factory=list[LoraWish])
+    base_model: Annotated[
+        CatalogId | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="That of the LoRAs; without one, by default the first of `GET /v1/base-models`."),
+    ] = None
+    sampler: Annotated[
+        Annotated[str, Field(min_length=1, max_length=40, pattern=f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$")]
+        | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="Such as `euler` or `dpm++2m-karras`."),
+    ] = None
+    steps: Annotated[
+        Annotated[int, Field(ge=1, le=150)] | SkipJsonSchema[None], NOT_NULL, Field(description="Denoising steps.")
+    ] = None
+    guidance_scale: Annotated[
+        Annotated[float, Field(ge=1, le=20)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="How closely the images follow the prompt; 1 is no guidance."),
+    ] = None
+    width: Side = None
+    height: Side = None
+    num_images: Annotated[int, Field(ge=1, le=8, description="How many images; image i uses seed + i.")] = 1
+    seed: Annotated[
+        Seed, Field(description="The same seed gives the same images. Left out: the service draws one.")
+    ] = None
+    prompt_weights: Annotated[
+        bool, Field(description="Read `(red:1.5)` and `[green]` in both prompts as weights of their words.")
+    ] = False
+    image_id: Annotated[
+        CatalogId | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="An image of your account to begin from, scaled to the size asked for."),
+    ] = None
+    strength: Annotated[
+        Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="How much of that image is drawn anew, by default 0.8: it takes that part of the steps."),
+    ] = None
+    mask_image_id: Annotated[
+        CatalogId | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="An image of your account: white where `image_id` is drawn anew, black where it is kept."),
+    ] = None
+
+    def to_domain(self) -> Wish:
+        fields = self.model_dump(exclude={"kind", "loras", *_AnyWish.model_fields})
+        loras = tuple(LoraUse(lora.id, lora.weight) for lora in self.loras)
+        return Wish(loras=loras, **fields, **self._of_the_job())
+
+
+class UpscaleWish(_AnyWish):
+    """A larger copy of an image."""
+
+    kind: Literal["upscale"] = "upscale"
+    image_id: Annotated[CatalogId, Field(description="An image of your account.")]
+    scale_factor: Annotated[
+        Literal[2, 4],
+        Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
+    ] = 2
+
+    def options(self) -> dict[str, Any]:
+        return self._of_the_job()
+
+
+def _kind_of(body: Any) -> Any:
+    return body.get("kind", "generation") if isinstance(body, dict) else body.kind  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+AnyWish = Annotated[
+    Annotated[GenerationWish, Tag("generation")] | Annotated[UpscaleWish, Tag("upscale")], Discriminator(_kind_of)
+]
+
+_SHORTEST: dict[str, Any] = {"prompt": "purple mountains under a black sky with a yellow moon"}
+WISHES: dict[str, dict[str, Any]] = {
+    "Shortest": _SHORTEST,
+    "With a LoRA": {
+        **_SHORTEST,
+        "loras": [{"id": EXAMPLE_ADAPTER_ID, "weight": 0.8}],
+        "sampler": "dpm++2m-karras",
+        "steps": 24,
+        "guidance_scale": 5,
+        "width": 768,
+        "num_images": 4,
+        "seed": 7,
+        "metadata": {"order": "4711"},
+    },
+    "Upscale": {"kind": "upscale", "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu", "scale_factor": 2},
+}
+_WAIT = {
+    "parameters": [
+        {
+            "name": "Prefer",
+            "in": "header",
+            "description": (
+                f"`wait=N` (RFC 7240): answer when the job has ended, or after N seconds (at most {LONGEST_WAIT_S}) "
+                "with the job as it is then. `Preference-Applied` confirms it."
+            ),
+            "schema": {"type": "string"},
+        }
+    ]
+}
+_PREFERENCE = {
+    "Preference-Applied": {
+        "description": "`Prefer: wait=N` was applied, with the longest wait in seconds.",
+        "required": False,
+        "schema": {"type": "string", "pattern": "^wait=[0-9]+$"},
+    }
+}
+
+
+@router.post(
+    "/v1/jobs",
+    operation_id="createJob",
+    summary="Create a job: images of a prompt, or a larger copy of an image",
+    status_code=202,
+    response_model=Job,
+    responses={
+        202: success("Accepted: the job as it is now.", JOB_EXAMPLE, headers=GENERATION_HEADERS | _PREFERENCE),
+        **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden, NotFound),
+    },
+    openapi_extra=_WAIT,
+)
+async def create_job(
+    request: Request, caller: CallerDep, body: Annotated[AnyWish, Body(openapi_examples=named(WISHES))], call: CallDep
+) -> Response:
+    parts, headers = jobs_of(request), dict[str, str]()
+    if isinstance(body, UpscaleWish):
+        acceptance = await parts.submission.upscale(
+            caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.options()
+        )
+    else:
+        acceptance = await parts.submission.create(caller, body.to_domain(), call)
+        headers = await unknown_words_header(request, acceptance, body.prompt)
+    job_id = acceptance.job.id
+    if seconds := preferred_wait(", ".join(request.headers.getlist("prefer"))):
+        await parts.waits.until_ended(job_id, account_id=caller.account_id, seconds=seconds)
+        headers["Preference-Applied"] = f"wait={seconds}"
+    job = found(await parts.reader.get(job_id, account_id=caller.account_id), "job")
+    headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed)
+    content = encode(job_record(job, image_signer(request)))
+    return Response(content, status_code=202, headers=headers, media_type="application/json")
+
+
+class BaseModelInfo(ResponseBody):
+    """A base model on offer, and what may be asked of it."""
+
+    id: CatalogId
+    usual_side: Annotated[Pixels, Field(description="Images have this width and height where a job names none.")]
+    longest_side: Pixels
+    steps: Annotated[int, Field(description="What it was made for, or 30 where nobody says it.")]
+    guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
+    sampler: Annotated[str, Field(description="Empty: the base model's own.")]
+    prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
+    image: Annotated[bool, Field(description="Whether an image may be begun from another.")]
+
+
+class BaseModels(ResponseBody):
+    """The base models, the default first."""
+
+    base_models: list[BaseModelInfo]
+
+
+BASE_MODELS = {
+    "Base models": {
+        "base_models": [
+            {
+                "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
+                "prompt_weights": True, "image": True,
+            }
+        ]
+    }
+}  # fmt: skip
+
+
+@router.get(
+    "/v1/base-models",
+    operation_id="listBaseModels",
+    summary="List the base models, and what may be asked of each",
+    response_model=BaseModels,
+    responses={200: success("The base models.", BASE_MODELS), **error_responses(*COUNTED_ERRORS)},
+)
+async def list_base_models(request: Request, _caller: CallerDep) -> Response:
+    rows: list[dict[str, Any]] = []
+    for model in await loras_of(request).applied_catalog.applied_base_models():
+        abilities = abilities_of(model.pipeline)
+        longest = model.max_side or abilities.longest_side
+        rows.append(
+            {
+                "id": model.id,
+                "usual_side": min(abilities.usual_side, longest),
+                "longest_side": longest,
+                "steps": model.steps or USUAL_STEPS,
+                "guidance_scale": model.guidance or USUAL_GUIDANCE,
+                "sampler": model.sampler,
+                "prompt_weights": abilities.prompt_weights,
+                "image": abilities.image,
+            }
+        )
+    return record_response({"base_models": rows})

@@ -1,0 +1,177 @@
+"""Makes a whole request of what `POST /v1/jobs` asks for: LoRAs that act together, and what their base model says."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from serve_app.domain.accounts import Caller
+from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.errors import Forbidden, InvalidParameter
+from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
+from serve_app.engine.families.abilities import Abilities, abilities_of
+from serve_app.engine_options import DEFAULT_MAX_RANK, parse_sampler, passes_of
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog import CatalogReader
+
+USUAL_STEPS, USUAL_GUIDANCE = 30, 7.5
+"""What interfaces A and B take, for a base model of which nobody says anything."""
+SHORTEST_SIDE, SIDE_STEP = 256, 8
+RANK_OF_A_LAYER = 640
+"""A LoRA of this rank would cost as much as a layer of 1,280 inputs and outputs itself: r·(in + out) = in·out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What a caller of `POST /v1/jobs` asks for. None is left to the LoRAs, their base model or the service."""
+
+    prompt: str
+    seed: int | None
+    num_images: int = 1
+    loras: tuple[LoraUse, ...] = ()
+    base_model: str | None = None
+    negative_prompt: str = ""
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance_scale: float | None = None
+    sampler: str | None = None
+    prompt_weights: bool = False
+    image_id: str | None = None
+    strength: float | None = None
+    mask_image_id: str | None = None
+    output_format: ImageFormat = ImageFormat.PNG
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    priority: Priority = Priority.NORMAL
+    start_within: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 (hex) that a repeated idempotency key must come with; defaults may change meanwhile."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+class Resolved(NamedTuple):
+    """A whole request, and how many times its work counts."""
+
+    request: GenerationRequest
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Reads what the catalog says. Every method may raise `StoreUnavailable`."""
+
+    catalog: CatalogReader
+    applied_catalog: AppliedCatalog
+    max_rank: int = DEFAULT_MAX_RANK
+
+    async def resolve(
+        self, caller: Caller, wish: Wish, *, seed: int, image: Picture | None = None, mask: Picture | None = None
+    ) -> Resolved:
+        """Return the request of a wish.
+
+        Raises `Forbidden` alike for a LoRA that does not exist and one that is not the account's, and
+        `InvalidParameter` for what its base model does not take.
+        """
+        adapters = [await self._adapter(caller, use.id) for use in wish.loras]
+        base = _base_model(wish, adapters, await self.applied_catalog.applied_base_models())
+        self._check_loras(adapters)
+        abilities = abilities_of(base.pipeline)
+        width, height = _size(wish, base, abilities)
+        _check_abilities(wish, base, abilities)
+        sampler = _sampler(wish.sampler) or next((each.sampler for each in adapters if each.sampler), base.sampler)
+        steps = wish.steps or next((each.steps for each in adapters if each.steps), base.steps)
+        guidance = wish.guidance_scale or next((each.guidance for each in adapters if each.guidance), base.guidance)
+        request = GenerationRequest(
+            prompt=wish.prompt,
+            negative_prompt=wish.negative_prompt,
+            loras=wish.loras,
+            base_model=base.id,
+            width=width,
+            height=height,
+            steps=steps or USUAL_STEPS,
+            guidance_scale=guidance or USUAL_GUIDANCE,
+            sampler=sampler,
+            seeds=image_seeds(seed, wish.num_images),
+            prompt_weights=wish.prompt_weights,
+            image=image,
+            mask=mask,
+            output_format=wish.output_format,
+            metadata=wish.metadata,
+            priority=wish.priority,
+            start_within=wish.start_within,
+        )
+        if wish.strength is not None:
+            request = replace(request, strength=wish.strength)
+        return Resolved(request, _cost(request, adapters, passes_of(sampler)))
+
+    async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
+        found = await self.catalog.adapter_of(lora_id, caller.account_id)
+        if found is None or not caller.may_use(lora_id):
+            raise Forbidden("You may not use this LoRA.")
+        return found.adapter
+
+    def _check_loras(self, adapters: list[Adapter]) -> None:
+        if len({adapter.id for adapter in adapters}) < len(adapters):
+            raise InvalidParameter("loras: each may be named once")
+        rank = sum(map(_rank, adapters))
+        if len(adapters) > 1 and rank > self.max_rank:
+            raise InvalidParameter(f"loras: their ranks add up to {rank}, and must to at most {self.max_rank}")
+
+
+def _base_model(wish: Wish, adapters: list[Adapter], offered: list[BaseModel]) -> BaseModel:
+    of_loras = dict.fromkeys(adapter.base_model for adapter in adapters)
+    if len(of_loras) > 1:
+        raise InvalidParameter(f"loras: must be of one base model, and are of {' and '.join(of_loras)}")
+    named = next(iter(of_loras), wish.base_model)
+    if wish.base_model not in (None, named):
+        raise InvalidParameter(f"base_model: must be that of the LoRAs, {named}, or be left out")
+    for model in offered:
+        if named in (None, model.id):
+            return model
+    names = " or ".join(model.id for model in offered)
+    if adapters:
+        raise InvalidParameter(f"loras: their base model, {named}, is not offered any more")
+    raise InvalidParameter(f"base_model: must be {names}" if names else "base_model: none is offered")
+
+
+def _size(wish: Wish, base: BaseModel, abilities: Abilities) -> tuple[int, int]:
+    longest = base.max_side or abilities.longest_side
+    usual = min(abilities.usual_side, longest)
+    sizes = {"width": wish.width or usual, "height": wish.height or usual}
+    for name, side in sizes.items():
+        if side > longest:
+            raise InvalidParameter(f"{name}: must be at most {longest} with {base.id}")
+    return sizes["width"], sizes["height"]
+
+
+def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:
+    if wish.prompt_weights and not abilities.prompt_weights:
+        raise InvalidParameter(f"prompt_weights: {base.id} does not take them")
+    if wish.image_id is not None and not abilities.image:
+        raise InvalidParameter(f"image_id: {base.id} does not begin from an image")
+    for name in ("strength", "mask_image_id"):
+        if wish.image_id is None and getattr(wish, name) is not None:
+            raise InvalidParameter(f"{name}: needs an image_id")
+
+
+def _sampler(name: str | None) -> str:
+    try:
+        return name if name and parse_sampler(name) else ""
+    except ValueError as error:
+        raise InvalidParameter(str(error)) from None
+
+
+def _rank(adapter: Adapter) -> int:
+    """Return the rank that validation saw; 0 for a row of the catalog file, which the engine counts."""
+    rank: Any = adapter.found.get("rank", 0)
+    return int(rank)
+
+
+def _cost(request: GenerationRequest, adapters: list[Adapter], passes: int) -> float:
+    """Return how many times the work counts: each pass of a step, the part of the steps that an image leaves, and the
+    ranks of LoRAs beyond the first."""
+    further = sum(map(_rank, adapters[1:])) / RANK_OF_A_LAYER
+    drawn = request.strength if request.image else 1
+    return passes * drawn * (1 + further)

@@ -1,0 +1,221 @@
+"""`POST /v1/jobs` takes all that the base models can do, with either key, and says what was resolved."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.api.jobs.creation import BaseModels
+from serve_app.domain.jobs import JobState, Timings
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.test_jobs import show
+from tests.made_jobs import job_of
+from tests.support import adapter_id, adapter_of, store_image, wait_until
+
+NEON = adapter_id("neon")
+SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
+WHOLE: dict[str, Any] = {
+    "kind": "generation",
+    "prompt": "a lighthouse",
+    "negative_prompt": "rain",
+    "loras": [{"id": LORA, "weight": 0.5}, {"id": NEON, "weight": -0.25}],
+    "base_model": "pocket",
+    "sampler": "dpm++2m-karras",
+    "steps": 7,
+    "guidance_scale": 3.5,
+    "width": 320,
+    "height": 264,
+    "num_images": 2,
+    "seed": 2**64 - 1,
+    "prompt_weights": True,
+    "output_format": "webp",
+    "priority": "low",
+    "start_within": 60,
+    "metadata": {"order": "4711"},
+}
+
+
+async def create(
+    service: TestService,
+    member: Member,
+    variant: Variant = Variant.A,
+    headers: dict[str, str] | None = None,
+    **body: Any,
+) -> httpx.Response:
+    return await service.client.post("/v1/jobs", json=body, headers=member.headers(variant) | (headers or {}))
+
+
+async def generation_of(service: TestService, answer: httpx.Response) -> GenerationRequest:
+    assert answer.status_code == 202, answer.text
+    request = (await job_of(service.resources, answer.json()["id"])).request
+    assert isinstance(request, GenerationRequest)
+    return request
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_every_field_reaches_the_job_and_its_record(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    answer = await create(service, member, variant, **WHOLE)
+    request = await generation_of(service, answer)
+    body = await show(service, member.headers(variant), answer.json()["id"])
+    assert answer.headers["location"] == f"/v1/jobs/{body['id']}"
+    assert {**body, "jobs_ahead": 0, "estimated_completion_time": ""} == {
+        **answer.json(), "jobs_ahead": 0, "estimated_completion_time": "",
+    }  # fmt: skip
+    assert (body["id"].partition("_")[0], body["interface"], body["status"]) == ("job", variant, "queued")
+    seeds = ["18446744073709551615", str(request.seeds[1])]
+    told = {name: value for name, value in WHOLE.items() if name not in ("kind", "seed")}
+    assert body["request"] == told | {"seeds": seeds}
+    assert request.loras == (LoraUse(LORA, 0.5), LoraUse(NEON, -0.25))
+
+
+async def test_what_is_left_out_is_as_the_first_base_model_says(service: TestService, member: Member) -> None:
+    request = await generation_of(service, await create(service, member, **SHORTEST))
+    expected = GenerationRequest(prompt="a lighthouse", base_model="pocket", seeds=request.seeds)
+    assert request == expected
+    lora = await generation_of(service, await create(service, member, **SHORTEST, loras=[{"id": LORA}]))
+    assert lora == replace(expected, loras=(LoraUse(LORA, 0.75),), seeds=lora.seeds)
+
+
+async def test_interfaces_a_and_b_do_not_show_it(service: TestService, member: Member) -> None:
+    job_id = (await create(service, member, **SHORTEST)).json()["id"]
+    for path, headers in ((f"/v1/generate/{job_id}", member.a), (f"/v1/generations/{job_id}", member.b)):
+        assert (await service.client.get(path, headers=headers)).status_code == 404
+
+
+async def test_a_job_without_a_lora_is_drawn_and_counted_by_its_base_model(
+    service: TestService, member: Member
+) -> None:
+    job_id = (await create(service, member, **SHORTEST, num_images=2, seed=5)).json()["id"]
+    lease, timings = await service.lease(job_id), Timings(load=0.25, denoise=2.0, store=0.5)
+    images = [await store_image(service.resources.images, service.claims[job_id], index) for index in range(2)]
+    await service.resources.queue.finish(lease, images, seconds=2.5, timings=timings)
+    done = await show(service, member.a, job_id)
+    assert [(image["seed"], image["seed_number"]) for image in done["images"]] == [("5", 5), ("6", 6)]
+    assert done["timings"].pop("queue") >= 0
+    assert done["timings"] == {"load": 0.25, "denoise": 2.0, "store": 0.5}
+    assert done["usage"] == {"images": 2, "megapixel_steps": 15.72864, "worker_seconds": 2.5}
+    (row,) = (await service.client.get("/v1/usage", headers=member.a)).json()["usage"]
+    assert (row["lora_id"], row["images"]) == ("pocket", 2)
+
+
+async def test_usage_names_the_loras_of_a_job_together(service: TestService, member: Member) -> None:
+    loras = [{"id": LORA}, {"id": NEON}]
+    await service.complete((await create(service, member, **SHORTEST, loras=loras)).json()["id"])
+    (row,) = (await service.client.get("/v1/usage", headers=member.a)).json()["usage"]
+    assert (row["lora_id"], row["images"]) == (f"{LORA}+{NEON}", 1)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no prompt": ({}, "prompt: is required, must be a string of 1 to 4000 characters"),
+    "an unknown kind": ({"kind": "video"}, "kind: must be generation or upscale"),
+    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field"),
+    "too many LoRAs": (SHORTEST | {"loras": [{"id": LORA}] * 5}, "loras: must be at most 4 objects"),
+    "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "weight must be between -2 and 2"),
+    "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
+    "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
+    "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
+    "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be"),
+    "too wide": (SHORTEST | {"width": 1032}, "width: must be at most 1024 with pocket"),
+    "no multiple of eight": (SHORTEST | {"width": 260}, "width: must be a multiple of 8 between 256 and 2048"),
+    "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
+    "metadata of numbers": (SHORTEST | {"metadata": {"a": 1}}, "metadata: must be an object of at most 16 texts"),
+    "no truth value": (SHORTEST | {"prompt_weights": "yes"}, "prompt_weights: must be true or false"),
+    "a factor of three": ({"kind": "upscale", "image_id": "img_x", "scale_factor": 3}, "scale_factor: must be 2 or 4"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED.values(), ids=REFUSED.keys())
+async def test_a_bad_field_is_named(service: TestService, member: Member, body: dict[str, Any], message: str) -> None:
+    answer = await create(service, member, **body)
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_parameter")
+    assert message in error_of(answer)["message"]
+
+
+async def test_every_lora_must_be_the_accounts_own_to_use(service: TestService, member: Member) -> None:
+    loras = [{"id": LORA}, {"id": "model_of_nobody"}]
+    refused = await create(service, member, **SHORTEST, loras=loras)
+    assert (refused.status_code, error_of(refused)["message"]) == (403, "You may not use this LoRA.")
+    named = await create(service, member, **SHORTEST, loras=[{"id": LORA}, {"id": "Neon"}])
+    assert error_of(named)["message"] == f"loras: must be an id, not a name; send {NEON}"
+    job_id = (await create(service, member, **SHORTEST, loras=[{"id": LORA}, {"id": NEON}])).json()["id"]
+    await service.resources.adapter_grants.revoke(NEON, member.account.id)
+    assert await service.resources.queue.reap()
+    assert (await show(service, member.a, job_id))["error"]["code"] == "lora_unavailable"
+
+
+async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, member: Member) -> None:
+    for name in ("model_big", "model_large"):
+        large = adapter_of(member.account.id, id=name, found={"rank": 100})
+        await service.resources.adapter_registry.register(large)
+    refused = await create(service, member, **SHORTEST, loras=[{"id": "model_big"}, {"id": "model_large"}])
+    assert "their ranks add up to 200, and must to at most 128" in error_of(refused)["message"]
+
+
+async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:
+    key = {"Idempotency-Key": "one"}
+    first = await create(service, member, headers=key, **SHORTEST)
+    again = await create(service, member, headers=key, **SHORTEST)
+    assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
+    other = await create(service, member, headers=key, **SHORTEST, metadata={"a": "b"})
+    assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
+
+
+async def test_a_job_of_low_priority_waits_behind_all_others_of_its_account(
+    service: TestService, member: Member
+) -> None:
+    low = (await create(service, member, **SHORTEST, priority="low")).json()["id"]
+    others = [(await create(service, member, **SHORTEST)).json()["id"] for _ in range(2)]
+    assert [(await show(service, member.a, each))["jobs_ahead"] for each in (*others, low)] == [0, 1, 2]
+
+
+async def test_a_job_that_is_not_started_in_time_expires(service: TestService, member: Member) -> None:
+    started = (await create(service, member, **SHORTEST, start_within=1)).json()["id"]
+    await service.resources.queue.release(await service.lease(started))
+    late = (await create(service, member, **SHORTEST, start_within=1)).json()["id"]
+    waiting = (await create(service, member, **SHORTEST)).json()["id"]
+
+    async def is_expired() -> bool:
+        await service.resources.queue.reap()
+        return (await job_of(service.resources, late)).state is JobState.EXPIRED
+
+    await wait_until(is_expired)
+    for job_id in (started, waiting):
+        assert (await job_of(service.resources, job_id)).state is JobState.QUEUED
+
+
+async def test_a_creation_that_waits_answers_with_the_ended_job(service: TestService, member: Member) -> None:
+    asking = asyncio.create_task(create(service, member, headers={"Prefer": "wait=20"}, **SHORTEST))
+
+    async def accepted() -> list[dict[str, Any]]:
+        return (await service.client.get("/v1/jobs", headers=member.a)).json()["jobs"]
+
+    await wait_until(accepted)
+    await service.complete((await accepted())[0]["id"])
+    answer = await asking
+    assert (answer.status_code, answer.json()["status"]) == (202, "completed")
+    assert answer.headers["preference-applied"] == "wait=20"
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Member, variant: Variant) -> None:
+    first = (await create(service, member, **SHORTEST)).json()["id"]
+    await service.complete(first)
+    image_id = (await show(service, member.a, first))["images"][0]["image_id"]
+    asked: dict[str, Any] = {"kind": "upscale", "image_id": image_id, "scale_factor": 4, "metadata": {"a": "b"}}
+    answer = await create(service, member, variant, **asked)
+    assert answer.status_code == 202, answer.text
+    usual = {"output_format": "png", "priority": "normal"}
+    assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **usual, "metadata": {"a": "b"}}
+    assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
+
+
+async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:
+    answer = await service.client.get("/v1/base-models", headers=member.b)
+    (pocket,) = BaseModels.model_validate_json(answer.content).base_models
+    assert (pocket.id, pocket.usual_side, pocket.longest_side) == ("pocket", 512, 1024)
+    assert (pocket.steps, pocket.guidance_scale, pocket.prompt_weights, pocket.image) == (30, 7.5, True, True)
