@@ -184,7 +184,7 @@ class Settings(BaseSettings):
     """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
     image_url_life: Life = timedelta(hours=24)
     png_job_id: bool = False
-    """Write the job's id into each PNG. Without it, the same request gives the same file, byte for byte."""
+    """Write the job's id into each image. Without it, the same request gives the same file, byte for byte."""
     retention: Life = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: Life = timedelta(hours=24)

@@ -32,6 +32,7 @@ from PIL import Image
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim, StoredImage, new_image_id
+from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.images import ImageStore
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_binary
@@ -217,21 +218,22 @@ def adapter_id(name: str) -> str:
 async def store_image(images: ImageStore, claim: Claim, index: int = 0) -> StoredImage:
     """Store a picture of the size asked for, as a worker does."""
     size = (claim.request.width, claim.request.height)
-    png, lease = png_of(size), claim.lease
-    name = images.object_name(claim.account_id, lease.job_id, lease.attempt, index, datetime.now(UTC))
+    form, lease = claim.request.output_format, claim.lease
+    content = png_of(size, form)
+    name = images.object_name(claim.account_id, lease.job_id, lease.attempt, index, datetime.now(UTC), form)
     return StoredImage(
         image_id=new_image_id(),
-        image_uri=await images.put(name, png),
+        image_uri=await images.put(name, content),
         width=size[0],
         height=size[1],
-        sha256=hashlib.sha256(png).hexdigest(),
-        size_bytes=len(png),
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
     )
 
 
-def png_of(size: tuple[int, int]) -> bytes:
+def png_of(size: tuple[int, int], form: ImageFormat = ImageFormat.PNG) -> bytes:
     out = BytesIO()
-    Image.new("RGB", size, (120, 60, 30)).save(out, "png", compress_level=1)
+    Image.new("RGB", size, (120, 60, 30)).save(out, form, compress_level=1)
     return out.getvalue()
 
 

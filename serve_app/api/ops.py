@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, settings_of
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import NotFound, Unauthorized
+from serve_app.domain.requests import ImageFormat
 from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
 from serve_app.operations.reports import account_report, adapter_report
 
@@ -105,7 +106,7 @@ async def open_file(request: Request, name: str, exp: str = "", kid: str = "", s
             raise NotFound("There is no such image.")
         if not await jobs_of(request).access.is_open(name.split("/")[-2]):
             raise NotFound("There is no such image.")
-        png = await images.get(images.uri(name))
+        content = await images.get(images.uri(name))
     except NotFound:
         raise NotFound("There is no such image, or its address is no longer valid.") from None
-    return Response(png, media_type="image/png", headers=_HEADERS)
+    return Response(content, media_type=ImageFormat.of_name(name).media_type, headers=_HEADERS)

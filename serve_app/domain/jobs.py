@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.requests import LoraUse, Request, UpscaleRequest, Variant
+from serve_app.domain.requests import ImageFormat, LoraUse, Request, UpscaleRequest, Variant
 
 
 class JobKind(StrEnum):
@@ -55,7 +55,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredImage:
-    """A PNG that a job committed: public id, URI in storage, size in pixels and bytes, SHA-256 (hex)."""
+    """An image that a job committed: public id, URI in storage, size in pixels and bytes, SHA-256 (hex)."""
 
     image_id: str
     image_uri: str
@@ -67,7 +67,11 @@ class StoredImage:
     @property
     def index(self) -> int:
         """Return its place among the requested images, which ends its object's name."""
-        return int(self.image_uri.rpartition("-")[2].removesuffix(".png"))
+        return int(self.image_uri.rpartition("-")[2].partition(".")[0])
+
+    @property
+    def format(self) -> ImageFormat:
+        return ImageFormat.of_name(self.image_uri)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,20 @@ class ImageFormat(StrEnum):
     JPEG = "jpeg"
     WEBP = "webp"
 
+    @classmethod
+    def of_name(cls, name: str) -> Self:
+        """Return the format that the end of an image's name or URI tells. Raises ValueError for any other."""
+        return cls(name.rpartition(".")[2].replace("jpg", cls.JPEG))
+
+    @property
+    def suffix(self) -> str:
+        """Return how the names of its files end, with the dot."""
+        return ".jpg" if self is ImageFormat.JPEG else f".{self}"
+
+    @property
+    def media_type(self) -> str:
+        return f"image/{self}"
+
 
 class Priority(StrEnum):
     """How a job waits among those of its account; nobody gets ahead of other accounts."""

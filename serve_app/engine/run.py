@@ -66,7 +66,7 @@ class RunRequest:
 
     `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
     An empty `base_model` means the engine's first; `sampler` None means the base model's own. `as_one` makes the
-    `adapter` and `scale` of several LoRAs.
+    `adapter` and `scale` of several LoRAs. With `prompt_weights`, both prompts are read by `domain/prompt_weights.py`.
     """
 
     run_id: str
@@ -81,6 +81,7 @@ class RunRequest:
     height: int = 512
     base_model: str = ""
     sampler: str | None = None
+    prompt_weights: bool = False
 
 
 class Finished(NamedTuple):

@@ -37,7 +37,8 @@ _DICTIONARY = (
 records."""
 _IMAGE_ID, _SHA256 = re.compile(r"img_[a-z2-7]{25}[aeimquy4]"), re.compile(r"[0-9a-f]{64}")
 _URI = re.compile(
-    r"(?P<root>.*/)images/(?P<owner>[0-9a-f]{32})/(?P<date>\d{4}/\d\d/\d\d)/(?P<job>\w+)/a(?P<name>\d+-\d+)\.png"
+    r"(?P<root>.*/)images/(?P<owner>[0-9a-f]{32})/(?P<date>\d{4}/\d\d/\d\d)/(?P<job>\w+)/"
+    r"a(?P<name>\d+-\d+\.(?:png|jpg|webp))"
 )
 _OWNER_BYTES, _IMAGE_BYTES, _FIRST_DAY = 16, 48, date(2026, 1, 1)
 
@@ -159,7 +160,7 @@ def _pack_images(job_id: str, images: Sequence[StoredImage]) -> tuple[Any, bytes
     for image, uri in zip(images, found, strict=True):
         assert uri, "all were found"
         binary += b32decode(image.image_id[4:].upper() + "======") + bytes.fromhex(image.sha256)
-        cells += [uri["name"], image.width, image.height, image.size_bytes]
+        cells += [uri["name"].removesuffix(".png"), image.width, image.height, image.size_bytes]
     return cells, binary
 
 
@@ -171,11 +172,12 @@ def _unpack_images(job_id: str, cells: Sequence[Any], binary: bytes) -> tuple[St
     images = list[StoredImage]()
     for start in range(0, len(rest), 4):
         name, width, height, size = rest[start : start + 4]
+        name += "" if "." in name else ".png"
         own = binary[_OWNER_BYTES + start // 4 * _IMAGE_BYTES :][:_IMAGE_BYTES]
         images.append(
             StoredImage(
                 image_id="img_" + b32encode(own[:16]).decode().rstrip("=").lower(),
-                image_uri=f"{root}images/{binary[:_OWNER_BYTES].hex()}/{place}/a{name}.png",
+                image_uri=f"{root}images/{binary[:_OWNER_BYTES].hex()}/{place}/a{name}",
                 width=width,
                 height=height,
                 sha256=own[16:].hex(),

@@ -1,4 +1,4 @@
-"""Stores PNGs in object storage, signs the URLs that open them in a browser, and tells whether they still open."""
+"""Stores images in object storage, signs the URLs that open them in a browser, and tells whether they still open."""
 
 import asyncio
 import hashlib
@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from serve_app.atomic_files import PRIVATE_FOLDER, write_atomically
 from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.domain.metrics import STORAGE_ERRORS, STORAGE_SECONDS
+from serve_app.domain.requests import ImageFormat
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
@@ -32,11 +33,13 @@ PROBE_EVERY_S, PROBE_WAIT_S = 15.0, 3.0
 
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
-_IMAGE, _OBJECT = re.compile(rf"{_STEM}\.png"), re.compile(rf"{_STEM}\.(png|webp)")
-"""The forms of an image's name, and of an image's or its thumbnail's. A thumbnail has no address of its own."""
-_URI = re.compile(rf"[a-z][a-z0-9+.-]*://(?:.*/)?({_STEM}\.(?:png|webp))")
+_IMAGE = re.compile(rf"{_STEM}\.(png|jpg|webp)")
+"""The form of an image's name. A thumbnail has no address of its own."""
+_URI = re.compile(rf"[a-z][a-z0-9+.-]*://(?:.*/)?({_STEM}(?:\.png|\.jpg|(?:\.thumbnail)?\.webp))")
 _FOLDER = re.compile(r"images/[0-9a-z]{1,64}(/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64})?")
 _EXPIRY = re.compile(r"[0-9]{1,12}")
+_TYPE_ARGUMENTS = {"s3": "ContentType", "gs": "content_type"}
+"""The argument of these storages for the content type, with which a presigned address answers."""
 
 
 class ImageStore:
@@ -63,9 +66,17 @@ class ImageStore:
         """The folder of this machine where images are; None for object storage."""
         return Path(self._root) if self._is_local else None
 
-    def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
+    def object_name(
+        self,
+        account_id: str,
+        job_id: str,
+        attempt: int,
+        index: int,
+        when: datetime,
+        form: ImageFormat = ImageFormat.PNG,
+    ) -> str:
         """Name an attempt's image. No other attempt can overwrite it; the account is hashed."""
-        return f"{self.job_folder(account_id, job_id, when)}/a{attempt}-{index}.png"
+        return f"{self.job_folder(account_id, job_id, when)}/a{attempt}-{index}{form.suffix}"
 
     def account_folder(self, account_id: str) -> str:
         """Name the folder of all images of an account."""
@@ -90,11 +101,11 @@ class ImageStore:
             raise NotFound("There is no such image.")
         return found[1]
 
-    async def put(self, name: str, png: bytes) -> str:
+    async def put(self, name: str, content: bytes) -> str:
         """Store an image and return its URI. Safe to repeat. Raises `StoreUnavailable`."""
         path = self._path(name)
         write = self._write_local if self._is_local else self._write_object
-        await self._in_thread(lambda: write(path, png), doing="write")
+        await self._in_thread(lambda: write(path, content), doing="write")
         return self.uri(name)
 
     async def get(self, image_uri: str) -> bytes:
@@ -225,21 +236,22 @@ class ImageStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _write_object(self, path: str, png: bytes) -> None:
+    def _write_object(self, path: str, content: bytes) -> None:
         """Upload, and check the stored size: some storages report a truncated upload as a success."""
-        self._files.pipe_file(path, png)
+        told = next((told for protocol, told in _TYPE_ARGUMENTS.items() if protocol in _protocols(self._files)), None)
+        self._files.pipe_file(path, content, **{told: ImageFormat.of_name(path).media_type} if told else {})
         stored = self._files.info(path)["size"]
-        if stored != len(png):
-            raise OSError(f"{stored} of {len(png)} bytes were stored")
+        if stored != len(content):
+            raise OSError(f"{stored} of {len(content)} bytes were stored")
 
-    def _write_local(self, path: str, png: bytes) -> None:
+    def _write_local(self, path: str, content: bytes) -> None:
         folder_mode = _mode(Path(self._root)) if self._settings.storage_url else PRIVATE_FOLDER
-        write_atomically(Path(path), png, mode=folder_mode & 0o666, folder_mode=folder_mode)
+        write_atomically(Path(path), content, mode=folder_mode & 0o666, folder_mode=folder_mode)
 
 
 def thumbnail_uri(image_uri: str) -> str:
     """Return where the thumbnail of an image is kept; a thumbnail's own URI stays as it is."""
-    return image_uri.removesuffix(".png").removesuffix(".webp") + ".webp"
+    return image_uri.rpartition(".")[0].removesuffix(".thumbnail") + ".thumbnail.webp"
 
 
 def _mode(folder: Path) -> int:

@@ -52,11 +52,11 @@ class Moderation:
         texts = {"prompt": prompt, "negative_prompt": negative_prompt}
         return await self._verdict({"stage": "prompt", "account": account_id, "job": job_id, **texts})
 
-    async def image(self, *, account_id: str, job_id: str, png: bytes) -> Verdict:
+    async def image(self, *, account_id: str, job_id: str, content: bytes) -> Verdict:
         """Ask about a job's image. Raises `ModerationUnavailable`, if it fails closed."""
         if self._ask is None:
             return Verdict(True)
-        image = base64.b64encode(png).decode()
+        image = base64.b64encode(content).decode()
         return await self._verdict({"stage": "image", "account": account_id, "job": job_id, "image": image})
 
     async def _verdict(self, question: dict[str, str]) -> Verdict:

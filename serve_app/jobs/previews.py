@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
@@ -76,8 +77,8 @@ async def thumbnail(images: ImageStore, disk: DiskReserve, image_uri: str) -> by
     try:
         return await images.get(uri)
     except NotFound:
-        png = await images.get(image_uri)
-    webp = await asyncio.get_running_loop().run_in_executor(_pool, shrink, png)
+        content = await images.get(image_uri)
+    webp = await asyncio.get_running_loop().run_in_executor(_pool, shrink, content)
     try:
         await disk.check()
         await images.put(images.name(uri), webp)
@@ -92,10 +93,10 @@ def thumbnail_size(width: int, height: int) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def shrink(png: bytes) -> bytes:
+def shrink(content: bytes) -> bytes:
     from PIL import Image  # Importing it takes a while, for which commands need not wait.
 
-    with Image.open(BytesIO(png), formats=["PNG"]) as image:
+    with Image.open(BytesIO(content), formats=[each.upper() for each in ImageFormat]) as image:
         small = image.convert("RGB").resize(thumbnail_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
     out = BytesIO()
     small.save(out, "webp", quality=QUALITY)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import Forbidden, InvalidParameter
+from serve_app.domain.prompt_weights import weighted
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
 from serve_app.engine.families.abilities import Abilities, abilities_of
 from serve_app.engine_options import DEFAULT_MAX_RANK, parse_sampler, passes_of
@@ -149,11 +150,21 @@ def _size(wish: Wish, base: BaseModel, abilities: Abilities) -> tuple[int, int]:
 def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:
     if wish.prompt_weights and not abilities.prompt_weights:
         raise InvalidParameter(f"prompt_weights: {base.id} does not take them")
+    if wish.prompt_weights:
+        _check_weights(wish)
     if wish.image_id is not None and not abilities.image:
         raise InvalidParameter(f"image_id: {base.id} does not begin from an image")
     for name in ("strength", "mask_image_id"):
         if wish.image_id is None and getattr(wish, name) is not None:
             raise InvalidParameter(f"{name}: needs an image_id")
+
+
+def _check_weights(wish: Wish) -> None:
+    try:
+        for text in (wish.prompt, wish.negative_prompt):
+            weighted(text)
+    except ValueError as error:
+        raise InvalidParameter(str(error)) from None
 
 
 def _sampler(name: str | None) -> str:

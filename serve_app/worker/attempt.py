@@ -21,7 +21,7 @@ from serve_app.log import log_ids
 from serve_app.loras.weights import WeightStore
 from serve_app.store.process import Process
 from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, RunFailed, generation_failed
-from serve_app.worker.png import encode_png, write_previews
+from serve_app.worker.image_files import encode, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
 
@@ -247,15 +247,20 @@ class Attempt:
         lease, loop = self._claim.lease, asyncio.get_running_loop()
         pixels = run.image
         named = lease.job_id if self._parts.settings.png_job_id else None
-        png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
-        verdict = await self._parts.moderation.image(account_id=self._claim.account_id, job_id=lease.job_id, png=png)
+        form = self._claim.request.output_format
+        content = await loop.run_in_executor(self._encoders, lambda: encode(pixels, form, job_id=named))
+        verdict = await self._parts.moderation.image(
+            account_id=self._claim.account_id, job_id=lease.job_id, content=content
+        )
         if not verdict.allowed:
             raise RunFailed(generation_failed("The image was refused by this service's moderation."), retry=False)
         name = self._parts.images.object_name(
-            self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
+            self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at, form
         )
         self._written.append(name)
-        uri = await retry_until_available(lambda: self._parts.images.put(name, png), within=self._parts.settings.lease)
+        uri = await retry_until_available(
+            lambda: self._parts.images.put(name, content), within=self._parts.settings.lease
+        )
         self._times.images.append(ImageTimes(decoded, run.decode_seconds, time.monotonic()))
         height, width = pixels.shape[:2]
         return StoredImage(
@@ -263,8 +268,8 @@ class Attempt:
             image_uri=uri,
             width=width,
             height=height,
-            sha256=hashlib.sha256(png).hexdigest(),
-            size_bytes=len(png),
+            sha256=hashlib.sha256(content).hexdigest(),
+            size_bytes=len(content),
         )
 
     async def _heartbeat_until_lost(self) -> Outcome:

@@ -93,6 +93,7 @@ class GenerationExecutor(Executor):
                     height=request.height,
                     base_model=base_model,
                     sampler=next(filter(None, samplers), None),
+                    prompt_weights=request.prompt_weights,
                 )
             )
 

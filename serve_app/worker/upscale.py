@@ -70,12 +70,12 @@ class UpscaleExecutor(Executor):
         request = claim.request
         assert isinstance(request, UpscaleRequest)
         try:
-            png = await self._images.get(request.source_uri)
+            content = await self._images.get(request.source_uri)
         except NotFound as error:
             raise RunFailed(generation_failed("The image to enlarge is no longer stored."), retry=False) from error
         except StoreUnavailable as error:
             raise RunFailed(generation_failed("The image to enlarge cannot be read."), retry=True) from error
-        pixels = await asyncio.to_thread(_decode, png)
+        pixels = await asyncio.to_thread(_decode, content)
         with self._lock:
             self._waiting.extend(_Waiting(run_id, pixels, request.scale_factor) for run_id in run_ids)
 
@@ -132,8 +132,8 @@ class UpscaleExecutor(Executor):
                 raise _Aborted
 
 
-def _decode(png: bytes) -> Pixels:
-    with Image.open(BytesIO(png)) as image:
+def _decode(content: bytes) -> Pixels:
+    with Image.open(BytesIO(content)) as image:
         return np.asarray(image.convert("RGB"))
 
 

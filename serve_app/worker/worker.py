@@ -45,7 +45,7 @@ class Worker:
         self._timing = timing or WorkerTiming()
         self._wake = asyncio.Event()
         self._steps = StepThread(executor, on_finished=self._wake.set)
-        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="png")
+        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encoders")
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._draining = False
         self._nonce = new_nonce()

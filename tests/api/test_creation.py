@@ -125,6 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
     "metadata of numbers": (SHORTEST | {"metadata": {"a": 1}}, "metadata: must be an object of at most 16 texts"),
     "no truth value": (SHORTEST | {"prompt_weights": "yes"}, "prompt_weights: must be true or false"),
+    "a heavy word": (SHORTEST | {"prompt_weights": True, "negative_prompt": "(a:11)"}, "a weight must be at most 10"),
     "a factor of three": ({"kind": "upscale", "image_id": "img_x", "scale_factor": 3}, "scale_factor: must be 2 or 4"),
 }
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.domain.errors import FailureCode
+from serve_app.domain.prompt_weights import literal
 from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.clip_text import TextEncoder, encode_prompt
@@ -87,7 +88,7 @@ class StraightLoop:
         for timestep in scheduler.timesteps:
 
             def velocity(prompt: str, timestep: Tensor = timestep, tokens: Tensor = tokens) -> Tensor:
-                hidden, pooled = encode_prompt([encoder], prompt)
+                hidden, pooled = encode_prompt([encoder], literal(prompt))
                 hidden[:, tiny_dit.token_count(encoder, prompt) :] = 0
                 guidance = torch.tensor([request.guidance]) if transformer.config.guidance_embeds else None
                 return transformer(

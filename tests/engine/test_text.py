@@ -1,12 +1,16 @@
-"""Prompts of any length reach the denoiser whole."""
+"""Prompts of any length reach the denoiser whole, and their weights act as in compel."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from compel import Compel, ReturnedEmbeddingsType
+from compel.embeddings_provider import SplitLongTextMode
 
-from serve_app.engine import Engine, RunRequest
+from serve_app.domain.prompt_weights import literal
+from serve_app.engine import Engine, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.clip_text import tokenize
 from serve_app.engine.families.unet import UNetFamily
@@ -19,7 +23,7 @@ def test_a_long_prompt_is_cut_into_windows_and_every_token_is_kept(sd: Path) -> 
     encoder = UNetFamily.load(sd, EXACT_FLOAT32).encoders["text_encoder"]
     begin, end = encoder.tokenizer.bos_token_id, encoder.tokenizer.eos_token_id
     words = "abcdefghijklmnopqrstuvwxyz" * 2
-    chunks = tokenize(encoder, " ".join(words))
+    chunks = [chunk.ids for chunk in tokenize(encoder, literal(" ".join(words)))]
     assert [len(chunk) for chunk in chunks] == [WINDOW] * 4
     assert all(chunk[0] == begin and end in chunk for chunk in chunks)
     kept = [token for chunk in chunks for token in chunk if token not in (begin, end)]
@@ -41,3 +45,64 @@ def test_the_shorter_side_is_padded_with_empty_chunks(sd: Path) -> None:
     empty = start(model, RunRequest(run_id="e", prompt="", steps=2, width=64, height=64))
     assert run.conditioning.context.shape[1] == 3 * WINDOW
     assert torch.equal(run.conditioning.context[0, WINDOW : 2 * WINDOW], empty.conditioning.context[1])
+
+
+TOLERANCE = 1e-4
+WEIGHTED = {
+    "a (red:1.5) cat": "a (red)1.5 cat",
+    "(a (red) [big] cat:1.2)": "(a (red)1.1 (big)0.9090909 cat)1.2",
+    "the (sad:0.3) (old:0.6) cat (by:1.4)": "the (sad)0.3 (old)0.6 cat (by)1.4",
+    "(gone:0) cat": "(gone)0.0 cat",
+    "a cat of (words over chunks:0.5) and (more yet:1.3)": "a cat of (words over chunks)0.5 and (more yet)1.3",
+    "a cat": "a cat",
+}
+"""Prompts in our syntax and compel's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden_states"),
+    [
+        ("sd", ReturnedEmbeddingsType.LAST_HIDDEN_STATES_NORMALIZED),
+        ("sdxl", ReturnedEmbeddingsType.PENULTIMATE_HIDDEN_STATES_NON_NORMALIZED),
+    ],
+)
+def test_weights_act_as_in_compel(name: str, hidden_states: Any, request: pytest.FixtureRequest) -> None:
+    family = UNetFamily.load(request.getfixturevalue(name), EXACT_FLOAT32)
+    references: list[Any] = [
+        Compel(
+            tokenizer=encoder.tokenizer,
+            text_encoder=encoder.model,
+            returned_embeddings_type=hidden_states,
+            truncate_long_prompts=False,
+            split_long_text_mode=SplitLongTextMode.BRUTAL,
+        )
+        for encoder in family.encoders.values()
+    ]
+    for prompt, theirs in WEIGHTED.items():
+        asked = RunRequest(run_id="w", prompt=prompt, guidance=1.0, prompt_weights=True)
+        with torch.inference_mode():
+            encoded = family.encode(asked, "")
+            expected = torch.cat([reference(theirs) for reference in references], dim=-1)
+        assert encoded.context.shape == expected.shape
+        assert (encoded.context - expected).abs().max() <= TOLERANCE, prompt
+
+
+def test_weighted_and_literal_runs_of_one_text_keep_their_own_bytes_in_company(small_sd: Path) -> None:
+    texts = ["a (red:1.8) cat", "a [red] cat"]
+    asked = [
+        RunRequest(run_id=f"{text} {weights}", prompt=text, negative_prompt=other, prompt_weights=weights, steps=2,
+                   width=64, height=64)
+        for text, other in zip(texts, reversed(texts), strict=True) for weights in (True, False)
+    ]  # fmt: skip
+    with Engine.load(small_sd, EngineOptions(device="cpu", dtype="float32", max_rows=8)) as engine:
+        together = finish(engine, asked)
+    alone: dict[str, bytes] = {}
+    for one in asked:
+        with Engine.load(small_sd, EngineOptions(device="cpu", dtype="float32", max_rows=8)) as engine:
+            alone |= {
+                run_id: ended.image.tobytes()
+                for run_id, ended in finish(engine, [one]).items()
+                if ended.image is not None
+            }
+    assert {run_id: ended.image.tobytes() for run_id, ended in together.items() if ended.image is not None} == alone
+    assert len(set(alone.values())) == len(asked)

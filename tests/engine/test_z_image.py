@@ -109,8 +109,10 @@ def test_prompts_steps_and_pixels_are_those_of_diffusers(name: str, request: pyt
         assert abs(image.astype(int) - cut).max() <= 1
 
 
-def test_a_prompt_is_cut_where_diffusers_cuts_it(turbo: Path) -> None:
+def test_a_prompt_is_cut_where_diffusers_cuts_it_and_is_not_weighted(turbo: Path) -> None:
     model = BaseModel.load("m", turbo, ONE_AT_A_TIME, lambda: None)
+    with pytest.raises(ValueError, match="prompt_weights: are for CLIP's text encoders"):
+        model.encode(replace(REQUEST, prompt_weights=True))
     encoded = model.encode(replace(REQUEST, prompt=WORDS * 8))
     assert encoded is not None
     (expected,) = Reference(turbo).pipeline.encode_prompt(WORDS * 8, do_classifier_free_guidance=False)[0]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.domain.prompt_weights import literal
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
@@ -105,7 +106,7 @@ class TinyDiTFamily:
         embedded = self.transformer.config.guidance_embeds
         is_guided = request.guidance > 1 and not embedded
         prompts = [request.negative_prompt, request.prompt] if is_guided else [request.prompt]
-        encoded = [encode_prompt([self.encoder], prompt) for prompt in prompts]
+        encoded = [encode_prompt([self.encoder], literal(prompt)) for prompt in prompts]
         added = {
             "pooled": torch.cat([one.pooled for one in encoded if one.pooled is not None]),
             "tokens": torch.tensor([token_count(self.encoder, prompt) for prompt in prompts], device=self.device),
@@ -153,7 +154,7 @@ class TinyDiTFamily:
 
 def token_count(encoder: TextEncoder, prompt: str) -> int:
     """Tokens of a prompt's first window up to its end token; the rest is padding."""
-    ids = tokenize(encoder, prompt)[0]
+    ids = tokenize(encoder, literal(prompt))[0].ids
     return ids.index(encoder.tokenizer.eos_token_id) + 1
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from serve_app.engine import AdapterFile, Engine, EngineOptions
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
-from serve_app.worker.png import encode_png
+from serve_app.worker.image_files import encode_png
 from tests.faults.lora_corpus import CORPUS, Write, hostile_adapter, offer, peak_mb, processor_time
 from tests.support import POCKET
 

@@ -251,7 +251,8 @@ TEXT = st.text(max_size=400)
 IMAGES = st.builds(
     StoredImage,
     image_id=st.builds(new_image_id) | TEXT,
-    image_uri=st.from_regex(r"\A(s3://b/p/)?images/[0-9a-f]{32}/2026/11/23/gen_x/a[0-9]{1,3}-0?[0-3]\.png\Z") | TEXT,
+    image_uri=st.from_regex(r"\A(s3://b/p/)?images/[0-9a-f]{32}/2026/11/23/gen_x/a[0-9]{1,3}-0?[0-3]\.(png|jpg|webp)\Z")
+    | TEXT,
     width=st.integers(1, 4096),
     height=st.integers(1, 4096),
     sha256=st.binary(min_size=32, max_size=32).map(bytes.hex) | TEXT,

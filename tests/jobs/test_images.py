@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.settings import Settings
 
@@ -29,8 +30,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ImageStore:
     return ImageStore(Settings(**settings))
 
 
-def _name(store: ImageStore, attempt: int = 1, index: int = 0) -> str:
-    return store.object_name("acct_x", "gen_x", attempt, index, WHEN)
+def _name(store: ImageStore, attempt: int = 1, index: int = 0, form: ImageFormat = ImageFormat.PNG) -> str:
+    return store.object_name("acct_x", "gen_x", attempt, index, WHEN, form)
 
 
 @pytest.mark.slow
@@ -55,9 +56,10 @@ async def test_putting_twice_is_harmless_and_deleting_too(store: ImageStore) -> 
 
 @pytest.mark.slow
 async def test_a_thumbnail_goes_with_its_image_and_has_no_address(store: ImageStore) -> None:
-    uri = await store.put(_name(store), PNG)
+    uri = await store.put(_name(store, form=ImageFormat.WEBP), PNG)
     thumbnail = await store.put(store.name(thumbnail_uri(uri)), b"webp")
-    assert await store.get(thumbnail) == b"webp"
+    assert thumbnail_uri(thumbnail) == thumbnail
+    assert (await store.get(thumbnail), await store.get(uri)) == (b"webp", PNG)
     if not uri.startswith("s3"):
         url = urlsplit(store.url(thumbnail, base_url="http://x"))
         signature = {name: values[0] for name, values in parse_qs(url.query).items()}
@@ -106,8 +108,10 @@ async def test_an_address_opens_the_image(store: ImageStore) -> None:
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     if uri.startswith("s3://"):
-        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())
-        assert body == PNG
+        for form in ImageFormat:
+            url = store.url(await store.put(_name(store, form=form), PNG), base_url="")
+            answer = await asyncio.to_thread(urllib.request.urlopen, url)
+            assert (answer.read(), answer.headers["content-type"]) == (PNG, form.media_type)
         return
     assert url.startswith("http://localhost:8000/files/images/")
     assert store.verify(parts.path.removeprefix("/files/"), query["exp"], query["kid"], query["sig"])

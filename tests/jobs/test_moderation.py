@@ -181,7 +181,7 @@ async def test_a_function_is_asked_in_place_of_a_service(
     prompt = {"account_id": "acct_a", "job_id": "gen_x", "prompt": PROMPT, "negative_prompt": ""}
     assert await moderation("refuses_boats").prompt(**prompt) == (False, "no boats")
     assert (await moderation("refuses_images").prompt(**prompt)).allowed
-    assert await moderation("refuses_images").image(account_id="a", job_id="b", png=b"png") == (False, "no images")
+    assert await moderation("refuses_images").image(account_id="a", job_id="b", content=b"png") == (False, "no images")
     if fails == "open":
         assert (await moderation("breaks").prompt(**prompt)).allowed
     else:

@@ -11,13 +11,13 @@ from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
-from serve_app.domain.requests import Variant
+from serve_app.domain.requests import ImageFormat, Variant
 from serve_app.jobs import history as job_history
 from serve_app.store.keys import redis_key
 from serve_app.web.console import history
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
-from tests.made_jobs import job_of
+from tests.made_jobs import accept, job_of
 from tests.support import adapter_id
 from tests.web.browser import Browser
 from tests.web.conftest import Browsers
@@ -108,6 +108,21 @@ async def test_a_jobs_page_shows_its_images_parameters_and_times(
     assert disposition == f'attachment; filename="{job.id}-1.png"'
     [playground] = [link for link in page.links if "/playground?" in link]
     assert parse_qs(urlsplit(playground).query)["seed"] == ["7"]
+
+
+async def test_an_image_of_another_format_is_downloaded_as_such(
+    service: TestService, member: Member, browser: Browser
+) -> None:
+    asked = {"output_format": ImageFormat.JPEG, "width": 256}
+    job = await service.complete(await accept(service.resources, member.account.id, **asked))
+    page = await browser.open(f"/console/history/{job.id}")
+    assert "Download JPEG" in page.text
+    [link] = [link for link in page.links if "download=yes" in link]
+    answer = (await browser.open(link)).answer
+    assert (answer.headers["content-type"], answer.content[:3]) == ("image/jpeg", b"\xff\xd8\xff")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{job.id}-1.jpg"'
+    opened = await service.client.get(service.resources.images.url(job.images[0].image_uri, base_url="http://test"))
+    assert (opened.headers["content-type"], opened.content) == ("image/jpeg", answer.content)
 
 
 async def test_the_list_shows_thumbnails_in_a_place_of_their_size(

@@ -25,7 +25,7 @@ from tests.support import POCKET, CatalogRows, adapter_id, adapter_of, existing,
 
 LORAS = (adapter_id("outline"), adapter_id("neon"))
 REQUEST = GenerationRequest(
-    prompt="a red circle", loras=(LoraUse(adapter_id("outline")),), width=256, height=256, steps=2, seeds=(1,)
+    prompt="a (red:1.8) circle", loras=(LoraUse(adapter_id("outline")),), width=256, height=256, steps=2, seeds=(1,)
 )
 CHANGES: dict[str, Any] = {
     "prompt": "a blue star",
@@ -37,6 +37,7 @@ CHANGES: dict[str, Any] = {
     "steps": 3,
     "seeds": (2,),
     "sampler": "dpm++2m",
+    "prompt_weights": True,
 }
 """Another value for every field of a request that changes its pictures."""
 UNDRAWN = {
@@ -44,7 +45,6 @@ UNDRAWN = {
     "image",
     "strength",
     "mask",
-    "prompt_weights",
     "output_format",
     "metadata",
     "priority",

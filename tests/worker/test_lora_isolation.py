@@ -15,7 +15,7 @@ from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse
 from serve_app.engine import Engine, EngineOptions
 from serve_app.worker.generation import GenerationExecutor
-from serve_app.worker.png import encode_png
+from serve_app.worker.image_files import encode_png
 from tests.composition import Resources
 from tests.made_jobs import caller_of, job_of
 from tests.support import POCKET, lora_record, wait_until

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import BytesIO
 
@@ -12,19 +13,21 @@ from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, JobState, Lease, new_job_id
-from serve_app.domain.requests import UpscaleRequest
+from serve_app.domain.requests import ImageFormat, UpscaleRequest
+from serve_app.jobs.previews import thumbnail
+from serve_app.settings import Settings
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.upscale import UpscaleExecutor
-from tests.composition import Resources
+from tests.composition import Resources, open_resources
 from tests.made_jobs import accept, job_of
 from tests.worker.scripted_executor import until, working
 
 
-async def stored(resources: Resources, color: tuple[int, int, int]) -> str:
+async def stored(resources: Resources, color: tuple[int, int, int], form: ImageFormat = ImageFormat.PNG) -> str:
     out = BytesIO()
-    Image.new("RGB", (20, 10), color).save(out, "png")
-    name = resources.images.object_name("acct", new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))
+    Image.new("RGB", (20, 10), color).save(out, form)
+    name = resources.images.object_name("acct", new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC), form)
     return await resources.images.put(name, out.getvalue())
 
 
@@ -53,13 +56,24 @@ async def test_factor_and_source_reach_the_upscaler(resources: Resources) -> Non
     assert not np.array_equal(twice, await image_of(executor, claim_of(blue)))
 
 
-async def test_a_worker_stores_what_was_enlarged(resources: Resources) -> None:
-    request = claim_of(await stored(resources, (255, 0, 0)), factor=4).request
-    async with working(resources, UpscaleExecutor(Upscaler.load(None), resources.images)):
-        job_id = await accept(resources, request=request)
-        await until(resources, job_id, JobState.COMPLETED)
-    [image] = (await job_of(resources, job_id)).images
-    assert Image.open(BytesIO(await resources.images.get(image.image_uri))).size == (80, 40)
+async def test_a_worker_stores_what_was_enlarged_in_the_format_asked_for(settings: Settings) -> None:
+    async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
+        images, disk = resources.images, resources.space.disk
+        async with working(resources, UpscaleExecutor(Upscaler.load(None), images)):
+            for form in ImageFormat:
+                request = claim_of(await stored(resources, (255, 0, 0), form), factor=4).request
+                job_id = await accept(resources, request=replace(request, output_format=form))
+                await until(resources, job_id, JobState.COMPLETED)
+                [image] = (await job_of(resources, job_id)).images
+                content = await images.get(image.image_uri)
+                opened = Image.open(BytesIO(content))
+                assert (opened.format, opened.size) == (form.upper(), (80, 40))
+                assert np.abs(np.asarray(opened.convert("RGB"))[20, 40] - np.array([255, 0, 0])).max() <= 3
+                told = opened.info if form is ImageFormat.PNG else opened.getexif()
+                assert job_id in " ".join(map(str, told.values()))
+                assert (image.index, image.format) == (0, form)
+                assert (await thumbnail(images, disk, image.image_uri))[8:12] == b"WEBP"
+                assert await images.get(image.image_uri) == content, "a thumbnail has a place of its own"
 
 
 async def test_waiting_and_running_images_take_the_free_runs(resources: Resources) -> None:

@@ -1,11 +1,22 @@
-"""Encodes prompts with CLIP, in chunks where a prompt is longer than the encoder's window."""
+"""Encodes prompts with CLIP, in chunks where a prompt is longer than the encoder's window, and weights their words.
+
+Weights act as the library compel makes them act: on a part above 1, the hidden states of its words move away from those
+of the empty prompt by its weight; below 1, everything moves also towards the prompt in which the encoder does not see
+its words, entirely at 0.
+"""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from serve_app.domain.prompt_weights import Part
+
+LEAST_WEIGHT = 1e-5
+"""A weight acts as if it were at least this, where 0 would make the prompt without its words infinitely strong."""
 
 
 class Encoded(NamedTuple):
@@ -28,21 +39,56 @@ class TextEncoder(NamedTuple):
         return min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
 
 
-def encode_prompt(encoders: Sequence[TextEncoder], prompt: str, clip_skip: int = 0) -> Encoded:
+class Chunk(NamedTuple):
+    """The token ids of one encoder call, and which part of the prompt each is of: -1 for special tokens and padding."""
+
+    ids: list[int]
+    places: list[int]
+
+
+def encode_prompt(encoders: Sequence[TextEncoder], parts: Sequence[Part], clip_skip: int = 0) -> Encoded:
     """Encode a prompt with every encoder, side by side, without the last `clip_skip` layers.
 
-    A chunk is always encoded alone, so that its bits never vary.
+    A chunk is always encoded alone, so that its bits never vary. Weights leave the pooled vector as it is.
     """
-    tokens = [tokenize(encoder, prompt) for encoder in encoders]
+    tokens = [tokenize(encoder, parts) for encoder in encoders]
     longest = max(len(chunks) for chunks in tokens)
     sides: list[Tensor] = []
     pooled: Tensor | None = None
     for encoder, chunks in zip(encoders, tokens, strict=True):
-        chunks += tokenize(encoder, "") * (longest - len(chunks))
-        answers = [_encode_chunk(encoder, chunk, clip_skip) for chunk in chunks]
-        sides.append(torch.cat([hidden for hidden, _ in answers]))
+        chunks += tokenize(encoder, [Part("")]) * (longest - len(chunks))
+        answers = [_encode_chunk(encoder, chunk.ids, clip_skip) for chunk in chunks]
         pooled = answers[0][1] if answers[0][1] is not None else pooled
+        hidden = [states for states, _ in answers]
+        if any(part.weight != 1 for part in parts):
+            hidden = _weighted(encoder, parts, chunks, hidden, clip_skip)
+        sides.append(torch.cat(hidden))
     return Encoded(torch.cat(sides, dim=-1), pooled)
+
+
+def _weighted(
+    encoder: TextEncoder, parts: Sequence[Part], chunks: Sequence[Chunk], hidden: Sequence[Tensor], clip_skip: int
+) -> list[Tensor]:
+    """Return the hidden states [1, window, width] of the chunks as the parts' weights move them."""
+    (nothing,) = tokenize(encoder, [Part("")])
+    empty = _encode_chunk(encoder, nothing.ids, clip_skip)[0].float()
+    # compel, which the tests compare with: a part's absence has no share at weight 1, half at 0.5, and all at 0
+    absences = {
+        index: math.tan((1 - max(part.weight, LEAST_WEIGHT)) * math.pi / 2)
+        for index, part in enumerate(parts)
+        if part.weight < 1 and any(index in chunk.places for chunk in chunks)
+    }
+    whole = 1 + sum(absences.values())
+    moved: list[Tensor] = []
+    for chunk, states in zip(chunks, hidden, strict=True):
+        factors = [1.0 if place < 0 else parts[place].weight for place in chunk.places]
+        away = torch.tensor(factors, device=states.device)[None, :, None]
+        absent = {index: share / whole for index, share in absences.items() if index in chunk.places}
+        mixed = (1 - sum(absent.values())) * states.float()
+        for index, share in absent.items():
+            mixed += share * _encode_chunk(encoder, chunk.ids, clip_skip, [p == index for p in chunk.places])[0].float()
+        moved.append(torch.where(away == 1, mixed, empty + (mixed - empty) * away).to(states.dtype))
+    return moved
 
 
 def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded]) -> Encoded:
@@ -53,17 +99,27 @@ def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded
     return encoded._replace(chunks=torch.cat([encoded.chunks, *[encode_empty().chunks[:1]] * missing]))
 
 
-def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
-    """Return token ids in windows, each with the special tokens and padding of a prompt of its own."""
+def tokenize(encoder: TextEncoder, parts: Sequence[Part]) -> list[Chunk]:
+    """Return the tokens of a prompt in windows, each with the special tokens and padding of a prompt of its own.
+
+    Each part is read alone, so no word reaches over two.
+    """
     tokenizer, window = encoder.tokenizer, encoder.window
-    whole: list[int] = tokenizer(_all_vectors(tokenizer, prompt)).input_ids
-    if len(whole) <= window:
-        return [_padded(tokenizer, whole, window)]
     head, tail = _special_tokens(tokenizer)
-    body = whole[len(head) : len(whole) - len(tail)]
+    body = list[tuple[int, int]]()
+    for place, part in enumerate(parts):
+        ids: list[int] = tokenizer(_all_vectors(tokenizer, part.text)).input_ids
+        body += [(token, place) for token in ids[len(head) : len(ids) - len(tail)]]
     capacity = window - len(head) - len(tail)
-    pieces = [body[start : start + capacity] for start in range(0, len(body), capacity)]
-    return [_padded(tokenizer, [*head, *piece, *tail], window) for piece in pieces]
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    chunks: list[Chunk] = []
+    for start in range(0, max(1, len(body)), capacity):
+        piece = body[start : start + capacity]
+        ids = [*head, *(token for token, _ in piece), *tail]
+        places = [*[-1] * len(head), *(place for _, place in piece), *[-1] * len(tail)]
+        missing = window - len(ids)
+        chunks.append(Chunk(ids + [padding] * missing, places + [-1] * missing))
+    return chunks
 
 
 def _all_vectors(tokenizer: Any, prompt: str) -> str:
@@ -100,22 +156,21 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     return around[:1], around[1:]
 
 
-def _padded(tokenizer: Any, ids: list[int], window: int) -> list[int]:
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return ids + [padding] * (window - len(ids))
+def _encode_chunk(
+    encoder: TextEncoder, ids: list[int], clip_skip: int, hidden_from: Sequence[bool] = ()
+) -> tuple[Tensor, Tensor | None]:
+    """Return hidden states [1, window, width], and the projected pooled vector [1, width] if there is one.
 
-
-def _encode_chunk(encoder: TextEncoder, ids: list[int], clip_skip: int) -> tuple[Tensor, Tensor | None]:
-    """Return hidden states [1, window, width], and the projected pooled vector [1, width] if there is one."""
+    No token attends to those that `hidden_from` says yes for.
+    """
     skipped = encoder.penultimate + clip_skip
     model = encoder.model
     tokens = torch.tensor([ids], device=model.device)
-    mask = (
-        torch.tensor([_mask(encoder, ids)], device=model.device)
-        if getattr(model.config, "use_attention_mask", False)
-        else None
-    )
-    answer = model(tokens, attention_mask=mask, output_hidden_states=skipped > 0)
+    mask = _mask(encoder, ids) if getattr(model.config, "use_attention_mask", False) else None
+    if hidden_from:
+        mask = [seen and not away for seen, away in zip(mask or [1] * len(ids), hidden_from, strict=True)]
+    seen = None if mask is None else torch.tensor([mask], device=model.device, dtype=torch.long)
+    answer = model(tokens, attention_mask=seen, output_hidden_states=skipped > 0)
     hidden: Tensor = answer.hidden_states[-1 - skipped] if skipped else answer.last_hidden_state
     if skipped and not encoder.penultimate:
         hidden = getattr(model, "text_model", model).final_layer_norm(hidden)

@@ -121,7 +121,12 @@ class TransformerFamily(ABC):
         return self.hidden_states(prompt).to(self.dtype)
 
     def captions(self, prompts: Sequence[str], request: RunRequest, adapter_id: str) -> list[Tensor]:
-        """Return the hidden states [tokens, width] of each prompt; those used last are kept."""
+        """Return the hidden states [tokens, width] of each prompt; those used last are kept.
+
+        Raises ValueError for weighted prompts.
+        """
+        if request.prompt_weights:
+            raise ValueError("prompt_weights: are for CLIP's text encoders, and this base model has none; leave it out")
         return [self.encoded(prompt, adapter_id, request.scale if adapter_id else 0.0) for prompt in prompts]
 
     def read(self, prompt: str, *, thinking: bool, padded: bool = False) -> Sequence[Tensor]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
@@ -58,7 +59,7 @@ class UNetFamily:
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
         self._schedules: dict[tuple[str, int], Schedule] = {}
         self._schedule(self.sampler, USUAL_STEPS)
-        self._encoded: OrderedDict[tuple[str, str, float, int], Encoded] = OrderedDict()
+        self._encoded: OrderedDict[tuple[tuple[Part, ...], str, float, int], Encoded] = OrderedDict()
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
         )
@@ -81,8 +82,10 @@ class UNetFamily:
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+        read = weighted if request.prompt_weights else literal
+
         def encoded(text: str, clip_skip: int = 0) -> Encoded:
-            return self._encode_cached(text, adapter_id, request.scale, clip_skip)
+            return self._encode_cached(read(text), adapter_id, request.scale, clip_skip)
 
         positive = encoded(request.prompt, self._clip_skip)  # of a negative prompt, diffusers' pipelines skip nothing
         if not self._is_guided(request):
@@ -103,10 +106,10 @@ class UNetFamily:
         """
         return request.guidance > 1 and self.unet.config.time_cond_proj_dim is None
 
-    def _encode_cached(self, text: str, adapter_id: str, scale: float, clip_skip: int) -> Encoded:
-        key = (text, adapter_id, scale if adapter_id else 0.0, clip_skip)
+    def _encode_cached(self, parts: tuple[Part, ...], adapter_id: str, scale: float, clip_skip: int) -> Encoded:
+        key = (parts, adapter_id, scale if adapter_id else 0.0, clip_skip)
         if key not in self._encoded:
-            self._encoded[key] = encode_prompt(list(self.encoders.values()), text, clip_skip)
+            self._encoded[key] = encode_prompt(list(self.encoders.values()), parts, clip_skip)
         self._encoded.move_to_end(key)
         while len(self._encoded) > MAX_ENCODED_PROMPTS:
             self._encoded.popitem(last=False)

@@ -99,12 +99,12 @@ async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Re
 async def open_image(
     request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
 ) -> Response:
-    """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
-    png = await jobs_of(request).images.get(image.image_uri)
+    """Serve the image from this service's own address, which is all that the pages' policy allows."""
+    content = await jobs_of(request).images.get(image.image_uri)
     kind = "attachment" if download else "inline"
-    name = f"{job.id}-{image.index + 1}.png"
+    name = f"{job.id}-{image.index + 1}{image.format.suffix}"
     headers = {"Cache-Control": IMAGE_CACHE, "Content-Disposition": f'{kind}; filename="{name}"'}
-    return Response(png, media_type="image/png", headers=headers)
+    return Response(content, media_type=image.format.media_type, headers=headers)
 
 
 @router.get("/history/{job_id}/{image_id}/thumbnail")

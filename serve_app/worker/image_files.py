@@ -1,4 +1,4 @@
-"""Encodes PNGs, and writes previews of a running job while somebody watches it."""
+"""Encodes images, and writes previews of a running job while somebody watches it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,19 +7,37 @@ from functools import cache
 from importlib.metadata import version
 from io import BytesIO
 
-from PIL import Image
+from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.previews import Preview, PreviewStore
 from serve_app.worker.executor import Executor, Pixels
 
+JPEG = {"quality": 95, "subsampling": "4:4:4"}
+WEBP = {"quality": 95}
+"""Lossy, since PNG is there for the exact pixels: without loss, WebP is 7 % smaller than PNG and takes twice as long."""
 
-def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
+
+def encode(pixels: Pixels, form: ImageFormat, *, job_id: str | None = None) -> bytes:
     """Encode pixels; the same pixels give the same bytes.
 
-    A `job_id` is written into a text chunk beside the generator's name; then no two jobs give the same file.
+    A `job_id` is written beside the generator's name; then no two jobs give the same file.
     """
+    if form is ImageFormat.PNG:
+        return encode_png(pixels, job_id=job_id)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Software] = generator_name()
+    if job_id is not None:
+        exif[ExifTags.Base.ImageDescription] = f"Job {job_id}"
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, form, exif=exif, **(JPEG if form is ImageFormat.JPEG else WEBP))
+    return out.getvalue()
+
+
+def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
+    """Encode pixels as a PNG, whose text chunks name the generator and, where it is given, the job."""
     text = PngInfo()
     if job_id is not None:
         text.add_text("Job", job_id)
