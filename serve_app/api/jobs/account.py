@@ -142,7 +142,10 @@ class UsageRow(ResponseBody):
 
     day: Annotated[Day, Field(description="The UTC day on which the jobs completed.")]
     key_id: Annotated[str, Field(description="Empty for jobs created in the console.")]
-    lora_id: Annotated[str, Field(description="Several are joined by `+`; without one the base model's id; `upscale` for upscaled images.")]
+    lora_id: Annotated[
+        str,
+        Field(description="Several are joined by `+`; without one the base model's id; `upscale` for upscaled images."),
+    ]
     images: Annotated[int, Field(ge=1)]
     megapixel_steps: Annotated[Amount, Field(description="Width × height × steps of the images, in millions.")]
     worker_seconds: Annotated[Amount, Field(validation_alias="seconds", description="The jobs' share of a GPU or CPU.")]
