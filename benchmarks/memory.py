@@ -1,8 +1,8 @@
 """Computes which base models fit which cards, and how many LoRAs beside them, without a card or a weight.
 
 `python -m benchmarks.memory` prints the table of docs/operations/objectives.md. The weights are counted by the function
-that refuses a load (`serve_app/engine/families/weights.py`), from headers of true size; the LoRAs by the layers of the
-base model; how much of a card they get is the engine's default.
+that refuses a load (`serve_app/engine/families/weights.py`), from headers of true size, and text encoders are placed by
+its rule; the LoRAs are counted by the layers of the base model; how much of a card they get is the engine's default.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 from serve_app.engine.adapter_store import LINE_BYTES, line_count
 from serve_app.engine.device import SPARE_PART
 from serve_app.engine.families.registry import load_meta_layers
-from serve_app.engine.families.weights import GB, part_bytes
+from serve_app.engine.families.weights import GB, encoder_bytes, encoders_on_host, part_bytes
 from serve_app.engine_options import EngineOptions
 from tests.engine.hollow_models import write_hollow
 
@@ -41,13 +41,22 @@ def adapter_bytes(folder: Path, rank: int, dtype: torch.dtype) -> int:
 
 
 def row(name: str, folder: Path, rank: int, dtype: torch.dtype) -> str:
-    weights, adapter = sum(part_bytes(folder, dtype).values()), adapter_bytes(folder, rank, dtype)
-    cells = [MODELS[name], f"{weights / GB:.2f} GB", f"{adapter / 10**6:.0f} MB"]
+    parts, adapter = part_bytes(folder, dtype), adapter_bytes(folder, rank, dtype)
+    cells = [MODELS[name], _gigabytes(sum(parts.values())), _gigabytes(encoder_bytes(parts))]
+    cells += [f"{adapter / 10**6:.0f} MB"]
     for gib in CARDS_GIB:
-        left = gib * 2**30 - TAKEN - weights
+        free = gib * 2**30 - TAKEN
+        on_host = bool(encoders_on_host({name: parts}, free))
+        left = free - sum(parts.values()) + on_host * encoder_bytes(parts)
         resident = min(left // SPARE_PART // adapter, EngineOptions().adapter_slots)
-        cells.append(f"{resident}, {(left - resident * adapter) / GB:.1f} GB" if resident > 0 else "does not fit")
+        word = "host: " if on_host else ""
+        shown = f"{word}{resident}, {_gigabytes(left - resident * adapter)}"
+        cells.append(shown if resident > 0 else "does not fit")
     return f"| {' | '.join(cells)} |"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / GB:.2f} GB" if size < 10 * GB else f"{size / GB:.1f} GB"
 
 
 def main() -> None:
@@ -55,7 +64,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     options = parser.parse_args()
-    columns = ["base model", "weights", f"LoRA of rank {options.rank}", *(f"{gib} GiB" for gib in CARDS_GIB)]
+    columns = [
+        "base model",
+        "weights",
+        "of them text encoders",
+        f"LoRA of rank {options.rank}",
+        *(f"{gib} GiB" for gib in CARDS_GIB),
+    ]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     with tempfile.TemporaryDirectory() as home:
         for name in MODELS:

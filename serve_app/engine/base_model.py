@@ -15,7 +15,7 @@ from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
-from serve_app.engine.families.family import Family
+from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
 from serve_app.engine.gathered_rows import AddLora, row_bytes
@@ -59,7 +59,7 @@ class BaseModel:
         """
         self.name = name
         self.family = family
-        self.weight_bytes = module_bytes(family.modules)
+        self.weight_bytes = module_bytes(family.modules, family.device)
         self._encoding = threading.Lock()
         self._encoders_have: tuple[str, float] | None = None
         """The adapter applied to the text encoders, and its scale; None where that is not certain."""
@@ -112,10 +112,11 @@ class BaseModel:
         measured: Measured | None = None,
         findings: Path | None = None,
         queues: DeviceQueues | None = None,
+        placement: Placement | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
         try:
-            family = load_family(source, options)
+            family = load_family(source, options, placement)
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error

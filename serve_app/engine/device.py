@@ -137,10 +137,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def module_bytes(modules: Iterable[nn.Module]) -> int:
-    """Return the bytes of the modules' weights and buffers, each tensor counted once."""
+def module_bytes(modules: Iterable[nn.Module], device: torch.device) -> int:
+    """Return the bytes of the modules' weights and buffers on the kind of a device, each tensor counted once."""
     tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values() if tensor.device.type == device.type)
 
 
 def spare_memory(device: torch.device, *, base_models: int) -> int:
@@ -157,12 +157,23 @@ def free_memory(device: torch.device) -> int:
     """Return the bytes that this process may still take of a device's memory."""
     if device.type == "cpu":
         return free_host_memory()
-    free, total = torch.get_device_module(device).mem_get_info(device)
+    free, _ = torch.get_device_module(device).mem_get_info(device)
     if device.type != "cuda":
         return free
-    card = torch.cuda.device(device).idx  # some calls refuse a device without a number
-    share = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
-    return min(free, share)
+    return min(free, memory_limit(device) - torch.cuda.memory_reserved(_with_number(device)))
+
+
+def memory_limit(device: torch.device) -> int:
+    """Return the bytes of a card that this process may take in all, whatever others have taken."""
+    _, total = torch.get_device_module(device).mem_get_info(device)
+    if device.type != "cuda":
+        return total
+    return int(total * torch.cuda.get_per_process_memory_fraction(_with_number(device)))
+
+
+def _with_number(device: torch.device) -> int:
+    """Return a card's number, as some calls refuse a device without one."""
+    return torch.cuda.device(device).idx
 
 
 def free_host_memory(*, processes: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -21,7 +21,7 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import MEASURING_S, BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.families.weights import require_memory, watched
+from serve_app.engine.families.weights import place, watched
 from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import (
@@ -287,10 +287,11 @@ class Engine:
         sources = base_models if isinstance(base_models, Mapping) else {name_of(base_models): base_models}
         if not sources:
             raise ValueError("base_models: at least one base model is needed")
-        require_memory(sources, options)
+        placements = place(sources, options)
         engine = cls(options)
         for name, source in sources.items():
-            with watched(name, source, tell):
+            told = f"{name}, text encoders in host memory" if placements[name].encoders_on_host else name
+            with watched(told, source, tell):
                 engine.base_models[name] = BaseModel.load(
                     name,
                     source,
@@ -300,6 +301,7 @@ class Engine:
                     measured=engine.measured,
                     findings=findings,
                     queues=engine.queues,
+                    placement=placements[name],
                 )
         engine.queues.settle()
         return engine

@@ -33,6 +33,11 @@ def add_together(engine: Engine, requests: Iterable[RunRequest]) -> None:
     """Add requests that need no adapter, and wait until their prompts are encoded: as many as may join the next step."""
     for request in requests:
         engine.add(request)
+    wait_for_prompts(engine)
+
+
+def wait_for_prompts(engine: Engine) -> None:
+    """Wait until the prompts of as many runs as may join the next step are encoded, and so their adapters read."""
     while True:
         changes = engine.live.changes
         if all(waiting.conditioning is not None for waiting in engine.live.waiting()[: engine.options.runs]):
@@ -73,6 +78,7 @@ def same_alone(
         while waiting or engine.has_work:
             for _ in range(min(len(waiting), chance.randint(0, 4))):
                 engine.add(waiting.pop())
+            wait_for_prompts(engine)
             together |= {one.run_id: one for one in engine.step()}
             widest = max([widest, *(step.rows for step in engine.measured.steps)])
         with Engine.load(folder, options, findings=Path(findings)) as another:

@@ -23,6 +23,10 @@ from tests.engine import simulated_device, tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.hollow_models import write_hollow, write_hollow_file
 from tests.engine.original_checkpoint import copy_config, write_original
+from tests.engine.tiny_flux2_klein import original_weights as original_klein
+from tests.engine.tiny_flux2_klein import write_flux2_klein
+from tests.engine.tiny_z_image import original_weights as original_z_image
+from tests.engine.tiny_z_image import write_z_image
 from tests.support import wait_until
 
 
@@ -57,11 +61,33 @@ def with_variants(model: Path, into: Path) -> Source:
     return folder
 
 
+@pytest.fixture(scope="module")
+def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_z_image(tmp_path_factory.mktemp("models") / "z-image")
+
+
+@pytest.fixture(scope="module")
+def klein(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flux2_klein(tmp_path_factory.mktemp("models") / "klein")
+
+
+def transformer_file(model: Path, into: Path) -> Source:
+    """Return a file of the transformer alone, whose other parts are named."""
+    write = original_z_image if model.name == "z-image" else original_klein
+    file = into / "model.safetensors"
+    save_file(write(model), file)
+    return Checkpoint(file, model, vae=model / "vae", text_encoder=model / "text_encoder", tokenizer=model)
+
+
+FORMS = [(folder_of, "float16"), (single_file, "float32"), (with_another_vae, "float16"), (with_variants, "bfloat16")]
+DIT_FORMS = [(folder_of, "float32"), (transformer_file, "bfloat16"), (with_variants, "bfloat16")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "sdxl"])
 @pytest.mark.parametrize(
-    ("form", "dtype"),
-    [(folder_of, "float16"), (single_file, "float32"), (with_another_vae, "float16"), (with_variants, "bfloat16")],
+    ("family", "form", "dtype"),
+    [(family, *form) for family in ("sd", "sdxl") for form in FORMS]
+    + [(family, *form) for family in ("z_image", "klein") for form in DIT_FORMS],
 )
 def test_headers_tell_what_a_loaded_model_weighs(
     form: Callable[[Path, Path], Source], family: str, dtype: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -101,9 +127,12 @@ def test_what_cannot_fit_is_refused_with_its_sums_before_it_is_read(tmp_path: Pa
 def test_a_card_is_asked_how_much_it_has_free(tmp_path: Path) -> None:
     folder = write_hollow(tmp_path / "sdxl", "sdxl")
     simulated_device.register()
-    with simulated_device.memory(free=6 * GB, total=8 * GB), pytest.raises(MemoryError) as refused:
+    with simulated_device.memory(free=5 * GB, total=8 * GB), pytest.raises(MemoryError) as refused:
         Engine.load({"sdxl": folder}, EngineOptions(device="sim", dtype="bfloat16"))
-    assert "6.94 GB in all, and sim has 6.00 GB free; what helps: a larger `memory_fraction`" in str(refused.value)
+    said = (
+        "in host memory 1.64 GB less: 5.30 GB in all, and sim has 5.00 GB free; what helps: a larger `memory_fraction`"
+    )
+    assert said in str(refused.value)
 
 
 def test_a_containers_limit_counts_without_the_files_that_it_has_read(tmp_path: Path) -> None:

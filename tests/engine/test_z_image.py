@@ -285,10 +285,10 @@ def mixed(count: int, loras: list[AdapterFile], chance: random.Random) -> list[R
 
 @pytest.mark.slow
 def test_mixed_runs_have_the_bytes_that_they_have_alone(base: Path, loras: list[AdapterFile]) -> None:
-    chance = random.Random(0)
-    same, widest = same_alone(base, OPTIONS, mixed(24, loras, chance), chance)
+    chance = random.Random(1)
+    same, widest = same_alone(base, replace(OPTIONS, max_runs=12), mixed(24, loras, chance), chance)
     assert same == 24
-    assert widest > 2, "runs met"
+    assert widest == OPTIONS.max_rows
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from serve_app.domain.prompt_weights import literal
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
-from serve_app.engine.families.family import Component, LatentRGB
+from serve_app.engine.families.family import Component, LatentRGB, Placement
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -94,7 +94,7 @@ class TinyDiTFamily:
         self.common_targets: Sequence[str] = [name for name in layers if ".attn." in name]
 
     @classmethod
-    def load(cls, source: Source, options: EngineOptions) -> "TinyDiTFamily":
+    def load(cls, source: Source, options: EngineOptions, _: Placement | None) -> "TinyDiTFamily":
         assert isinstance(source, Path)
         return cls(source, options)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
-from serve_app.engine.families.family import Component, latent_rgb
+from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
@@ -45,17 +45,22 @@ class TransformerFamily(ABC):
     """How many encoded prompts are kept for further runs; what was used longest ago goes first. The longest takes 2.6 MB
     of Z-Image."""
 
-    def __init__(self, pipeline: Any, options: EngineOptions, *, sampler: str = "") -> None:
+    def __init__(
+        self, pipeline: Any, options: EngineOptions, *, sampler: str = "", placement: Placement | None = None
+    ) -> None:
+        placement = placement or Placement()
         self.device, self.dtype = torch_device(options), torch_dtype(options)
+        encoder_device = torch.device("cpu") if placement.encoders_on_host else self.device
         self.components = {
             "transformer": self.component(_on_device(pipeline.transformer, self.device)),
-            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), self.device)),
+            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
         self.text_encoder: Any = self.components["text_encoder"].module
         self.vae = _on_device(pipeline.vae, self.device)
         if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
             self.vae.to(torch.float32)
+        limit_decoding(self.vae, placement.decoding_bytes)
         self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
         self.sampler = sampler or options.sampler
         self._schedules: dict[tuple[str, int, int], Schedule] = {}
@@ -70,7 +75,7 @@ class TransformerFamily(ABC):
         self._forwards = forwards_over(self.lanes, options)
 
     @classmethod
-    def load(cls, source: Source, options: EngineOptions) -> Self:
+    def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> Self:
         checkpoint = as_checkpoint(source)
         if checkpoint.clip_skip:
             raise ValueError("clip_skip: is for CLIP's text encoders, and this base model has none; leave it out")
@@ -79,7 +84,7 @@ class TransformerFamily(ABC):
             cls.refuse_wrong_pairs(pipeline)
         except ValueError as error:
             raise ValueError(f"{checkpoint.path}: {error}") from error
-        return cls(pipeline, options, sampler=checkpoint.sampler)
+        return cls(pipeline, options, sampler=checkpoint.sampler, placement=placement)
 
     @classmethod
     def meta_components(cls, folder: Path) -> dict[str, Component]:
@@ -118,7 +123,7 @@ class TransformerFamily(ABC):
 
     def _encoded(self, prompt: str, adapter_id: str, scale: float) -> Tensor:
         del adapter_id, scale  # the cache tells encodings apart by them
-        return self.hidden_states(prompt).to(self.dtype)
+        return self.hidden_states(prompt).to(self.device, self.dtype)
 
     def captions(self, prompts: Sequence[str], request: RunRequest, adapter_id: str) -> list[Tensor]:
         """Return the hidden states [tokens, width] of each prompt; those used last are kept.
@@ -142,7 +147,7 @@ class TransformerFamily(ABC):
         )
         padding = "max_length" if padded else False
         tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
-        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.device)
+        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.text_encoder.device)
         states = self.text_encoder(ids, mask if padded else None, output_hidden_states=True, use_cache=False)
         return states.hidden_states
 

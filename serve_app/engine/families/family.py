@@ -1,8 +1,9 @@
 """Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,6 +12,15 @@ from torch import Tensor, nn
 from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
+
+
+class Placement(NamedTuple):
+    """Where a base model's text encoders are, and what its decoder may take. It is settled once, before the load."""
+
+    encoders_on_host: bool = False
+    """The text encoders stay in host memory and compute there; what they make of a prompt travels to the device."""
+    decoding_bytes: int = 0
+    """An image whose decoding would take more is decoded in tiles; 0 stands for any number."""
 
 
 class LatentRGB(NamedTuple):
@@ -70,6 +80,28 @@ _POCKET = (
 error 0.11)."""
 
 
+LEAST_TILE = 512
+"""Pixels of a tile's side at least: the smaller tiles are, the more a picture differs from one that is decoded whole."""
+TILE_STEP = 256
+"""Sides of tiles are multiples, so that cards of nearly the same size draw the same images."""
+
+
+def limit_decoding(vae: Any, decoding_bytes: int) -> None:
+    """Let a VAE decode images of a longer side than it has memory for in tiles, which overlap and are blended.
+
+    Which images those are depends on this number alone, so that the bytes of an image do not depend on others. The most
+    that decoding holds at once is three tensors of the image's size and as many channels as the second block from the
+    end has, as counted on fake tensors.
+    """
+    if not decoding_bytes:
+        return
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    pixels = decoding_bytes // (3 * max(vae.config.block_out_channels[:2]) * vae.dtype.itemsize)
+    side = max(math.isqrt(pixels), LEAST_TILE) // TILE_STEP * TILE_STEP
+    vae.tile_sample_min_size, vae.tile_latent_min_size = side, side // factor
+    vae.enable_tiling()
+
+
 def finished_pixels(decoded: Tensor, request: RunRequest) -> np.ndarray:
     """Return a decoded image, RGB in -1..1 [3, height, width], as uint8 [height, width, 3] of the request's size.
 
@@ -123,7 +155,7 @@ class Family(Protocol):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Everything that has weights on the device."""
+        """Everything that has weights, on the device or in host memory."""
         ...
 
     @property

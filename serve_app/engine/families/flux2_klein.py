@@ -78,8 +78,8 @@ class Flux2KleinFamily(TransformerFamily):
     max_encoded_prompts = 32
     """Each takes 7.9 MB of the 4B in 16 bits, and 12.6 MB of the 9B."""
 
-    def __init__(self, pipeline: Any, options: EngineOptions, *, sampler: str = "") -> None:
-        super().__init__(pipeline, options, sampler=sampler)
+    def __init__(self, pipeline: Any, options: EngineOptions, **given: Any) -> None:
+        super().__init__(pipeline, options, **given)
         self.is_distilled = bool(pipeline.config.is_distilled)
         statistics = self.vae.bn
         self._mean = statistics.running_mean.float()[:, None, None]

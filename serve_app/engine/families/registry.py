@@ -8,13 +8,13 @@ import torch
 
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
-from serve_app.engine.families.family import Component, Family
+from serve_app.engine.families.family import Component, Family, Placement
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily, unet_family_components
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine_options import EngineOptions
 
-FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
+FAMILIES: dict[str, Callable[[Source, EngineOptions, Placement | None], Family]] = {
     "StableDiffusionPipeline": UNetFamily.load,
     "StableDiffusionXLPipeline": UNetFamily.load,
     "LatentConsistencyModelPipeline": UNetFamily.load,
@@ -23,7 +23,7 @@ FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
 }
 
 
-def load_family(source: Source, options: EngineOptions) -> Family:
+def load_family(source: Source, options: EngineOptions, placement: Placement | None = None) -> Family:
     """Load a base model with the family of its pipeline class.
 
     Raises OSError, or ValueError where there is no family.
@@ -32,7 +32,7 @@ def load_family(source: Source, options: EngineOptions) -> Family:
     if name not in FAMILIES:
         path = as_checkpoint(source).path
         raise ValueError(f"{path}: {name} is not supported; supported pipelines: {', '.join(FAMILIES)}")
-    return FAMILIES[name](source, options)
+    return FAMILIES[name](source, options, placement)
 
 
 LAYERS: dict[str, tuple[str, Callable[[Path], dict[str, Component]]]] = {

@@ -19,7 +19,7 @@ from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, finished_pixels, latent_rgb
+from serve_app.engine.families.family import Component, Placement, finished_pixels, latent_rgb, limit_decoding
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
 from serve_app.engine.lanes import forwards_over, lanes_over
@@ -46,13 +46,25 @@ class UNetFamily:
 
     denoiser = "unet"
 
-    def __init__(self, pipeline: Any, options: EngineOptions, *, sampler: str = "", clip_skip: int = 0) -> None:
+    def __init__(
+        self,
+        pipeline: Any,
+        options: EngineOptions,
+        *,
+        sampler: str = "",
+        clip_skip: int = 0,
+        placement: Placement | None = None,
+    ) -> None:
+        placement = placement or Placement()
         self.device, self.dtype = torch_device(options), torch_dtype(options)
         self.unet = pipeline.unet.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
         self.vae = pipeline.vae.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
         if self.vae.dtype != self._vae_dtype(self.vae):
             self.vae.to(self._vae_dtype(self.vae))
-        self.encoders = self._load_encoders(pipeline)
+        limit_decoding(self.vae, placement.decoding_bytes)
+        self.encoders = self._load_encoders(
+            pipeline, torch.device("cpu") if placement.encoders_on_host else self.device
+        )
         self._scheduler = pipeline.scheduler
         self.sampler = sampler or options.sampler
         self._clip_skip = self._checked_skip(clip_skip)
@@ -71,9 +83,9 @@ class UNetFamily:
         self._forwards = forwards_over(self.lanes, options)
 
     @classmethod
-    def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
-        told = as_checkpoint(source)
-        return cls(load_pipeline(source, torch_dtype(options)), options, sampler=told.sampler, clip_skip=told.clip_skip)
+    def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> "UNetFamily":
+        told, pipeline = as_checkpoint(source), load_pipeline(source, torch_dtype(options))
+        return cls(pipeline, options, sampler=told.sampler, clip_skip=told.clip_skip, placement=placement)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -109,7 +121,10 @@ class UNetFamily:
     def _encode_cached(self, parts: tuple[Part, ...], adapter_id: str, scale: float, clip_skip: int) -> Encoded:
         key = (parts, adapter_id, scale if adapter_id else 0.0, clip_skip)
         if key not in self._encoded:
-            self._encoded[key] = encode_prompt(list(self.encoders.values()), parts, clip_skip)
+            made = encode_prompt(list(self.encoders.values()), parts, clip_skip)
+            self._encoded[key] = Encoded(
+                made.chunks.to(self.device), None if made.pooled is None else made.pooled.to(self.device)
+            )
         self._encoded.move_to_end(key)
         while len(self._encoded) > MAX_ENCODED_PROMPTS:
             self._encoded.popitem(last=False)
@@ -196,13 +211,13 @@ class UNetFamily:
             torch.float32 if self.dtype == torch.float16 and getattr(vae.config, "force_upcast", False) else self.dtype
         )
 
-    def _load_encoders(self, pipeline: Any) -> dict[str, TextEncoder]:
+    def _load_encoders(self, pipeline: Any, device: torch.device) -> dict[str, TextEncoder]:
         pairs = {"text_encoder": (pipeline.tokenizer, pipeline.text_encoder)}
         if hasattr(pipeline, "text_encoder_2"):
             pairs["text_encoder_2"] = (pipeline.tokenizer_2, pipeline.text_encoder_2)
         is_xl = len(pairs) == 2
         return {
-            name: TextEncoder(tokenizer, model.to(self.device).eval().requires_grad_(False), penultimate=is_xl)
+            name: TextEncoder(tokenizer, model.to(device).eval().requires_grad_(False), penultimate=is_xl)
             for name, (tokenizer, model) in pairs.items()
         }
 

@@ -1,4 +1,4 @@
-"""Tells what base models weigh by the headers of their files, refuses those that cannot fit, and watches them load."""
+"""Tells what base models weigh by their files' headers, places or refuses them by that, and watches them load."""
 
 import json
 import logging
@@ -12,8 +12,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from serve_app.engine.device import free_memory, torch_device, torch_dtype
+from serve_app.engine.device import (
+    SPARE_PART,
+    free_host_memory,
+    free_memory,
+    memory_limit,
+    torch_device,
+    torch_dtype,
+)
 from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
+from serve_app.engine.families.family import Placement
 from serve_app.engine.families.single_file import PARTS
 from serve_app.engine_options import EngineOptions
 
@@ -22,32 +30,63 @@ log = logging.getLogger(__name__)
 GB = 10**9
 WATCH_S = 1.0
 """How often it is looked how far a load is: 0.1 s of a core each time beside a Stable Diffusion 1.5."""
+ROOM = 2**30
+"""Bytes that must be left beside weights, or the text encoders make room: decoding 512² pixels takes 0.4 GB of them."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
-def require_memory(sources: Mapping[str, Source], options: EngineOptions) -> None:
-    """Compare what base models by name take with what their device has free, by the headers of their files.
+def place(sources: Mapping[str, Source], options: EngineOptions) -> dict[str, Placement]:
+    """Settle by name where base models' parts are, by the headers of their files and what their device has free.
 
-    Raises MemoryError with the sums and what would help.
+    Raises MemoryError with the sums and what would help where they cannot fit.
     """
     device, dtype = torch_device(options), torch_dtype(options)
     parts = {name: part_bytes(source, dtype) for name, source in sources.items()}
     adapters, free = options.adapter_memory * len(sources), free_memory(device)
-    needed = sum(sum(sizes.values()) for sizes in parts.values()) + adapters
+    on_host = set[str]() if device.type == "cpu" else encoders_on_host(parts, free - adapters)
+    beside = sum(encoder_bytes(parts[name]) for name in on_host)
+    weights = sum(sum(sizes.values()) for sizes in parts.values()) - beside
+    needed = weights + adapters
     listed = {
         name: ", ".join(f"{part} {size / GB:.2f}" for part, size in sizes.items()) for name, sizes in parts.items()
     }
     said = [f"{name} takes {_gigabytes(*sizes.values())} ({listed[name]})" for name, sizes in parts.items()]
+    said += [f"text encoders of {', '.join(sorted(on_host))} in host memory {_gigabytes(beside)} less"] * bool(on_host)
     said += [f"adapters take {_gigabytes(adapters)} (adapter_memory)"] if adapters else []
     sums = f"as {str(dtype).removeprefix('torch.')}, {', '.join(said)}: {_gigabytes(needed)} in all"
-    if needed <= free:
-        log.info("%s, of %s free on %s", sums, _gigabytes(free), device)
-        return
     cures = ["`dtype: bfloat16`, half as much"] if dtype == torch.float32 else []
     cures += ["a smaller `adapter_memory`"] if adapters else []
     cures += ["fewer base models"] if len(sources) > 1 else []
-    cures += ["more memory" if device.type == "cpu" else "a larger `memory_fraction`, or a card with more memory"]
-    raise MemoryError(f"{sums}, and {device} has {_gigabytes(free)} free; what helps: {'; '.join(cures)}")
+    if needed > free:
+        cures += ["more memory" if device.type == "cpu" else "a larger `memory_fraction`, or a card with more memory"]
+        raise MemoryError(f"{sums}, and {device} has {_gigabytes(free)} free; what helps: {'; '.join(cures)}")
+    if beside > (host := free_host_memory()):
+        cures += ["more host memory, or a card with more memory"]
+        raise MemoryError(f"{sums}, and the host has {_gigabytes(host)} free; what helps: {'; '.join(cures)}")
+    log.info("%s, of %s free on %s", sums, _gigabytes(free), device)
+    decoding = 0 if device.type == "cpu" else decoding_bytes(memory_limit(device) - weights, adapters)
+    return {name: Placement(name in on_host, decoding) for name in sources}
+
+
+def encoder_bytes(sizes: Mapping[str, int]) -> int:
+    """Return what the text encoders of a base model take, of the bytes of its parts."""
+    return sum(size for part, size in sizes.items() if part.startswith("text_encoder"))
+
+
+def encoders_on_host(parts: Mapping[str, Mapping[str, int]], free: int) -> set[str]:
+    """Return the base models whose text encoders stay in host memory: the largest, as few as let the rest fit."""
+    over = sum(sum(sizes.values()) for sizes in parts.values()) + ROOM - free
+    on_host = set[str]()
+    for name in sorted(parts, key=lambda name: encoder_bytes(parts[name]), reverse=True):
+        if over > 0 and encoder_bytes(parts[name]):
+            on_host.add(name)
+            over -= encoder_bytes(parts[name])
+    return on_host
+
+
+def decoding_bytes(left: int, adapters: int) -> int:
+    """Return half of what adapters leave of a device's memory beside the weights; the other half is for steps."""
+    return max((left - (adapters or left // SPARE_PART)) // 2, 1)
 
 
 def _gigabytes(*sizes: int) -> str:
