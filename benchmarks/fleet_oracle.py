@@ -1,14 +1,15 @@
 """The fewest replica-hours that could have served known arrivals within the latency goal."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import diags_array, eye_array, hstack, vstack
 
 from benchmarks.fleet_load import HOUR_MS, Arrival
 
+optimize: Any = importlib.import_module("scipy.optimize")  # to infer their types took pyright a dozen seconds
+sparse: Any = importlib.import_module("scipy.sparse")
 BIN_MS = 20_000
 
 
@@ -28,10 +29,10 @@ def oracle_hours(
     work = np.concatenate([[0.0], np.cumsum([arrival.images * image_ms for arrival in arrivals])])
     most = work[np.searchsorted(at, ends, side="right")] / BIN_MS
     least = work[np.searchsorted(at, ends - deadline_ms, side="right")] / BIN_MS
-    one: Any = eye_array(bins)
-    rise: Any = one - diags_array(np.ones(bins - 1), offsets=-1, shape=(bins, bins))
-    limits = vstack([hstack([-one, rise, 0 * one]), hstack([rise, 0 * one, -one])])
-    solved = linprog(
+    one = sparse.eye_array(bins)
+    rise = one - sparse.diags_array(np.ones(bins - 1), offsets=-1, shape=(bins, bins))
+    limits = sparse.vstack([sparse.hstack([-one, rise, 0 * one]), sparse.hstack([rise, 0 * one, -one])])
+    solved = optimize.linprog(
         np.concatenate([np.ones(bins), np.zeros(bins), np.full(bins, cold_start_ms / BIN_MS)]),
         A_ub=limits.tocsc(),
         b_ub=np.zeros(2 * bins),

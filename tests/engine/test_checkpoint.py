@@ -16,7 +16,7 @@ from torch import Tensor
 from serve_app.engine import Checkpoint, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.conftest import ONE_AT_A_TIME
 from tests.engine.diffusers_reference import DiffusersReference, open_pipeline
 from tests.engine.original_checkpoint import copy_config, write_original
 from tests.engine.run_engine import final_latents, finish, start
@@ -36,8 +36,8 @@ def test_a_single_file_makes_the_latents_of_its_folder(
     config = copy_config(folder, tmp_path / "config")
     lora = tiny_models.write_lora(tmp_path / "lora.safetensors", folder, rank=4, seed=1, text=True)
     requests = [REQUEST, replace(REQUEST, run_id="lora", adapter=lora)]
-    expected = final_latents(BaseModel.load("m", folder, EXACT_FLOAT32, lambda: None), requests)
-    made = final_latents(BaseModel.load("m", Checkpoint(file, config), EXACT_FLOAT32, lambda: None), requests)
+    expected = final_latents(BaseModel.load("m", folder, ONE_AT_A_TIME, lambda: None), requests)
+    made = final_latents(BaseModel.load("m", Checkpoint(file, config), ONE_AT_A_TIME, lambda: None), requests)
     for key, latents in expected.items():
         assert torch.equal(made[key], latents)
 
@@ -46,7 +46,7 @@ def test_a_single_file_makes_the_latents_of_its_folder(
 def test_the_image_is_the_folders_and_the_config_may_lie_beside_the_file(sd: Path, tmp_path: Path) -> None:
     file = write_original(sd, tmp_path / "fine-tune.safetensors")
     copy_config(sd, tmp_path / "fine-tune")
-    with Engine.load(sd, EXACT_FLOAT32) as folder, Engine.load(file, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as folder, Engine.load(file, ONE_AT_A_TIME) as engine:
         assert list(engine.base_models) == ["fine-tune"]
         assert (finish(engine, [REQUEST])["k"].image == finish(folder, [REQUEST])["k"].image).all()  # pyright: ignore
 
@@ -54,9 +54,9 @@ def test_the_image_is_the_folders_and_the_config_may_lie_beside_the_file(sd: Pat
 def test_a_file_without_a_config_is_one_clear_error(sd: Path, tmp_path: Path) -> None:
     file = write_original(sd, tmp_path / "model.safetensors")
     with pytest.raises(FileNotFoundError, match=r"model.safetensors: .* config a diffusers folder of the same arch"):
-        Engine.load(file, EXACT_FLOAT32)
+        Engine.load(file, ONE_AT_A_TIME)
     with pytest.raises(FileNotFoundError, match=r"elsewhere holds no model_index.json"):
-        Engine.load(Checkpoint(file, tmp_path / "elsewhere"), EXACT_FLOAT32)
+        Engine.load(Checkpoint(file, tmp_path / "elsewhere"), ONE_AT_A_TIME)
 
 
 ZERO_SNR = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
@@ -103,7 +103,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
     scheduler = config / "scheduler" / "scheduler_config.json"
     said = {name: value for name, value in json.loads(scheduler.read_text()).items() if name not in ZERO_SNR}
     scheduler.write_text(json.dumps(said))  # as published configs, which leave out what is a default
-    model = BaseModel.load("m", Checkpoint(file, config), EXACT_FLOAT32, lambda: None)
+    model = BaseModel.load("m", Checkpoint(file, config), ONE_AT_A_TIME, lambda: None)
     one = replace(REQUEST, steps=5)
     made = final_latents(model, [one])["k"]
     reference = DiffusersReference(folder)
@@ -128,7 +128,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
 def test_half_of_a_pair_of_markers_is_refused_by_name(sdxl: Path, tmp_path: Path, marker: str, lacking: str) -> None:
     file = change(write_original(sdxl, tmp_path / "model.safetensors"), {marker: {**PLAYGROUND, **COSXL}[marker]})
     with pytest.raises(ValueError, match=f"base model m: .*{lacking}"):
-        BaseModel.load("m", Checkpoint(file, sdxl), EXACT_FLOAT32, lambda: None)
+        BaseModel.load("m", Checkpoint(file, sdxl), ONE_AT_A_TIME, lambda: None)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_scaled_float8_weights_are_rescaled(
     save_file(plain, tmp_path / "plain.safetensors")
     made, expected = (
         final_latents(
-            BaseModel.load("m", Checkpoint(tmp_path / f"{name}.safetensors", sd), EXACT_FLOAT32, lambda: None),
+            BaseModel.load("m", Checkpoint(tmp_path / f"{name}.safetensors", sd), ONE_AT_A_TIME, lambda: None),
             [REQUEST],
         )["k"]
         for name in ("scaled", "plain")
@@ -198,7 +198,7 @@ def test_a_file_that_lacks_weights_or_has_others_is_refused_by_name(
 ) -> None:
     file = change(Path(shutil.copy(whole, tmp_path)), more, without=without)
     with pytest.raises(ValueError, match=f"base model model: .*model.safetensors: .*{complaint}"):
-        Engine.load(Checkpoint(file, sd), EXACT_FLOAT32)
+        Engine.load(Checkpoint(file, sd), ONE_AT_A_TIME)
 
 
 @pytest.mark.slow
@@ -209,8 +209,8 @@ def test_what_is_known_to_be_unused_is_left_out(whole: Path, sd: Path, tmp_path:
     file = change(Path(shutil.copy(whole, tmp_path)), {name: torch.ones(1) for name in unused})
     old = {name.replace("transformer.text_model.", "transformer."): tensor for name, tensor in load_file(file).items()}
     save_file(old, file)
-    made = final_latents(BaseModel.load("m", Checkpoint(file, sd), EXACT_FLOAT32, lambda: None), [REQUEST])
-    assert torch.equal(made["k"], final_latents(BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None), [REQUEST])["k"])
+    made = final_latents(BaseModel.load("m", Checkpoint(file, sd), ONE_AT_A_TIME, lambda: None), [REQUEST])
+    assert torch.equal(made["k"], final_latents(BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None), [REQUEST])["k"])
 
 
 @pytest.mark.slow
@@ -225,15 +225,15 @@ def test_the_catalogs_vae_takes_the_place_of_one_that_is_missing(whole: Path, sd
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "vae": [None, None]}))
     with pytest.raises(ValueError, match="folder: has no vae; name one with `vae:`"):
-        Engine.load(folder, EXACT_FLOAT32)
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        Engine.load(folder, ONE_AT_A_TIME)
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         expected = finish(engine, [REQUEST])["k"].image
     for source in (
         Checkpoint(file, sd, vae=sd),
         Checkpoint(file, sd, vae=tmp_path / "vae.safetensors"),
         Checkpoint(folder, vae=sd / "vae"),
     ):
-        with Engine.load(source, EXACT_FLOAT32) as engine:
+        with Engine.load(source, ONE_AT_A_TIME) as engine:
             assert (finish(engine, [REQUEST])["k"].image == expected).all()  # pyright: ignore
     for vae_path, complaint in (
         (tmp_path / "no.safetensors", "no such"),
@@ -241,18 +241,18 @@ def test_the_catalogs_vae_takes_the_place_of_one_that_is_missing(whole: Path, sd
         (file, "is not of"),
     ):
         with pytest.raises((OSError, ValueError), match=f"vae: .*{complaint}"):
-            Engine.load(Checkpoint(sd, vae=vae_path), EXACT_FLOAT32)
+            Engine.load(Checkpoint(sd, vae=vae_path), ONE_AT_A_TIME)
 
 
 @pytest.mark.slow
 def test_a_folder_of_fp16_files_alone_is_taken_and_one_of_bin_files_refused(sd: Path, tmp_path: Path) -> None:
     open_pipeline(sd).to(torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
     expected = DiffusersReference(sd).latents(REQUEST)
-    made = final_latents(BaseModel.load("m", tmp_path / "half", EXACT_FLOAT32, lambda: None), [REQUEST])["k"]
+    made = final_latents(BaseModel.load("m", tmp_path / "half", ONE_AT_A_TIME, lambda: None), [REQUEST])["k"]
     assert (made - expected).abs().max() < 0.01 * expected.abs().max()
     open_pipeline(sd).save_pretrained(tmp_path / "pickled", safe_serialization=False)
     with pytest.raises(FileNotFoundError, match=r"pickled/unet: holds no .safetensors file; .* convert them"):
-        Engine.load(tmp_path / "pickled", EXACT_FLOAT32)
+        Engine.load(tmp_path / "pickled", ONE_AT_A_TIME)
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_an_sdxl_folder_without_its_first_encoder_is_refused(sdxl: Path, tmp_pat
     pipeline.text_encoder = pipeline.tokenizer = None
     pipeline.save_pretrained(tmp_path / "refiner")
     with pytest.raises(ValueError, match=r"has no text_encoder, no tokenizer \(an SDXL refiner"):
-        Engine.load(tmp_path / "refiner", EXACT_FLOAT32)
+        Engine.load(tmp_path / "refiner", ONE_AT_A_TIME)
 
 
 EARLY = {"_class_name": "DDIMScheduler", **tiny_models.TRAINING, "set_alpha_to_one": False}
@@ -284,12 +284,12 @@ def test_what_the_pipeline_corrects_in_a_scheduler_is_kept(
     assert reference.pipeline.scheduler.config.steps_offset == steps_offset
     expected = reference.latents(one)
     for sampler in ("", "ddim"):
-        model = BaseModel.load("m", Checkpoint(folder, sampler=sampler), EXACT_FLOAT32, lambda: None)
+        model = BaseModel.load("m", Checkpoint(folder, sampler=sampler), ONE_AT_A_TIME, lambda: None)
         assert (final_latents(model, [one])["k"] - expected).abs().max() < TOLERANCE * expected.abs().max()
     if family == "sdxl":
         written.write_text(json.dumps(EARLY))
         with pytest.raises(ValueError, match=r"base model m: .*clip_sample and thresholding must be off"):
-            BaseModel.load("m", folder, EXACT_FLOAT32, lambda: None)
+            BaseModel.load("m", folder, ONE_AT_A_TIME, lambda: None)
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_clip_skip_is_that_of_the_pipeline(family: str, request: pytest.FixtureR
         object.__setattr__(reference.pipeline.text_encoder, "text_model", reference.pipeline.text_encoder)
     plain, call = reference.latents(REQUEST), type(reference.pipeline).__call__
     for clip_skip in (1, 2):
-        model = BaseModel.load("m", Checkpoint(folder, clip_skip=clip_skip), EXACT_FLOAT32, lambda: None)
+        model = BaseModel.load("m", Checkpoint(folder, clip_skip=clip_skip), ONE_AT_A_TIME, lambda: None)
         expected = call(
             reference.pipeline, REQUEST.prompt, negative_prompt=REQUEST.negative_prompt, clip_skip=clip_skip,
             generator=torch.Generator().manual_seed(REQUEST.seed), num_inference_steps=REQUEST.steps,
@@ -311,7 +311,7 @@ def test_clip_skip_is_that_of_the_pipeline(family: str, request: pytest.FixtureR
         assert (expected - plain).abs().max() > 100 * TOLERANCE
         assert (final_latents(model, [REQUEST])["k"] - expected).abs().max() < TOLERANCE
     with pytest.raises(ValueError, match=r"base model m: clip_skip: must be 0 to 2 .* not 3"):
-        BaseModel.load("m", Checkpoint(folder, clip_skip=3), EXACT_FLOAT32, lambda: None)
+        BaseModel.load("m", Checkpoint(folder, clip_skip=3), ONE_AT_A_TIME, lambda: None)
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_tokens_of_several_vectors_are_those_of_the_pipeline(sd: Path, tmp_path:
     pipeline.load_textual_inversion(torch.randn(3, 32, generator=torch.Generator().manual_seed(0)), token="<cat>")
     pipeline.save_pretrained(tmp_path / "baked")
     one = replace(REQUEST, prompt="a <cat> b", negative_prompt="<cat>")
-    made = final_latents(BaseModel.load("m", tmp_path / "baked", EXACT_FLOAT32, lambda: None), [one])["k"]
+    made = final_latents(BaseModel.load("m", tmp_path / "baked", ONE_AT_A_TIME, lambda: None), [one])["k"]
     expected = DiffusersReference(tmp_path / "baked").latents(one)
     assert (made - expected).abs().max() < TOLERANCE
 
@@ -329,13 +329,13 @@ def test_tokens_of_several_vectors_are_those_of_the_pipeline(sd: Path, tmp_path:
 def test_a_file_of_another_architecture_is_refused(sd: Path, sd2: Path, tmp_path: Path) -> None:
     file = write_original(sd2, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors: is not of the architecture at"):
-        Engine.load(Checkpoint(file, sd), EXACT_FLOAT32)
+        Engine.load(Checkpoint(file, sd), ONE_AT_A_TIME)
 
 
 def test_what_is_no_stable_diffusion_is_refused_by_name(sd: Path, tmp_path: Path) -> None:
     folder = copy_config(sd, tmp_path / "flux")
     (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline", "transformer": ["diffusers", "X"]}')
     with pytest.raises(ValueError, match="FluxPipeline is not supported"):
-        Engine.load(folder, EXACT_FLOAT32)
+        Engine.load(folder, ONE_AT_A_TIME)
     with pytest.raises(FileNotFoundError, match=r"model.ckpt: no such safetensors"):
-        Engine.load(Checkpoint(tmp_path / "model.ckpt", sd), EXACT_FLOAT32)
+        Engine.load(Checkpoint(tmp_path / "model.ckpt", sd), ONE_AT_A_TIME)

@@ -1,4 +1,4 @@
-"""What a step asks of a device, at true size: 16 rows of SDXL or 8 of a transformer, each with an adapter, on no numbers.
+"""What a step asks of a device, at true size: 6 rows of SDXL or 4 of a transformer, each with an adapter, on no numbers.
 
 The bounds are what the engine did when they were written. Whoever lowers a figure lowers its bound too.
 """
@@ -51,10 +51,10 @@ CHANGE_UPLOADS = 2
 """Copies to the device when the company changes. Goal: 1."""
 CHANGE_WAITS = 0
 """Waits for the device then. Goal: 0."""
-CHANGE_CALLS = 240
-"""Calls of the engine's Python functions outside the denoiser then (202 when this was written): none for each layer."""
+CHANGE_CALLS = 150
+"""Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 16, "z_image": 8, "flux2_klein": 8}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

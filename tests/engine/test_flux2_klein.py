@@ -18,7 +18,7 @@ from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.run import Run
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.conftest import EXACT_FLOAT32, ONE_AT_A_TIME
 from tests.engine.diffusers_reference import PeftReference
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import final_latents, finish, start
@@ -28,7 +28,6 @@ from tests.engine.tiny_z_image import write_z_image
 
 pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
-ONE_AT_A_TIME = replace(EXACT_FLOAT32, exact=False)
 OPTIONS = replace(EXACT_FLOAT32, max_rows=6, adapter_slots=10)
 EVERY_LINEAR = (
     *BLOCK_LINEARS, "x_embedder", "context_embedder", "linear_1", "linear_2", "modulation_img.linear",

@@ -1,7 +1,8 @@
 """The engine's latents are those of diffusers' own pipelines, whatever the batch."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -24,6 +25,15 @@ TOLERANCE = 1e-4
 WEIGHTS = (0.1, 0.75, 1.0)
 TOGETHER = ((1.5, -0.6), (-1.0, 0.0, 0.7), (0.5, 2.0, -0.8, 0.75))
 """Weights of two, three and four LoRAs that act as one."""
+
+
+Opened = tuple[BaseModel, DiffusersReference]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Callable[[Path], Opened]:
+    """Return what opens a folder once for all tests: a model measures which batches keep its bits, which takes 1 s."""
+    return cache(lambda folder: (BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)))
 
 
 def batched(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
@@ -60,7 +70,7 @@ def adapters(folder: Path, into: Path) -> list[AdapterFile]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["sd", "sd2", "sdxl"])
 def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
-    family: str, tmp_path: Path, request: pytest.FixtureRequest
+    family: str, opened: Callable[[Path], Opened], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(family)
     files = [
@@ -75,18 +85,17 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
                    height=64)
         for i, (adapter, scale) in enumerate([*alone, *composed])
     ]  # fmt: skip
-    model = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None)
+    model, reference = opened(folder)
     made = final_latents(model, requests)
-    reference = DiffusersReference(folder)
     for one in requests:
         expected = reference.latents(one)
         assert (made[one.run_id] - expected).abs().max() < TOLERANCE * max(1, expected.abs().max()), one
 
 
 @pytest.mark.slow
-def test_adapters_change_what_is_made(sd: Path, tmp_path: Path) -> None:
+def test_adapters_change_what_is_made(opened: Callable[[Path], Opened], sd: Path, tmp_path: Path) -> None:
     """Guards the test above: an adapter that did nothing would pass it."""
-    model = BaseModel.load("m", sd, WIDE_FLOAT32, lambda: None)
+    model, _ = opened(sd)
     requests = [
         RunRequest(run_id=f"{i}", prompt="a cat", adapter=file, steps=4, width=64, height=64)
         for i, file in enumerate([None, *adapters(sd, tmp_path)])
@@ -100,9 +109,8 @@ def test_adapters_change_what_is_made(sd: Path, tmp_path: Path) -> None:
     ("family", "sampler"), [*product(["sd"], SAMPLERS), ("sd2", Sampler.DPMPP_2M), ("sdxl", Sampler.EULER)]
 )
 def test_every_sampler_and_guidance_ends_where_diffusers_does(
-    family: str, sampler: Sampler, request: pytest.FixtureRequest
+    family: str, sampler: Sampler, opened: Callable[[Path], Opened], request: pytest.FixtureRequest
 ) -> None:
-    folder: Path = request.getfixturevalue(family)
     requests = [
         RunRequest(
             run_id=f"{steps}-{guidance}",
@@ -116,9 +124,8 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
         )
         for steps, guidance in [(3, 1.0), (5, 2.0), (10, 1.5 if sampler is Sampler.LCM else 7.5)]
     ]
-    model = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None)
+    model, reference = opened(request.getfixturevalue(family))
     made = final_latents(model, requests)
-    reference = DiffusersReference(folder)
     for one in requests:
         expected = reference.latents(one)
         assert (made[one.run_id] - expected).abs().max() < TOLERANCE * max(1, expected.abs().max()), one

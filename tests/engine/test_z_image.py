@@ -18,7 +18,7 @@ from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.weights import part_bytes
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.conftest import EXACT_FLOAT32, ONE_AT_A_TIME
 from tests.engine.diffusers_reference import PeftReference
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import final_latents, finish, same_alone, start
@@ -26,7 +26,6 @@ from tests.engine.tiny_models import diffusers, transformers
 from tests.engine.tiny_z_image import original_weights, tiny_vae, write_z_image
 
 TOLERANCE = 1e-4
-ONE_AT_A_TIME = replace(EXACT_FLOAT32, exact=False)
 OPTIONS = replace(EXACT_FLOAT32, max_rows=8, adapter_slots=10)
 EVERY_LINEAR = (
     "to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3", "adaLN_modulation.0", "adaLN_modulation.1", "x_embedder.2-1",
@@ -182,7 +181,7 @@ def test_a_file_makes_the_latents_of_its_folder(form: str, prefix: str, turbo: P
         tmp_path / "lora.safetensors", turbo, rank=4, seed=1, text=True, denoiser="transformer", targets=ATTENTION
     )
     requests = [replace(REQUEST, guidance=2.0), replace(REQUEST, run_id="lora", adapter=lora)]
-    expected = final_latents(BaseModel.load("m", folder, EXACT_FLOAT32, lambda: None), requests)
+    expected = final_latents(BaseModel.load("m", folder, ONE_AT_A_TIME, lambda: None), requests)
     vae, encoder, tokenizer = (turbo / part for part in ("vae", "text_encoder", "tokenizer"))
     checkpoints = [
         Checkpoint(file, config, vae=vae, text_encoder=encoder, tokenizer=tokenizer),
@@ -193,7 +192,7 @@ def test_a_file_makes_the_latents_of_its_folder(form: str, prefix: str, turbo: P
         if form == "float32":
             weighed = (sum(part_bytes(each, torch.float32).values()) for each in (folder, checkpoint))
             assert -next(weighed) + next(weighed) == tensors[f"{prefix}norm_final.weight"].nbytes
-        made = final_latents(BaseModel.load("m", checkpoint, EXACT_FLOAT32, lambda: None), requests)
+        made = final_latents(BaseModel.load("m", checkpoint, ONE_AT_A_TIME, lambda: None), requests)
         for key, latents in expected.items():
             assert torch.equal(made[key], latents), (checkpoint, key)
 

@@ -10,7 +10,7 @@ from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils import set_peft_model_state_dict
-from transformers import CLIPTokenizer
+from transformers.models.clip.tokenization_clip import CLIPTokenizer
 
 from models.pocket.recipe.captions import full_caption, plain_caption
 from models.pocket.recipe.drawing import draw_scene
