@@ -60,7 +60,7 @@ async def _id_of(resources: Resources, lora_name: str) -> str:
 
 
 async def _accept(resources: Resources, account: Account, lora_id: str, **fields: Any) -> str:
-    usual = {"prompt": "a red flower", "lora_id": lora_id, "adapter_id": lora_id, "plan": account.plan_a}
+    usual = {"prompt": "a red flower", "lora_id": lora_id, "plan": account.plan_a}
     return await accept(resources, account.id, **{**usual, **fields})
 
 

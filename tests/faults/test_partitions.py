@@ -84,7 +84,7 @@ async def test_a_lost_reply_changes_nothing(env: Environment, proxy: RedisProxy,
 
 
 FORGETS_ITS_OWN_FINISH = replacing("jobs/finish", "{completed = 'duplicate'}", "{}")
-ACCEPTS_TWICE = replacing("jobs/accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false")
+ACCEPTS_TWICE = replacing("jobs/accept", "if redis.call('EXISTS', K('job:' .. new.id)) == 1", "if false")
 
 
 @pytest.mark.script_text
