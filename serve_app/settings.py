@@ -166,6 +166,8 @@ class Settings(BaseSettings):
     """So many API keys of one account may work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
     """An uploaded LoRA has at most this size."""
+    max_image_bytes_per_account: ByteSize = ByteSize(5 << 30)
+    """The images that one account uploads take at most so many bytes of storage together."""
     lora_samples: bool = True
     """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()

@@ -29,6 +29,7 @@ from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
+from serve_app.jobs.uploads import UploadRecords
 from serve_app.jobs.workers import RecentAdapters, WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
@@ -104,6 +105,7 @@ class Resources:
     poller = At[Poller]("for_jobs.poller")
     waits = At[JobWaits]("for_jobs.waits")
     images = At[ImageStore]("for_jobs.images")
+    uploaded = At[UploadRecords]("for_jobs.uploads.records")
     space = At[Space]("for_jobs.space")
     previews = At[PreviewStore]("for_jobs.previews")
     moderation = At[Moderation]("for_jobs.submission.moderation")

@@ -43,6 +43,9 @@ ANSWERS: Mapping[type[errors.AtelierError], ErrorAnswer] = {
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
+    errors.ImageQuotaExceeded: ErrorAnswer(
+        409, "Your account may store 5368709120 bytes of uploaded images; delete some first."
+    ),
     errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
     errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),
     errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),
@@ -71,7 +74,9 @@ DESCRIPTIONS: Mapping[int, str] = {
 }
 
 
-_CODES = [*(kind.code for kind in ANSWERS), INTERNAL_ERROR]
+_OF_JOBS = (errors.ImageQuotaExceeded,)
+"""Errors that interfaces A and B never answer with: the jobs document adds their codes to those of all documents."""
+_CODES = [*(kind.code for kind in ANSWERS if kind not in _OF_JOBS), INTERNAL_ERROR]
 
 
 class Error(ResponseBody):

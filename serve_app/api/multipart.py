@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from fastapi import Request
@@ -10,7 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from serve_app.api.body import check_length, is_encoded, media_type, too_large
-from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType
+from serve_app.domain.errors import InvalidParameter, StoreUnavailable, UnsupportedMediaType
 
 MEDIA_TYPE = "multipart/form-data"
 FIELD_BYTES = 16 << 10
@@ -54,6 +55,15 @@ async def read_multipart(
     if not form.is_whole:
         raise InvalidParameter("body: the multipart form is incomplete")
     return form.fields
+
+
+@contextmanager
+def disk_errors() -> Generator[None]:
+    """Raise `StoreUnavailable` for a disk that cannot keep an upload: nothing was accepted."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"an upload cannot be kept ({type(error).__name__})") from error
 
 
 class _Form:

@@ -123,7 +123,18 @@ def _adjusted(document: Schema, credentials: CredentialScheme) -> Schema:
             response["headers"] = common | HEADERS_BY_STATUS.get(status, {}) | response.get("headers", {})
     for schema in _schemas(document):
         _tidy(schema)
+    _add_codes(document)
     return document
+
+
+def _add_codes(document: Schema) -> None:
+    """Add the codes of errors that only this document's path operations answer with to those of all documents."""
+    listed: list[str] = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
+    for operation in operations(document):
+        for status, response in operation["responses"].items():
+            if status >= "400":
+                examples: Schema = response["content"]["application/json"]["examples"]
+                listed += [code for code in examples if code not in listed]
 
 
 def operations(document: Schema) -> Iterator[Schema]:

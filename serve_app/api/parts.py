@@ -21,6 +21,7 @@ from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
+from serve_app.jobs.uploads import UploadRecords, Uploads
 from serve_app.jobs.wishes import Wishes
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
@@ -114,10 +115,12 @@ class JobParts:
         make_space = (loras.uploads.sweep, loras.weights.make_space)
         self.space = Space(DiskReserve(settings, self.images.local_folder, *make_space), MemoryReserve(redis))
         self.previews = PreviewStore(redis)
+        uploaded = UploadRecords(redis, settings)
         self.submission = Submission(
             settings=settings,
             queue=self.queue,
             jobs=self.reader,
+            uploads=uploaded,
             catalog=loras.catalog,
             images=self.images,
             space=self.space,
@@ -131,6 +134,13 @@ class JobParts:
             deletions=Deletions(redis, self.images),
             images=self.images,
             audit=accounts.audit,
+            background=process.background,
+        )
+        self.uploads = Uploads(
+            settings=settings,
+            records=uploaded,
+            images=self.images,
+            deletion=self.deletion,
             background=process.background,
         )
 

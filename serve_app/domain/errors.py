@@ -108,6 +108,12 @@ class LoraQuotaExceeded(AtelierError):
     code = "lora_quota_exceeded"
 
 
+class ImageQuotaExceeded(AtelierError):
+    """The account's uploaded images take as many bytes as they may."""
+
+    code = "image_quota_exceeded"
+
+
 class StoreUnavailable(AtelierError):
     """Redis or the object storage cannot be reached: nothing was accepted, hence nothing is lost."""
 

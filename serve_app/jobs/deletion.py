@@ -51,6 +51,7 @@ class Deletions:
         self._images = images
         self._delete_job = Script(redis, "jobs/delete_job", rewrite)
         self._delete_image = Script(redis, "jobs/delete_image", rewrite)
+        self._delete_upload = Script(redis, "jobs/delete_upload", rewrite)
 
     async def delete_job(self, job_id: str, *, account_id: str | None, force: bool = False) -> Deleted | None:
         """Delete an ended job, or with `force` any.
@@ -85,6 +86,12 @@ class Deletions:
             name = await self._delete_image(**found.args(account_id, call, deleted), image_id=image_id, rest=rest)
             if name != CHANGED:
                 return Deleted(found.owner, name) if name else None
+
+    async def delete_upload(self, image_id: str, folder: str, *, account_id: str) -> Deleted | None:
+        """Delete an image that the account uploaded, whose object is in `folder`; None when it has no such image."""
+        call = secrets.token_hex(8)
+        name = await self._delete_upload(image_id=image_id, folder=folder, account=account_id, call=call, uris="[]")
+        return Deleted(account_id, name) if name else None
 
     async def objects(self, name: str) -> DeletedObjects | None:
         """Return the objects of one deleted job or image, while they are on the list."""
@@ -166,6 +173,12 @@ class JobDeletion:
     async def delete_image(self, job_id: str, image_id: str, *, account_id: str | None, by: Actor) -> None:
         """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
         deleted = await self.deletions.delete_image(job_id, image_id, account_id=account_id)
+        await self._finish(deleted, image_id, Act.IMAGE_DELETED, by)
+
+    @to_its_end
+    async def delete_upload(self, image_id: str, folder: str, *, account_id: str, by: Actor) -> None:
+        """Delete an image that the account uploaded. Raises as `delete_job`."""
+        deleted = await self.deletions.delete_upload(image_id, folder, account_id=account_id)
         await self._finish(deleted, image_id, Act.IMAGE_DELETED, by)
 
     async def _finish(self, deleted: Deleted | None, subject: str, act: Act, by: Actor) -> None:

@@ -270,20 +270,23 @@ REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 
 
 class ImageAccess:
-    """Tells whether the addresses of a job's images still open. May raise `StoreUnavailable`."""
+    """Tells whether the addresses of images still open. May raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._image_opens = Script(redis, "jobs/image_opens")
         self._opens: dict[str, float] = {}
 
-    async def is_open(self, job_id: str) -> bool:
-        """Return whether the job exists and its account is not disabled; a yes is remembered for a second."""
+    async def is_open(self, name: str) -> bool:
+        """Return whether the job, or uploaded image, of this id exists and its account is not disabled.
+
+        A yes is remembered for a second.
+        """
         now = time.monotonic()
-        if self._opens.get(job_id, 0.0) > now:
+        if self._opens.get(name, 0.0) > now:
             return True
-        if not await self._image_opens(job_id=job_id):
+        if not await self._image_opens(name=name):
             return False
         if len(self._opens) >= MOST_REMEMBERED:
             self._opens.clear()
-        self._opens[job_id] = now + REMEMBERED_S
+        self._opens[name] = now + REMEMBERED_S
         return True

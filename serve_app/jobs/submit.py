@@ -27,6 +27,7 @@ from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.records import JOB_BYTES
+from serve_app.jobs.uploads import UploadRecords
 from serve_app.jobs.wishes import Wish, Wishes
 from serve_app.log import log_ids
 from serve_app.loras.catalog import CatalogReader
@@ -72,6 +73,7 @@ class Submission:
     settings: Settings
     queue: JobQueue
     jobs: JobReader
+    uploads: UploadRecords
     catalog: CatalogReader
     images: ImageStore
     space: Space
@@ -121,8 +123,14 @@ class Submission:
         return Picture(image_id, image.image_uri)
 
     async def _stored_image(self, caller: Caller, image_id: str, variant: Variant | None) -> StoredImage:
-        """Return an image of the account, of a job of either interface where `variant` is None. Raises `NotFound`."""
-        image = await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)
+        """Return an image of the account: of a job of one interface, or of any job or uploaded where `variant` is None.
+
+        Raises `NotFound`.
+        """
+        uploaded = await self.uploads.get(image_id, account_id=caller.account_id) if variant is None else None
+        image = uploaded.image if uploaded else None
+        if image is None:
+            image = await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)
         if image is None or not await self.images.exists(image.image_uri):
             raise NotFound("There is no such image.")
         return image

@@ -98,7 +98,8 @@ class AccountRecords:
         ids = {account_id, *key_ids}
         async for names in self._names("*"):
             mine = [name for name in names if _is_removed(name, ids)]
-            mine += await self._sessions(names, account_id)
+            mine += await self._records(names, "session", "holder", account_id)
+            mine += await self._records(names, "upload", "account", account_id)
             mine += await self._links(names, account_id)
             if mine:
                 await self._redis.delete(*mine)
@@ -136,11 +137,11 @@ class AccountRecords:
                 batch = []
         yield batch
 
-    async def _sessions(self, names: Iterable[str], account_id: str) -> list[str]:
-        """Return the account's sessions that are on no list."""
-        sessions = [name for name in names if _parts(name)[0] == "session"]
-        owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "holder"))
-        return [name for name, owner in zip(sessions, owners, strict=True) if account_id in (owner or "").split(":")]
+    async def _records(self, names: Iterable[str], family: str, field: str, account_id: str) -> list[str]:
+        """Return the records of a family that name the account in this field, such as sessions that are on no list."""
+        records = [name for name in names if _parts(name)[0] == family]
+        owners = await self._ask(records, lambda pipeline, name: pipeline.hget(name, field))
+        return [name for name, owner in zip(records, owners, strict=True) if account_id in (owner or "").split(":")]
 
     async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
         """Return the links that sign somebody in to the account."""
@@ -216,7 +217,7 @@ class AccountDeletion:
     async def delete(self, account: Account, by: Actor) -> DeletedAccount:
         """Disable the account, remove everything that is its own, and look for its id in every key.
 
-        Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers'
+        Removed are its jobs, images, uploads, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers'
         later writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises
         `StoreUnavailable`.
         """

@@ -14,6 +14,7 @@ from serve_app.jobs.images import IMAGES, ImageStore, thumbnail_uri
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples, SampleDrawing
+from serve_app.jobs.uploads import UploadRecords
 from serve_app.loras.applied_catalog import AppliedCatalog, CatalogFollower
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.registration import UploadPlaces
@@ -48,6 +49,7 @@ class Housekeeping:
         self.queue = JobQueue(redis, settings)
         self.jobs = JobReader(redis)
         self.images = ImageStore(settings, process.measures)
+        self.uploaded = UploadRecords(redis, settings)
         self.deletions = Deletions(redis, self.images)
         self.accounts = AccountDeletion(process, self.images)
         self.weights = LoraWeights(redis, LoraFiles(settings))
@@ -133,7 +135,8 @@ async def _ensure_redis(settings: Settings) -> None:
 
 async def _sweep_in_turn(parts: Housekeeping, every: timedelta) -> None:
     if await parts.may_sweep(every):
-        _log.info("the sweeper removed %d objects", await sweep(parts.images, parts.jobs, parts.settings))
+        removed = await sweep(parts.images, parts.jobs, parts.uploaded, parts.settings)
+        _log.info("the sweeper removed %d objects", removed)
 
 
 async def _remove_deleted(parts: Housekeeping) -> None:
@@ -142,10 +145,10 @@ async def _remove_deleted(parts: Housekeeping) -> None:
     await parts.weights.remove_unused()
 
 
-async def sweep(images: ImageStore, jobs: JobReader, settings: Settings) -> int:
+async def sweep(images: ImageStore, jobs: JobReader, uploads: UploadRecords, settings: Settings) -> int:
     """Remove the objects that no record names; return how many.
 
-    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything. An object
+    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything; and every upload with a record. An object
     without a record is removed only when its date is past retention, so that a service connected to an empty Redis by
     mistake deletes nothing.
     """
@@ -154,19 +157,22 @@ async def sweep(images: ImageStore, jobs: JobReader, settings: Settings) -> int:
         for year in await images.folders(owner):
             for month in await images.folders(year):
                 for day in await images.folders(month):
-                    removed += await _sweep_day(images, jobs, settings, day)
+                    removed += await _sweep_day(images, jobs, uploads, settings, day)
     return removed
 
 
-async def _sweep_day(images: ImageStore, jobs: JobReader, settings: Settings, folder: str) -> int:
+async def _sweep_day(
+    images: ImageStore, jobs: JobReader, uploads: UploadRecords, settings: Settings, folder: str
+) -> int:
     """Sweep one folder, `images/<owner>/<yyyy>/<mm>/<dd>`: day by day, so that memory stays small."""
     names = await images.names(folder)
-    job_ids = sorted({_job_id(name) for name in names})
-    found = await jobs.find_many(job_ids)
+    ids = sorted({_job_id(name) for name in names})
+    found, uploaded = await jobs.find_many(ids), await uploads.existing(ids)
     day = date(*(int(part) for part in folder.split("/")[-3:]))
     limit = settings.retention + 2 * settings.queue_age_limit
     is_over = datetime.now(UTC).date() - day > limit
-    orphans = [name for name in names if _is_orphan(name, found.get(_job_id(name)), is_over=is_over)]
+    of_jobs = [name for name in names if _job_id(name) not in uploaded]
+    orphans = [name for name in of_jobs if _is_orphan(name, found.get(_job_id(name)), is_over=is_over)]
     for name in orphans:
         await images.delete(images.uri(name))
     return len(orphans)

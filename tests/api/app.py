@@ -22,7 +22,7 @@ from serve_app.settings import Settings
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources, open_resources
 from tests.made_jobs import job_of
-from tests.support import adapter_id, store_image, volatile_redis, write_catalog
+from tests.support import adapter_id, png_of, store_image, volatile_redis, write_catalog
 
 BASE = "http://service.test"
 LORA = adapter_id("outline")
@@ -176,8 +176,8 @@ def service_settings(folder: Path, plans: Sequence[dict[str, Any]], **extra: Any
     return Settings(data_dir=folder, plans=folder / "plans.yaml", **extra)
 
 
-CURL_FILE = b"weights"
-"""A file that a curl line uploads has this content."""
+CURL_FILE = png_of((8, 8))
+"""A file that a curl line uploads has this content: a picture, which for a LoRA stands for weights."""
 
 
 async def send_curl(client: httpx.AsyncClient, words: Sequence[str]) -> httpx.Response:

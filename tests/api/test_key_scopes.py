@@ -24,6 +24,7 @@ READS = [
     (A, "GET", "/v1/loras"),
     (B, "GET", f"/v1/loras/{LORA}"),
     (B, "GET", "/v1/models"),
+    (A, "GET", "/v1/images/img_x"),
 ]
 CHANGES = [
     (A, "POST", "/v1/generate"),
@@ -33,6 +34,8 @@ CHANGES = [
     (B, "POST", f"/v1/jobs/{UNKNOWN}/cancel"),
     (A, "DELETE", f"/v1/jobs/{UNKNOWN}"),
     (B, "DELETE", f"/v1/jobs/{UNKNOWN}/images/img_x"),
+    (B, "POST", "/v1/images"),
+    (A, "DELETE", "/v1/images/img_x"),
 ]
 
 
@@ -65,7 +68,7 @@ async def test_changing_takes_the_scope_generate_before_a_body_is_read(
     reader, generator = [
         await key(service, member, scopes=frozenset({scope})) for scope in (Scope.READ, Scope.GENERATE)
     ]
-    assert (await use(service, generator, way, BODIES[way[0]])).status_code in (200, 202, 400, 404)
+    assert (await use(service, generator, way, BODIES[way[0]])).status_code in (200, 202, 400, 404, 415)
     for body in (BODIES[way[0]], [], None):
         _refused(await use(service, reader, way, body), "generate")
 

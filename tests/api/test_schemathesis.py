@@ -19,8 +19,11 @@ SWEEP = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20
 DOCUMENTS = {"a": Variant.A, "b": Variant.B, "jobs": Variant.A, "loras": Variant.A}
 TWO_CREDENTIALS = ("--exclude-checks", "positive_data_acceptance")
 """A document of two credentials, of which schemathesis may send both: refused, and rightly so."""
-SPECIAL = {"jobs": TWO_CREDENTIALS, "loras": (*TWO_CREDENTIALS, "--exclude-operation-id", "addLora")}
-"""Each upload would start a process that reads it: `test_loras.py` sends what is wrong with one."""
+SPECIAL = {
+    "jobs": (*TWO_CREDENTIALS, "--exclude-operation-id", "addImage"),
+    "loras": (*TWO_CREDENTIALS, "--exclude-operation-id", "addLora"),
+}
+"""Each upload would start a process that reads it: `test_loras.py` and `test_images.py` send what is wrong with one."""
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,6 +12,7 @@ from tests.attack.requests import Kind, Requests, odd, one
 BOUNDARY = "x7"
 FORM_TYPE = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
 LORA = "/v1/loras/model_" + "a" * 26
+IMAGES = ("/v1/images", "/v1/images/img_" + "a" * 26)
 JOB = "gen_" + "a" * 26
 JSON = "Content-Type: application/json"
 REFUSED = (400, 403, 404, 413, 415)
@@ -98,7 +99,7 @@ def page_kinds(host: str, secret: str) -> Iterator[Kind]:
 
 def _routes(requests: Requests) -> Iterator[Kind]:
     for method in ("GET", "PATCH", "DELETE", "POST", "PUT"):
-        for path in ("/v1/loras", LORA, f"{LORA}/grants", f"{LORA}/grants/acct_{'a' * 26}", "/v1/usage"):
+        for path in ("/v1/loras", LORA, f"{LORA}/grants", f"{LORA}/grants/acct_{'a' * 26}", "/v1/usage", *IMAGES):
             nobody = requests.request(f"{method} {path} HTTP/1.1", "Content-Length: 0")
             yield one(f"{method} {path} from nobody", nobody, 401, 404, 405)
             text = requests.request(f"{method} {path} HTTP/1.1", requests.key.strip(), JSON, "Content-Length: 0")

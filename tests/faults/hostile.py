@@ -137,12 +137,13 @@ def _target(rnd: random.Random) -> tuple[str, str]:
             (rnd.choice(METHODS), f"/v1/loras/{some_id}"),
             (rnd.choice(METHODS), f"/v1/loras/{some_id}/grants"),
             ("GET", "/v1/usage"),
+            (rnd.choice(METHODS), f"/v1/images/{some_id}"),
             (rnd.choice(METHODS), f"/console/loras/{some_id}"),
             (rnd.choice(METHODS), f"/operators/accounts/{some_id}"),
             (rnd.choice(METHODS), "/v1/generate"),
             (rnd.choice(METHODS), "/" + "/".join(rnd.choices(PARTS, k=rnd.randrange(1, 5)))),
         ),
-        (60, 10, 3, 2, 3, 3, 3, 3, 3, 2, 4, 4, 2, 2, 1, 1, 3, 5),
+        (60, 10, 3, 2, 3, 3, 3, 3, 3, 2, 4, 4, 2, 2, 2, 1, 1, 3, 5),
     )[0]
 
 

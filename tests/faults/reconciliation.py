@@ -44,7 +44,7 @@ class AcknowledgedJobs:
 
 async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
-    await sweep(resources.images, resources.jobs, resources.settings)
+    await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings)
     with plain_redis(resources.redis_url, socket_timeout=READ_LIMIT_S) as client:
         problems = audit(client, max_attempts=resources.settings.max_attempts, max_skips=max_skips)
         reading = Reading(client)

@@ -17,6 +17,7 @@ from deployments.config import ServeConfig
 from deployments.proxy import WRAPPER
 from deployments.requirements import TLS_FILES, of_proxy
 from serve_app.api.body import MAX_BODY_BYTES
+from serve_app.api.images import routes as images
 from serve_app.api.loras import routes as loras
 from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
@@ -325,7 +326,7 @@ UPLOADS_PASS_THROUGH = {"nginx.ingress.kubernetes.io/proxy-request-buffering": "
 
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
-    """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
+    """The largest upload with its form passes at the paths of uploads, and little everywhere else."""
     edge = merge(INGRESS, {"ingress": {"controller": controller}})
     documents = production(**edge, limits={"loraMegabytes": 300})
     largest = Settings(max_lora_size=shared_environment(documents)["ATELIER_MAX_LORA_SIZE"]).max_lora_size
@@ -339,12 +340,12 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     uploads = by_path.keys() - {"/"}
     posts = [
         prefix + route.path
-        for prefix, router in (("", loras.router), ("/console", console_loras.router))
+        for prefix, router in (("", loras.router), ("", images.router), ("/console", console_loras.router))
         for route in cast(list[APIRoute], router.routes)
         if "POST" in (route.methods or ())
     ]
     assert uploads < set(posts)
-    assert uploads == {"/v1/loras", "/console/loras/new"}
+    assert uploads == {"/v1/loras", "/v1/images", "/console/loras/new"}
     assert all(largest + form <= by_path[path] <= largest + (2 << 20) for path in uploads)
     assert MAX_BODY_BYTES <= by_path["/"] <= 2 << 20
     prefix, name = BODY_SIZES[controller].rsplit("/", 1)
@@ -367,7 +368,7 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
     """A gigabyte takes longer than a request may: the service bounds an upload by its rate."""
     route = find(rendered("production"), "HTTPRoute")
     uploads, everything = route["spec"]["rules"]
-    assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/console/loras/new"}
+    assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/v1/images", "/console/loras/new"}
     assert uploads["timeouts"]["request"] == "0s"
     assert everything["timeouts"]["request"] == "60s"
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -117,15 +118,24 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     under_way = await put(resources, running, when=TODAY)
     unknown_today = await put(resources, "gen_unknown", when=TODAY)
     unknown_old = await put(resources, "gen_ancient", when=OLD)
+    image_id = "img_" + "a" * 26
+    uploaded = await put(resources, image_id, when=OLD)
+    await resources.uploaded.add(
+        replace(stored_image(uploaded), image_id=image_id),
+        account_id=(await resources.accounts.create("acme")).id,
+        key_id="",
+        idempotency_key=None,
+        body_sha256="",
+    )
     before_the_move = f"s3://elsewhere/{resources.images.name(kept)}"
     await resources.queue.finish(leases[done], [stored_image(before_the_move)], seconds=1)
     kept_thumbnail, orphan = thumbnail_uri(kept), thumbnail_uri(zombie)
     for uri in (kept_thumbnail, orphan):
         await resources.images.put(resources.images.name(uri), b"webp")
-    assert await sweep(resources.images, resources.jobs, resources.settings) == 3
-    objects = (kept, kept_thumbnail, under_way, unknown_today, zombie, orphan, unknown_old)
-    assert [uri for uri in objects if await resources.images.exists(uri)] == [*objects[:4]]
-    assert await sweep(resources.images, resources.jobs, resources.settings) == 0
+    assert await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings) == 3
+    objects = (uploaded, kept, kept_thumbnail, under_way, unknown_today, zombie, orphan, unknown_old)
+    assert [uri for uri in objects if await resources.images.exists(uri)] == [*objects[:5]]
+    assert await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings) == 0
 
 
 async def test_one_process_sweeps_per_interval(resources: Resources) -> None:

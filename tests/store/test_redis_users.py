@@ -5,6 +5,7 @@ import hashlib
 import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from serve_app.operations.overview import overview
 from serve_app.settings import ROOT, Settings
 from serve_app.store.redis_inspection import inspect_redis
 from tests.composition import open_resources
-from tests.made_jobs import accept, claim, finish, job_of
+from tests.made_jobs import accept, claim, finish, job_of, put, stored_image
 from tests.manifests.chart import find, rendered
 from tests.store.redis_servers import server, until_it_answers
 from tests.support import adapter_id, plain_redis, write_catalog
@@ -117,7 +118,13 @@ async def _live_one_job(folder: Path, url: str) -> None:
         await resources.queue.heartbeat(claimed.lease, progress=5)
         await finish(resources, claimed)
         await resources.queue.reap()
-        await sweep(resources.images, resources.jobs, resources.settings)
+        image = stored_image(await put(resources, "img_x", account_id=account.id, when=datetime.now(UTC)))
+        added = await resources.uploaded.add(
+            image, account_id=account.id, key_id="", idempotency_key="k", body_sha256=""
+        )
+        assert added == ("added", image.image_id)
+        assert await resources.deletions.delete_upload(image.image_id, "", account_id=account.id)
+        await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings)
         assert b"atelier_redis_memory_bytes" in await render_metrics(
             resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
         )

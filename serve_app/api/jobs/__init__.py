@@ -3,6 +3,7 @@
 from fastapi import APIRouter, FastAPI
 
 from serve_app.api.credentials import EITHER
+from serve_app.api.images.routes import router as images_router
 from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.creation import router as creation_router
@@ -22,8 +23,10 @@ interface whose credential you send; reading one does not."""
 def create_app() -> FastAPI:
     tags = {
         "Jobs": "Your account's jobs, from both interfaces and from here.",
+        "Images": "Pictures that your account uploads, to draw from, to mask by or to enlarge.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
     }
-    routes = APIRouter(routes=[*creation_router.routes, *router.routes, *usage_router.routes, *account_router.routes])
+    routers = (creation_router, router, images_router, usage_router, account_router)
+    routes = APIRouter(routes=[route for each in routers for route in each.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

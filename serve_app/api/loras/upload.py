@@ -1,7 +1,7 @@
 """Receives the form of a LoRA, or fetches the files that a JSON body refers to, into a folder of the upload's place."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +10,9 @@ from fastapi import Request
 from serve_app.api.body import read_json
 from serve_app.api.dependencies import jobs_of, loras_of, settings_of
 from serve_app.api.loras.schemas import LoraForm, LoraReference
-from serve_app.api.multipart import read_multipart
+from serve_app.api.multipart import disk_errors, read_multipart
 from serve_app.api.routing import validate
-from serve_app.domain.errors import InvalidParameter, StoreUnavailable
+from serve_app.domain.errors import InvalidParameter
 from serve_app.loras.account_loras import AccountActor
 from serve_app.loras.registration import Registered
 from serve_app.loras.sources import MAX_CONFIG_BYTES, PEFT_FILES, LoraSources
@@ -36,7 +36,7 @@ async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequenc
     """
     settings, space = settings_of(request), jobs_of(request).space
     await space.check()
-    with _disk_errors():
+    with disk_errors():
         folder = await place.enter_async_context(loras_of(request).uploads.folder())
         files = {_FILE: int(settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
         names = [*LoraForm.model_fields, *extra]
@@ -53,18 +53,9 @@ async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> 
     space, sources = jobs_of(request).space, LoraSources(settings_of(request))
     sources.check(source)
     await space.check()
-    with _disk_errors():
+    with disk_errors():
         folder = await place.enter_async_context(loras_of(request).uploads.folder())
         return await sources.fetch(source, folder, before_block=space.disk.check)
-
-
-@contextmanager
-def _disk_errors() -> Generator[None]:
-    """Raise `StoreUnavailable` for a disk that cannot keep an upload: nothing was accepted."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnavailable(f"an upload cannot be kept ({type(error).__name__})") from error
 
 
 def form_schema() -> dict[str, Any]:

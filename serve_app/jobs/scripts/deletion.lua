@@ -1,18 +1,8 @@
--- args: job_id, account, folder, call, uris, first, bytes:number
--- Removal of what Redis holds of a job. Its objects are listed in `deletions` in the same script, for whoever removes
--- them next: a process that dies between the two leaves them on the list. `account` '' is the operator; `folder` holds
--- the job's objects; `call` names the call, whose repeat gets the same answer; `uris` (JSON) are its objects, wherever
--- they are. `first` is the first field of the result that the caller has read: while there is another, the call changes
--- nothing. `bytes` were counted at the accept.
-local function list_objects(name, folder)
-  redis.call('HSET', K('deletions'), name, cjson.encode({folder = folder, uris = uris, at = now, call = call}))
-end
-
-local function was_deleted_by_this_call(name)
-  local listed = redis.call('HGET', K('deletions'), name)
-  return listed and cjson.decode(listed).call == call
-end
-
+-- include listed_objects
+-- args: job_id, account, first, bytes:number
+-- Removal of what Redis holds of a job. Its objects are listed in the same script. `account` '' is the operator.
+-- `first` is the first field of the result that the caller has read: while there is another, the call changes nothing.
+-- `bytes` were counted at the accept.
 local function has_changed() return (redis.call('HGET', K('job:' .. job_id), 'r0') or '') ~= first end
 
 -- An ended job and its images. The first writes free memory, so that a full server can be emptied.

@@ -116,8 +116,9 @@ https://{{ .Values.gateway.host }}
 {{ include "atelier.fullname" . }}-serve-svc
 {{- end -}}
 
-{{/* Where LoRAs are uploaded. */}}
+{{/* Where LoRAs and pictures are uploaded. */}}
 {{- define "atelier.uploadPaths" -}}
 - {path: /v1/loras, pathType: Exact}
+- {path: /v1/images, pathType: Exact}
 - {path: /console/loras/new, pathType: Exact}
 {{- end -}}

@@ -1,0 +1,179 @@
+"""Path operations of `/v1/images`: pictures that an account uploads, for requests to begin from or to be masked by."""
+
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import Field, WithJsonSchema
+
+from serve_app.api.dependencies import (
+    CallerDep,
+    IdempotencyKeyDep,
+    caller_address,
+    image_signer,
+    jobs_of,
+    loras_of,
+)
+from serve_app.api.errors import COUNTED_ERRORS, error_responses
+from serve_app.api.multipart import MEDIA_TYPE, disk_errors, read_multipart
+from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
+from serve_app.api.responses import json_response
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import ImageId, Pixels, ResponseBody, Url, UtcTime
+from serve_app.domain.audit import Actor, api_key
+from serve_app.domain.errors import (
+    IdempotencyConflict,
+    ImageQuotaExceeded,
+    InvalidParameter,
+    NotFound,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from serve_app.jobs.picture_file import KINDS, MAX_PIXELS, MAX_SIDE
+from serve_app.jobs.uploads import Upload
+
+router = APIRouter(route_class=ContractRoute, tags=["Images"])
+
+MAX_FILE_BYTES = 20 * 1000 * 1000
+_FILE = "file"
+_IMAGE: dict[str, Any] = {
+    "id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu",
+    "url": "https://images.example/mountains.png",
+    "width": 768,
+    "height": 512,
+    "size_bytes": 401221,
+    "sha256": "9f" * 32,
+    "created_at": "2026-11-21T12:00:00Z",
+    "expires_at": "2026-12-21T12:00:00Z",
+}
+IMAGE = {"Image": _IMAGE}
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": [_FILE],
+    "properties": {
+        _FILE: {
+            "type": "string",
+            "format": "binary",
+            "description": (
+                f"{KINDS[0].upper()}{KINDS[1:]} of at most {MAX_FILE_BYTES // 10**6} MB, {MAX_SIDE} pixels on a side "
+                f"and {MAX_PIXELS} pixels in all, with 8 bits a channel, not in CMYK and not animated."
+            ),
+        }
+    },
+}
+_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
+_ERRORS = {
+    400: "The form has no `file` or another field, or the picture is damaged, too large, animated, in CMYK or of 16 bits.",
+    409: "The `Idempotency-Key` was used before with another file, or your account's images take all bytes they may.",
+    413: "The file is larger than this service accepts.",
+    415: f"The body is no multipart form, or the file is not {KINDS}.",
+}
+
+ImageName = Annotated[str, Path(description="Its id.", json_schema_extra={"pattern": "^img_[a-z2-7]{26}$"})]
+
+
+class UploadedImage(ResponseBody):
+    """An uploaded picture as it is stored: a PNG without metadata, upright, opaque, in grey or RGB."""
+
+    id: ImageId
+    url: Url
+    width: Pixels
+    height: Pixels
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
+    created_at: UtcTime
+    expires_at: Annotated[UtcTime, Field(description="When it is deleted, unless you delete it before.")]
+
+
+@router.post(
+    "/v1/images",
+    operation_id="addImage",
+    summary="Upload a picture: it is checked while you wait and stored as a PNG",
+    status_code=201,
+    response_model=UploadedImage,
+    responses={
+        201: success("Stored, turned upright, on white where it was transparent.", IMAGE, headers=_HEADERS),
+        **error_responses(
+            InvalidParameter,
+            RequestTimeout,
+            PayloadTooLarge,
+            UnsupportedMediaType,
+            IdempotencyConflict,
+            ImageQuotaExceeded,
+            *COUNTED_ERRORS,
+            descriptions=_ERRORS,
+        ),
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {MEDIA_TYPE: {"schema": _FORM, "examples": named({"File": {_FILE: "@picture.png"}})}},
+        }
+    },
+)
+async def add_image(request: Request, caller: CallerDep, idempotency_key: IdempotencyKeyDep) -> Response:
+    space, places = jobs_of(request).space, loras_of(request).uploads
+    async with places.hold(caller.account_id) as place:
+        await space.check()
+        with disk_errors():
+            folder = await place.enter_async_context(places.folder())
+            await read_multipart(
+                request, folder, texts=(), files={_FILE: MAX_FILE_BYTES}, before_block=space.disk.check
+            )
+            file = _sent(folder)
+        added = await jobs_of(request).uploads.add(caller, file, place=place, idempotency_key=idempotency_key)
+    headers = {"Location": f"{request.scope.get('root_path', '')}/v1/images/{added.upload.image.image_id}"}
+    if added.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return json_response(_body(request, added.upload), status=201, headers=headers)
+
+
+@router.get(
+    "/v1/images/{image_id}",
+    operation_id="getUploadedImage",
+    summary="Read an uploaded picture",
+    response_model=UploadedImage,
+    responses={200: success("The picture.", IMAGE), **error_responses(*COUNTED_ERRORS, NotFound)},
+)
+async def get_image(request: Request, caller: CallerDep, image_id: ImageName) -> Response:
+    return json_response(_body(request, await jobs_of(request).uploads.find(caller, image_id)))
+
+
+@router.delete(
+    "/v1/images/{image_id}",
+    operation_id="deleteUploadedImage",
+    summary="Delete an uploaded picture",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Deleted: jobs that need it and have not begun fail as `generation_failed`."},
+        **error_responses(*COUNTED_ERRORS, NotFound),
+    },
+)
+async def delete_image(request: Request, caller: CallerDep, image_id: ImageName) -> Response:
+    by = Actor(api_key(caller.key_id), caller_address(request))
+    await jobs_of(request).uploads.delete(caller, image_id, by=by)
+    return Response(status_code=204)
+
+
+def _sent(folder: FilePath) -> FilePath:
+    file = folder / _FILE
+    if not file.exists():  # nothing is written of an empty file
+        raise InvalidParameter(f"{_FILE}: is required and must be {KINDS} picture")
+    return file
+
+
+def _body(request: Request, upload: Upload) -> UploadedImage:
+    image = upload.image
+    return UploadedImage(
+        id=image.image_id,
+        url=image_signer(request)(image.image_uri),
+        width=image.width,
+        height=image.height,
+        size_bytes=image.size_bytes,
+        sha256=image.sha256,
+        created_at=upload.created_at,
+        expires_at=upload.expires_at,
+    )

@@ -1,0 +1,231 @@
+"""An account uploads pictures: checked in a process of its own, stored as plain PNGs, counted, read and deleted."""
+
+import resource
+import struct
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image, ImageCms, PngImagePlugin
+
+from serve_app.domain.audit import Actor
+from serve_app.jobs.uploads import LEAST_COUNTED
+from serve_app.store.keys import redis_key
+from tests.api.app import ALL, LORA, Member, TestService, open_service, refused
+from tests.made_jobs import stored_image
+from tests.support import plain_redis, png_of
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+MAX_FILE = 20_000_000
+
+
+def file_of(image: Image.Image, kind: str, **options: Any) -> bytes:
+    out = BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def png(width: int, height: int, *chunks: tuple[bytes, bytes], depth: int = 8) -> bytes:
+    """Write a PNG by hand: its header, these chunks, and pixels for as far as a few bytes go."""
+    header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
+    rows = ((b"IHDR", header), *chunks, (b"IDAT", zlib.compress(bytes(100_000))), (b"IEND", b""))
+    written = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in rows
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+def of_many_scans(image: Image.Image) -> bytes:
+    whole = file_of(image, "jpeg", progressive=True)
+    last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+    return whole[:last] + whole[last:end] * 20_000 + whole[end:]
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # the camera was turned: the picture is upright after a quarter to the right
+EXIF[0x010F] = "Maker of the camera"
+TEXT = PngImagePlugin.PngInfo()
+TEXT.add_text("Author", "somebody")
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+SEVERAL: dict[str, Any] = {"save_all": True, "append_images": [Image.new("RGB", PHOTO.size)], "duration": 50}
+BOMB = zlib.compress(bytes(200 << 20), 9)
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
+    "a decompression bomb": (lambda: png(30_000, 30_000), 400, "file: has 30000 × 30000 pixels; at most 8192 on a side"),
+    "too many pixels": (lambda: png(8_000, 8_000), 400, "16777216 in all"),
+    "1 × 60,000": (lambda: png(1, 60_000), 400, "file: has 1 × 60000 pixels"),
+    "a WebP of 16,383 a side": (lambda: _vp8x(16_383, 16_383), 400, "file: "),
+    "a zTXt bomb": (lambda: png(8, 8, (b"zTXt", b"a\0\0" + BOMB)), 400, "file: its metadata unpack to too many bytes"),
+    "an ICC bomb": (lambda: png(8, 8, (b"iCCP", b"a\0\0" + BOMB)), 400, "file: its metadata unpack to too many bytes"),
+    "20,000 scans": (lambda: of_many_scans(PHOTO), 400, "file: has more than 32 scans"),
+    "another format": (lambda: file_of(PHOTO, "gif"), 415, "file: must be a PNG, JPEG or WebP"),
+    "no picture": (lambda: b"MZ" + bytes(500), 415, "file: must be a PNG, JPEG or WebP"),
+    "a wrong magic": (lambda: b"\x89PNG\r\n\x1a\n" + file_of(PHOTO, "jpeg"), 415, "file: must be a PNG, JPEG or WebP"),
+    "CMYK": (lambda: file_of(PHOTO.convert("CMYK"), "jpeg"), 400, "file: is in CMYK; send it in RGB or grey"),
+    "16 bits": (lambda: png(8, 8, depth=16), 400, "file: has 16 bits a channel; send it with 8"),
+    "an animated PNG": (lambda: file_of(PHOTO, "png", **SEVERAL), 400, "file: is animated"),
+    "an animated WebP": (lambda: file_of(PHOTO, "webp", **SEVERAL), 400, "file: is animated"),
+    "a cut JPEG": (lambda: file_of(PHOTO, "jpeg")[:-200], 400, "file: is damaged or incomplete"),
+    "a cut PNG": (lambda: file_of(PHOTO, "png")[:-2000], 400, "file: is damaged or incomplete"),
+}  # fmt: skip
+
+
+def _vp8x(width: int, height: int) -> bytes:
+    sides = struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + sides + file_of(PHOTO, "webp", lossless=True)[12:]
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+async def send(service: TestService, headers: dict[str, str], file: bytes, **more: bytes) -> httpx.Response:
+    files = {"file": ("x.png", file), **more} if file else more or {"file": b""}
+    return await service.client.post("/v1/images", headers=headers, files=files)
+
+
+async def sent(service: TestService, member: Member, file: bytes) -> dict[str, Any]:
+    answer = await send(service, member.b, file)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def pixels(service: TestService, url: str) -> Image.Image:
+    return Image.open(BytesIO((await service.client.get(url)).content))
+
+
+def objects(service: TestService, member: Member) -> list[Path]:
+    resources = service.resources
+    folder = resources.settings.data_dir / "images" / resources.images.account_folder(member.account.id)
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+async def test_a_hostile_picture_is_refused_by_name_within_a_second(service: TestService, member: Member) -> None:
+    """The time is that of a processor, so that a busy machine does not fail the test."""
+    for name, (make, status, text) in HOSTILE.items():
+        file, before = make(), _seconds()
+        answer = await send(service, member.a, file)
+        took = _seconds() - before
+        code = "unsupported_media_type" if status == 415 else "invalid_parameter"
+        refused(answer, status, code, text)
+        assert took < 1, (name, took)
+    assert objects(service, member) == []
+    assert list((service.resources.settings.data_dir / "uploads").iterdir()) == []
+    await sent(service, member, file_of(PHOTO, "png"))
+
+
+def _seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.slow
+async def test_a_picture_is_stored_upright_opaque_and_without_metadata(service: TestService, member: Member) -> None:
+    turned = PHOTO.transpose(Image.Transpose.ROTATE_270)
+    clear = Image.new("RGBA", (8, 8), (200, 0, 0, 0))
+    on_white, grey = Image.new("RGB", (8, 8), "white"), PHOTO.convert("L")
+    kinds: dict[str, tuple[bytes, Image.Image]] = {
+        "turned": (file_of(PHOTO, "webp", lossless=True, exif=EXIF), turned),
+        "polyglot": (
+            file_of(PHOTO, "png", pnginfo=TEXT, icc_profile=PROFILE) + b"PK\x03\x04<script>alert(1)</script>",
+            PHOTO,
+        ),
+        "transparent": (file_of(clear, "png"), on_white),
+        "palette": (file_of(on_white.quantize(4), "png", transparency=0), on_white),
+        "grey": (file_of(grey, "png"), grey),
+        "grey and clear": (file_of(Image.new("LA", (8, 8), (9, 0)), "png"), Image.new("L", (8, 8), 255)),
+        "one bit": (file_of(Image.new("1", (8, 8), 1), "png"), Image.new("L", (8, 8), 255)),
+    }
+    for name, (file, expected) in kinds.items():
+        record = await sent(service, member, file)
+        stored = await pixels(service, record["url"])
+        assert (record["width"], record["height"]) == stored.size == expected.size, name
+        assert (stored.format, stored.mode, stored.info) == ("PNG", expected.mode, {}), name
+        assert stored.tobytes() == expected.tobytes(), name
+    assert not any(word in path.read_bytes() for path in objects(service, member) for word in (b"Maker", b"script"))
+
+
+@pytest.mark.slow
+async def test_an_upload_is_read_counted_repeated_and_deleted_by_its_account_alone(
+    service: TestService, member: Member
+) -> None:
+    file, once = file_of(PHOTO, "png"), member.a | {"Idempotency-Key": "k1"}
+    first = await send(service, once, file)
+    image = first.json()
+    path = f"/v1/images/{image['id']}"
+    assert (first.status_code, first.headers["location"]) == (201, path)
+    assert image["size_bytes"] == len((await service.client.get(image["url"])).content)
+    again = await send(service, once, file)
+    assert (again.headers["idempotency-replayed"], again.json()) == ("true", image)
+    refused(await send(service, once, png_of((8, 8))), 409, "idempotency_conflict")
+    assert len(objects(service, member)) == 1
+    assert (await service.client.get(path, headers=member.b)).json() == image
+
+    other = await service.member()
+    refused(await service.client.get(path, headers=other.a), 404, "not_found")
+    refused(await service.client.delete(path, headers=other.a), 404, "not_found")
+    _, kept = await service.resources.api_keys.create(member.account.id, interfaces=ALL, adapters=frozenset({LORA}))
+    refused(await service.client.delete(path, headers=Member(member.account, kept).a), 403, "forbidden")
+
+    assert (await service.client.delete(path, headers=member.b)).status_code == 204
+    for gone in (await service.client.get(path, headers=member.a), await service.client.delete(path, headers=member.a)):
+        refused(gone, 404, "not_found")
+    assert objects(service, member) == []
+    assert (await service.client.get(image["url"])).status_code == 404
+    assert [(row.act, row.subject) for row in await service.resources.audit.rows(member.account.id)] == [
+        ("image_deleted", image["id"])
+    ]
+    with plain_redis(service.resources.redis_url) as redis:
+        assert not redis.exists(redis_key("uploaded", member.account.id))
+
+
+async def test_a_form_that_has_no_picture_is_refused_before_a_process_starts(
+    service: TestService, member: Member
+) -> None:
+    refused(await send(service, member.a, b""), 400, "invalid_parameter", "file: is required")
+    refused(await send(service, member.a, b"", name=b"x"), 400, "invalid_parameter", "the fields are file")
+    large = await send(service, member.a, bytes(MAX_FILE + 1))
+    refused(large, 413, "payload_too_large", f"The file must be at most {MAX_FILE} bytes")
+    form = await service.client.post("/v1/images", headers=member.a, content=b"x")
+    refused(form, 415, "unsupported_media_type", "multipart/form-data")
+
+
+@pytest.mark.slow
+async def test_uploads_have_a_limit_expire_and_go_with_their_account(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_image_bytes_per_account": LEAST_COUNTED, "retention": timedelta(days=3)}
+    async with open_service(tmp_path, **options) as service:
+        member, resources = await service.member(), service.resources
+        image = await sent(service, member, png_of((8, 8)))
+        full = await send(service, member.a, png_of((8, 8)))
+        refused(full, 409, "image_quota_exceeded", f"may store {LEAST_COUNTED} bytes of uploaded images")
+        assert len(objects(service, member)) == 1
+        with plain_redis(resources.redis_url) as redis:
+            assert redis.ttl(redis_key("upload", image["id"])) in range(3 * 86_400 - 60, 3 * 86_400 + 1)
+        await resources.account_deletion.delete(member.account, Actor("test"))
+        assert objects(service, member) == []
+        late = await resources.uploaded.add(
+            stored_image("file:///x.png"), account_id=member.account.id, key_id="", idempotency_key=None, body_sha256=""
+        )
+        assert late == ("closed", ""), "a request that was under way leaves nothing behind"
+        assert await resources.account_records.still_naming(member.account.id) == []
+        with plain_redis(resources.redis_url) as redis:
+            assert [*redis.scan_iter(match="*upload*")] == []
+
+
+@pytest.mark.slow
+async def test_a_job_takes_an_uploaded_picture_and_interface_a_does_not(service: TestService, member: Member) -> None:
+    image, other = await sent(service, member, file_of(PHOTO, "png")), await service.member()
+    body = {"kind": "upscale", "image_id": image["id"]}
+    answer = await service.client.post("/v1/jobs", json=body, headers=member.b)
+    assert answer.status_code == 202, answer.text
+    job = await service.complete(answer.json()["id"])
+    assert (job.images[0].width, job.images[0].height) == (2 * PHOTO.width, 2 * PHOTO.height)
+    refused(await service.client.post("/v1/jobs", json=body, headers=other.b), 404, "not_found")
+    of_a = await service.client.post("/v1/upscale", json={"image_id": image["id"]}, headers=member.a)
+    refused(of_a, 404, "not_found")
+    await service.client.delete(f"/v1/images/{image['id']}", headers=member.a)
+    refused(await service.client.post("/v1/jobs", json=body, headers=member.b), 404, "not_found")
