@@ -42,6 +42,8 @@ class Generator(WorkReplica):
             )
             await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
             warming = warm_up(engine, warm_up_time)
-            return GenerationExecutor(engine, CatalogReader(process.redis), parts.weights, warming, group=group)
+            return GenerationExecutor(
+                engine, CatalogReader(process.redis), parts.weights, parts.images, warming, group=group
+            )
 
         await self.open(args, pool_of(group), set_up)

@@ -20,8 +20,8 @@ from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
 from serve_app.engine.gathered_rows import AddLora, row_bytes
 from serve_app.engine.lora_layers import LoRALinear
-from serve_app.engine.run import BatchKey, Conditioning, Measured, Run, RunRequest
-from serve_app.engine.runner import Runner, draw_noise, seeded_generator
+from serve_app.engine.run import BatchKey, Conditioning, EncodedImage, Measured, Run, RunRequest
+from serve_app.engine.runner import Runner, begin, seeded_generator
 from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
 
@@ -63,6 +63,7 @@ class BaseModel:
         self._encoding = threading.Lock()
         self._encoders_have: tuple[str, float] | None = None
         """The adapter applied to the text encoders, and its scale; None where that is not certain."""
+        self._last_image: tuple[RunRequest, EncodedImage | None] = RunRequest(run_id="", prompt=""), None
         add_lora = lora_kernel(options)
         common_rank = min(COMMON_RANK, options.max_rank)
         memory = options.adapter_memory or spare_memory(family.device, base_models=base_models)
@@ -152,7 +153,21 @@ class BaseModel:
                     if name != self.family.denoiser:
                         bind_alone(component.layers, parts.get(name, {}), request.scale)
                 self._encoders_have = wanted
-            return self.family.encode(request, adapter_id)
+            return self.family.encode(request, adapter_id)._replace(image=self._encoded_image(request))
+
+    def _encoded_image(self, request: RunRequest) -> EncodedImage | None:
+        """Encode the image that a run begins from, once for runs that are given the same arrays one after the other."""
+        if request.image is None:
+            if request.mask is not None:
+                raise ValueError("mask: says which part of an image is drawn anew, and there is no image")
+            return None
+        if not 0 < request.strength <= 1:
+            raise ValueError(f"strength: must be above 0 and at most 1, not {request.strength}")
+        last, encoded = self._last_image
+        if encoded is None or last.image is not request.image or last.mask is not request.mask:
+            encoded = self.family.autoencoder.encode(request, self.family.latent_shape(request))
+            self._last_image = request, encoded
+        return encoded
 
     def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:
         """Start a run, which holds its adapter's slot; None while the adapter is packed or no slot is free.
@@ -185,7 +200,7 @@ class BaseModel:
             state=[torch.zeros(shape, device=self.family.device)] * schedule.size,
             added_at=added_at,
         )
-        run.state[0] = draw_noise(run) * schedule.noise_scale
+        begin(run)
         return run
 
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
@@ -251,7 +266,7 @@ class BaseModel:
             raise FloatingPointError(
                 "the image came out as numbers that are not finite; the adapter or its weight is too strong"
             )
-        return self.family.decode(run.latents, run.request)
+        return self.family.autoencoder.decode(run.latents, run.request)
 
     def close(self) -> None:
         """Stop the background threads."""

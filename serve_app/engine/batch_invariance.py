@@ -269,7 +269,7 @@ class Probe:
 
     def _forward(self, lane: int, rows: Tensor) -> Tensor:
         rows = rows.to(self._latents.device)
-        context, added = self._conditioning
+        context, added = self._conditioning.context, self._conditioning.added
         chosen = Conditioning(context[rows], {name: tensor[rows] for name, tensor in added.items()})
         return self._family.denoise(self._latents[rows], self._timesteps[rows], chosen, lane=lane)
 

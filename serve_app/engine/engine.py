@@ -20,6 +20,7 @@ from PIL import Image
 from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import MEASURING_S, BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
+from serve_app.engine.families.autoencoder import image_pixels, mask_pixels
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.families.weights import place, watched
 from serve_app.engine.lanes import threads_of
@@ -195,7 +196,7 @@ class Engine:
         with self.queues.beside():
             conditioning = self._model(request).encode(request)
         if conditioning is not None:
-            self.queues.hand_over([conditioning.context, *conditioning.added.values()])
+            self.queues.hand_over(conditioning.tensors)
         return conditioning
 
     # -- any thread ------------------------------------------------------------------------------------------------
@@ -364,16 +365,23 @@ class Engine:
         height: int = 512,
         base_model: str = "",
         sampler: str | None = None,
+        image: Image.Image | None = None,
+        strength: float = 0.8,
+        mask: Image.Image | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Image.Image]:
         """Generate one image per seed; `weight` is the adapter's scale.
 
         Raises FileNotFoundError with the path of an adapter that is not there, RuntimeError when a run fails.
         `adapters` names further ones, each with its weight: what each changes in the base alone is added.
+        With an `image`, scaled to this size, it takes the last `strength` of the steps (0 to 1) from there; a `mask` is
+        white where the image is drawn anew, and black where it is kept.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
         files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]
         applied = as_one((_adapter_file(file), scale) for file, scale in files)
+        pixels = None if image is None else image_pixels(image, width, height)
+        masked = None if mask is None else mask_pixels(mask, width, height)
         requests = [
             RunRequest(
                 run_id=f"generate-{i}",
@@ -388,13 +396,16 @@ class Engine:
                 height=height,
                 base_model=base_model,
                 sampler=sampler,
+                image=pixels,
+                strength=strength,
+                mask=masked,
             )
             for i, seed in enumerate(seeds)
         ]
         try:
             for request in requests:
                 self.add(request)
-            total = sum(request.steps for request in requests)
+            totals = {request.run_id: request.steps for request in requests}
             images: dict[str, Image.Image] = {}
             while len(images) < len(requests):
                 for ended in self.step():
@@ -402,7 +413,9 @@ class Engine:
                         raise RuntimeError(f"{ended.run_id}: {ended.failure.message if ended.failure else 'no image'}")
                     images[ended.run_id] = Image.fromarray(ended.image)
                 if on_progress is not None:
-                    ahead = sum(steps - done for done, steps in self.progress().values())
+                    live = self.progress()
+                    totals |= {run_id: steps for run_id, (_, steps) in live.items()}
+                    ahead, total = sum(steps - done for done, steps in live.values()), sum(totals.values())
                     on_progress(total - ahead, total)
         finally:  # an interrupted call leaves no run that the next call would draw too
             for request in requests:

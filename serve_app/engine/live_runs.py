@@ -97,11 +97,11 @@ class LiveRuns:
             return len(self._waiting) + len(self._running)
 
     def progress(self) -> dict[str, tuple[int, int]]:
-        """(steps done, steps in all) by run id."""
+        """(steps done, steps in all) by run id; one that begins late has fewer in all once it has started."""
         with self._changed:
             waiting = {run_id: (0, it.request.steps) for run_id, it in self._waiting.items()}
             started = [*self._running.values(), *(decoding.run for decoding in self._decoding.values())]
-            return waiting | {run.request.run_id: (run.steps_done, run.request.steps) for run in started}
+            return waiting | {run.request.run_id: (run.steps_done, run.schedule.steps) for run in started}
 
     def running(self, run_id: str) -> Run | None:
         """Return a run that is being denoised."""

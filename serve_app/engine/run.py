@@ -67,6 +67,9 @@ class RunRequest:
     `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
     An empty `base_model` means the engine's first; `sampler` None means the base model's own. `as_one` makes the
     `adapter` and `scale` of several LoRAs. With `prompt_weights`, both prompts are read by `domain/prompt_weights.py`.
+
+    With an `image` (uint8 [height, width, 3], of the run's size) it takes the last `strength` of its steps, from that
+    image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is drawn anew; the rest is kept.
     """
 
     run_id: str
@@ -82,6 +85,9 @@ class RunRequest:
     base_model: str = ""
     sampler: str | None = None
     prompt_weights: bool = False
+    image: np.ndarray | None = None
+    strength: float = 0.8
+    mask: np.ndarray | None = None
 
 
 class Finished(NamedTuple):
@@ -109,6 +115,16 @@ class BatchKey(NamedTuple):
         return math.prod(self.latent_shape[1:])
 
 
+class EncodedImage(NamedTuple):
+    """What a VAE makes of the image that a run begins from, each [channels, height, width], float32."""
+
+    mean: Tensor
+    deviation: Tensor | None
+    """The run's own noise times this is added; None where the VAE is sure."""
+    drawn: Tensor | None
+    """1 for cells that are drawn anew and 0 for those that are kept, [1, height, width]; None without a mask."""
+
+
 class Conditioning(NamedTuple):
     """Inputs of the denoiser besides latents and time. A run has one row, or two (negative first) with guidance."""
 
@@ -116,10 +132,25 @@ class Conditioning(NamedTuple):
     """[rows, tokens, width] encoder hidden states."""
     added: dict[str, Tensor]
     """Further inputs by name, each [rows, …]."""
+    image: EncodedImage | None = None
+    """What a run begins from, which is no input of the denoiser."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.context, *self.added.values(), *(self.image or ())) if each is not None]
 
     @property
     def rows(self) -> int:
         return self.context.shape[0]
+
+
+class KeptImage(NamedTuple):
+    """What a mask keeps of an image, each [channels, …] but for the mask."""
+
+    image: Tensor
+    noise: Tensor
+    drawn: Tensor
+    """1 for cells that are drawn anew, [1, …]."""
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -136,6 +167,8 @@ class Run:
     """Each [channels, …], float32: the latents, and what the sampler remembers of earlier passes."""
     seen: tuple[int, Tensor, Tensor] | None = None
     """The last pass, its input and the denoiser's guided output, each [channels, …]."""
+    kept: KeptImage | None = None
+    """What takes its place in the latents again after every pass."""
     step: int = 0
     """Passes of the denoiser that are done; some samplers take two for a step of the request."""
     added_at: float = 0.0
@@ -151,8 +184,8 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """Return how many of the request's steps are done."""
-        return self.step * self.request.steps // self.schedule.passes
+        """Return how many of its schedule's steps are done."""
+        return self.step * self.schedule.steps // self.schedule.passes
 
     @property
     def is_done(self) -> bool:

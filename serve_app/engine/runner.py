@@ -18,7 +18,7 @@ from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
 from serve_app.engine.graphs import StepGraphs, step_graphs
 from serve_app.engine.lanes import Lanes
-from serve_app.engine.run import BatchKey, Conditioning, Run
+from serve_app.engine.run import BatchKey, Conditioning, KeptImage, Run
 from serve_app.engine.sampler import advance
 
 
@@ -136,6 +136,7 @@ class Runner:
         drawing = [(run.generator, run.generator.get_state()) for run in runs if run.schedule.noisy[run.step]]
         try:
             after = advance(state, guided, table, _noise(runs))
+            _keep(runs, after[0])
         except Exception:
             for generator, before in drawing:  # the pass is tried again, with the same noise
                 generator.set_state(before)
@@ -196,6 +197,31 @@ class Runner:
         if self.invariance is not None:
             return self.invariance.division(like.batch_key, like.conditioning)
         return Division(1, self.lanes.count, static_widths(self.max_rows) if self.static else ())
+
+
+def begin(run: Run) -> None:
+    """Give a run its first latents: noise, or its image with noise, drawn in the order of diffusers' pipelines."""
+    image = run.conditioning.image
+    if image is None:
+        run.state[0] = draw_noise(run) * run.schedule.noise_scale
+        return
+    clean = image.mean if image.deviation is None else image.mean + image.deviation * draw_noise(run)
+    noise = draw_noise(run)
+    run.state[0] = run.schedule.noised(clean, noise, 0)
+    if image.drawn is not None:
+        run.kept = KeptImage(clean, noise, image.drawn)
+        if image.deviation is not None:
+            draw_noise(run)  # the pipelines encode what is kept too, and never use it
+        if run.request.strength == 1:
+            run.state[0] = noise * run.schedule.noise_scale
+
+
+def _keep(runs: Sequence[Run], latents: Tensor) -> None:
+    """Put back what masks keep, with the noise that each run's own latents have now."""
+    for run, own in zip(runs, latents, strict=True):
+        if run.kept is not None:
+            image, noise, drawn = run.kept
+            own.copy_((1 - drawn) * run.schedule.noised(image, noise, run.step + 1) + drawn * own)
 
 
 def draw_noise(run: Run) -> Tensor:

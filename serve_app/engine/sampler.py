@@ -62,8 +62,14 @@ MAX_STATE = 8
 """A run keeps at most this many tensors between its passes: the latents, and what its scheduler remembers."""
 ROUNDING = 1e-6
 """A factor below this counts as zero: it is read off beside noise of strength 1, which rounds it."""
+MAX_SCHEDULES = 512
+"""How many schedules a base model keeps, one for each sampler, number of steps and step that it begins at."""
 _ZEROS, _CHECKS = 8, 4
 _OUTPUT, _NOISE, _STATE = 0, 1, 2
+
+
+class NoSteps(ValueError):
+    """An image would be left as it is."""
 
 
 class Schedule(NamedTuple):
@@ -81,6 +87,11 @@ class Schedule(NamedTuple):
     """The first latents are unit noise times this."""
     noisy: tuple[bool, ...]
     """Whether each pass draws fresh noise."""
+    steps: int
+    """The steps that it makes, fewer than were asked for where it begins late."""
+    noising: Sequence[tuple[float, float]]
+    """[passes + 1] the factors of an image and of unit noise that have as much noise in them as the latents
+    before the first pass, and after each; after the last it is the image alone."""
 
     @property
     def passes(self) -> int:
@@ -97,6 +108,11 @@ class Schedule(NamedTuple):
             inputs=self.inputs.to(device),
             table=self.table.to(device),
         )
+
+    def noised(self, image: Tensor, noise: Tensor, passes: int) -> Tensor:
+        """Return an image's latents with the noise that they have after so many passes."""
+        of_image, of_noise = self.noising[passes]
+        return of_image * image + of_noise * noise
 
 
 def advance(state: Sequence[Tensor], output: Tensor, table: Tensor, noise: Tensor | None) -> list[Tensor]:
@@ -155,33 +171,45 @@ def _zero_snr_betas(own: Any) -> list[float]:
 
 
 def make_schedule(
-    scheduler: Any, steps: int, *, sigmas: Sequence[float] | None = None, mu: float | None = None
+    scheduler: Any,
+    steps: int,
+    *,
+    skipped: int = 0,
+    sigmas: Sequence[float] | None = None,
+    mu: float | None = None,
 ) -> Schedule:
-    """Tabulate `steps` steps of diffusers' scheduler, which is left as it was.
+    """Tabulate `steps` steps of diffusers' scheduler, which is left as it was, but for the first that are `skipped`.
 
     `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
-    Raises ValueError on a scheduler that is no table of numbers, or that cannot make so many steps.
+    Raises ValueError on a scheduler that is no table of numbers, or that cannot make so many steps, and `NoSteps` where
+    it would skip all.
     """
+    if skipped >= steps:
+        raise NoSteps(f"strength: leaves none of {steps} steps to draw; take more steps, or a higher strength")
     scheduler = copy.deepcopy(scheduler)
     timing = {name: value for name, value in (("sigmas", sigmas), ("mu", mu)) if value is not None}
     try:
         scheduler.set_timesteps(steps, **timing)
+        first = skipped * getattr(scheduler, "order", 1)
+        timesteps = scheduler.timesteps[first:]
         if hasattr(scheduler, "get_lms_coefficient"):  # its integrals take thousands of single numbers, slow in torch
             scheduler.sigmas = scheduler.sigmas.numpy()
         if hasattr(scheduler, "set_begin_index"):  # without it, of two first timesteps alike the second would be taken
-            scheduler.set_begin_index(0)
-        passes = list(_probe(scheduler))
+            scheduler.set_begin_index(first)
+        passes = list(_probe(scheduler, timesteps))
     except (ValueError, IndexError, ZeroDivisionError, NotImplementedError, TypeError) as error:
         name = type(scheduler).__name__
         raise ValueError(f"{name} cannot make {steps} steps of this base model: {error}") from error
     size, table = _compact(passes)
     return Schedule(
-        timesteps=scheduler.timesteps.to(torch.float32),
+        timesteps=timesteps.to(torch.float32),
         inputs=torch.tensor([(one.scale, *one.finished) for one in passes]),
         table=table,
         size=size,
         noise_scale=float(getattr(scheduler, "init_noise_sigma", 1.0)),
         noisy=tuple(one.draws for one in passes),
+        steps=steps - skipped,
+        noising=[*(one.noising for one in passes), (1.0, 0.0)],
     )
 
 
@@ -193,13 +221,15 @@ class _Pass(NamedTuple):
     draws: bool
     rows: Mapping[str, Mapping[str, float]]
     """The factors of output, noise and the state before, by the tensors of the next state."""
+    noising: tuple[float, float]
+    """The factors of an image and of noise in latents before it."""
 
 
 LATENTS, OUTPUT, NOISE = "latents", "output", "noise"
 
 
-def _probe(scheduler: Any) -> Iterator[_Pass]:
-    """Yield every pass of a scheduler that is stepped with unit vectors for its state and the denoiser's output.
+def _probe(scheduler: Any, timesteps: Tensor) -> Iterator[_Pass]:
+    """Yield the passes at these timesteps of a scheduler that is stepped with unit vectors for its state and the denoiser's output.
 
     Some channels are zero, and show the noise; some are random, and show whether the numbers tell all.
     """
@@ -209,14 +239,14 @@ def _probe(scheduler: Any) -> Iterator[_Pass]:
         scheduler.noise_sampler = _BrownianPath(generator)
     takes = inspect.signature(scheduler.step).parameters
     extra = {name: value for name, value in (("generator", generator), ("eta", 0.0)) if name in takes}
-    for timestep in scheduler.timesteps:
+    for timestep in timesteps:
         names = [LATENTS, *_remembered(scheduler), OUTPUT]
         if len(names) - 1 > MAX_STATE:
             raise ValueError(f"it remembers more than {MAX_STATE} tensors")
         units = {name: _unit(i, random) for i, name in enumerate(names)}
         for name in names[1:-1]:
             _remember(scheduler, name, units[name].clone())
-        before = generator.get_state()
+        before, noising = generator.get_state(), _noising(scheduler, timestep)
         seen = scaled_input(scheduler, units[LATENTS], timestep)
         after = scheduler.step(units[OUTPUT].clone(), timestep, units[LATENTS].clone(), **extra).prev_sample
         noise = torch.zeros_like(after)
@@ -229,6 +259,7 @@ def _probe(scheduler: Any) -> Iterator[_Pass]:
             finished=_finished(scheduler, timestep, float(seen[0, 0, 0, 0])),
             draws=draws,
             rows={name: _factors(tensor, units, noise) for name, tensor in made.items()},
+            noising=noising,
         )
 
 
@@ -236,6 +267,21 @@ def scaled_input(scheduler: Any, latents: Tensor, timestep: Tensor) -> Tensor:
     """Return the denoiser's input; flow matching takes latents as they are."""
     scale = getattr(scheduler, "scale_model_input", None)
     return latents if scale is None else scale(latents, timestep)
+
+
+def _noising(scheduler: Any, timestep: Tensor) -> tuple[float, float]:
+    """Return the factors of an image and of noise in latents that a scheduler takes next.
+
+    It remembers which pass is next, as in diffusers' pipelines: a timestep may stand for two passes.
+    """
+    scheduler = copy.copy(scheduler)
+    if hasattr(scheduler, "sigmas"):
+        scheduler.sigmas = torch.as_tensor(scheduler.sigmas)
+    if hasattr(scheduler, "scale_noise"):
+        made = scheduler.scale_noise(_unit(0), timestep[None], _unit(1))
+    else:
+        made = scheduler.add_noise(_unit(0), _unit(1), timestep[None])
+    return float(made[0, 0]), float(made[0, 1])
 
 
 class _BrownianPath:

@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.domain.errors import AtelierError, FailureCode
+from serve_app.domain.errors import AtelierError, FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure
 from serve_app.domain.metrics import MemoryUse, Metric
+from serve_app.jobs.images import ImageStore
 from serve_app.store.measures import Measures
 
 Pixels = NDArray[np.uint8]
@@ -49,6 +50,16 @@ class NotLoaded(AtelierError):
 
 def generation_failed(message: str) -> Failure:
     return Failure(code=FailureCode.GENERATION_FAILED, message=message)
+
+
+async def stored_image(images: ImageStore, uri: str, name: str) -> bytes:
+    """Read the file of an image that a job starts from. Raises `RunFailed`, which has the name."""
+    try:
+        return await images.get(uri)
+    except NotFound as error:
+        raise RunFailed(generation_failed(f"The {name} is no longer stored."), retry=False) from error
+    except StoreUnavailable as error:
+        raise RunFailed(generation_failed(f"The {name} cannot be read."), retry=True) from error
 
 
 class LoadedModels(NamedTuple):

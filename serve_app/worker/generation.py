@@ -1,13 +1,16 @@
 """Runs generation jobs on the engine, and loads and warms up the engine of a generator replica."""
 
+import asyncio
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from serve_app.domain import metrics
 from serve_app.domain.catalog import Adapter, BaseModel
@@ -15,16 +18,27 @@ from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
 from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
 from serve_app.domain.metrics import Metric
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, Picture
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
 from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.families.autoencoder import image_pixels, mask_pixels
 from serve_app.engine.families.weights import shown_bytes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
+from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.weights import LAYER_TABLES, WeightStore
 from serve_app.store.measures import Measures
-from serve_app.worker.executor import Executor, LoadedModels, MemoryPart, NotLoaded, Pixels, RunFailed
+from serve_app.worker.executor import (
+    Executor,
+    LoadedModels,
+    MemoryPart,
+    NotLoaded,
+    Pixels,
+    RunFailed,
+    generation_failed,
+    stored_image,
+)
 from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
@@ -41,6 +55,7 @@ class GenerationExecutor(Executor):
         engine: Engine,
         catalog: CatalogReader,
         weights: WeightStore,
+        images: ImageStore,
         warming: Iterator[None] | None = None,
         *,
         group: str = DEFAULT_GROUP,
@@ -48,7 +63,7 @@ class GenerationExecutor(Executor):
         self.kind = pool_of(group)
         self._engine = engine
         self._warming = warming
-        self._catalog, self._weights = catalog, weights
+        self._catalog, self._weights, self._images = catalog, weights, images
         self._fetching = Counter[str]()
         self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
 
@@ -77,6 +92,9 @@ class GenerationExecutor(Executor):
             raise NotLoaded(f"base model {base_model} is not loaded here")
         files = [await self._fetch(adapter, claim.group) for adapter in adapters]
         applied = as_one(zip(files, (lora.weight for lora in request.loras), strict=True))
+        size = request.width, request.height
+        image = request.image and await self._picture(request.image, "image to begin from", image_pixels, size)
+        mask = request.mask and await self._picture(request.mask, "mask", mask_pixels, size)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(
@@ -94,6 +112,9 @@ class GenerationExecutor(Executor):
                     base_model=base_model,
                     sampler=next(filter(None, samplers), None),
                     prompt_weights=request.prompt_weights,
+                    image=image,
+                    strength=request.strength,
+                    mask=mask,
                 )
             )
 
@@ -154,6 +175,16 @@ class GenerationExecutor(Executor):
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)
+
+    async def _picture(
+        self, picture: Picture, name: str, pixels: Callable[[Image.Image, int, int], Pixels], size: tuple[int, int]
+    ) -> Pixels:
+        """Read a picture of a request, scaled to the size of its images."""
+        file = await stored_image(self._images, picture.uri, name)
+        try:
+            return await asyncio.to_thread(lambda: pixels(Image.open(BytesIO(file)), *size))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise RunFailed(generation_failed(f"The {name} is no picture that can be read."), retry=False) from error
 
     async def _adapter(self, lora_id: str) -> Adapter:
         adapter = await self._catalog.adapter(lora_id)

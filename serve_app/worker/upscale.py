@@ -14,14 +14,13 @@ import torch
 from PIL import Image
 
 from serve_app.domain import metrics
-from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
 from serve_app.jobs.images import ImageStore
 from serve_app.store.measures import Measures
 from serve_app.upscale.upscaler import Upscaler
-from serve_app.worker.executor import Executor, MemoryPart, Pixels, RunFailed, generation_failed
+from serve_app.worker.executor import Executor, MemoryPart, Pixels, stored_image
 from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
@@ -69,12 +68,7 @@ class UpscaleExecutor(Executor):
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
         assert isinstance(request, UpscaleRequest)
-        try:
-            content = await self._images.get(request.source_uri)
-        except NotFound as error:
-            raise RunFailed(generation_failed("The image to enlarge is no longer stored."), retry=False) from error
-        except StoreUnavailable as error:
-            raise RunFailed(generation_failed("The image to enlarge cannot be read."), retry=True) from error
+        content = await stored_image(self._images, request.source_uri, "image to enlarge")
         pixels = await asyncio.to_thread(_decode, content)
         with self._lock:
             self._waiting.extend(_Waiting(run_id, pixels, request.scale_factor) for run_id in run_ids)

@@ -61,7 +61,7 @@ class Site(Served):
         engine = Engine.load({"pocket": POCKET}, self.options)
         upscaler = Upscaler.load(POCKET / "upscaler", device="cpu")
         executors = (
-            GenerationExecutor(engine, self.resources.catalog, self.resources.weights),
+            GenerationExecutor(engine, self.resources.catalog, self.resources.weights, self.resources.images),
             UpscaleExecutor(upscaler, self.resources.images),
         )
         for executor in executors:

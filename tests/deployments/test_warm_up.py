@@ -125,7 +125,7 @@ async def test_a_job_that_comes_while_a_replica_warms_up_waits_for_its_own_shape
 ) -> None:
     """Its bytes are those of a replica that had finished, and the other shape is measured to its end."""
     monkeypatch.setattr(engine_module, "MEASURING_S", 0.0)
-    executor = GenerationExecutor(engine, resources.catalog, resources.weights, warm_up(engine, None))
+    executor = GenerationExecutor(engine, resources.catalog, resources.weights, resources.images, warm_up(engine, None))
     seen = passes(engine)
     assert executor.step() == ()
     small = seen.pop()

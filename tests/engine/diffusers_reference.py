@@ -1,5 +1,6 @@
 """diffusers' own pipelines, one request at a time: the reference that the engine is compared with."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import peft
 import torch
+from PIL import Image
 
 from serve_app.engine import AdapterFile, RunRequest
 from serve_app.engine.sampler import make_scheduler
@@ -42,7 +44,6 @@ class DiffusersReference:
 
     def __init__(self, folder: Path) -> None:
         self.pipeline = open_pipeline(folder)
-        self._own = self.pipeline.scheduler
         self._loaded: dict[str, str] = {}
 
     def latents(self, request: RunRequest) -> torch.Tensor:
@@ -53,8 +54,9 @@ class DiffusersReference:
         return np.asarray(self._call(request, "pil")[0])
 
     def _call(self, request: RunRequest, output: str) -> Any:
+        own = self.pipeline.scheduler
         if request.sampler:
-            self.pipeline.scheduler = make_scheduler(request.sampler, self._own)
+            self.pipeline.scheduler = make_scheduler(request.sampler, own)
         self._apply_adapter(request)
         self.trace: list[torch.Tensor] = []
         generator = torch.Generator().manual_seed(request.seed)
@@ -75,17 +77,33 @@ class DiffusersReference:
 
         if hasattr(scheduler, "noise_sampler"):
             scheduler.set_timesteps = set_timesteps_and_noise
-        return self.pipeline(
+        pipeline, begins = self._begins(request)
+        made = pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt or None,
             generator=generator,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
-            width=request.width,
-            height=request.height,
             output_type=output,
             callback_on_step_end=keep,
+            **begins,
         ).images
+        self.pipeline.scheduler = own
+        return made
+
+    def _begins(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        """Return the pipeline that begins as the request does, and what it is given besides."""
+        size = {"width": request.width, "height": request.height}
+        if request.image is None:
+            return self.pipeline, size
+        kind, given = "Img2Img", {"strength": request.strength, "image": Image.fromarray(request.image)}
+        if request.mask is not None:
+            kind, given = "Inpaint", {**given, "mask_image": Image.fromarray(request.mask)}
+        name = type(self.pipeline).__name__.removesuffix("Pipeline")
+        begun = getattr(diffusers, f"{name}{kind}Pipeline").from_pipe(self.pipeline)
+        begun.set_progress_bar_config(disable=True)
+        takes = inspect.signature(begun.__call__).parameters
+        return begun, given | {side: pixels for side, pixels in size.items() if side in takes}
 
     def _apply_adapter(self, request: RunRequest) -> None:
         if request.adapter is None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -67,6 +68,15 @@ def final_latents(model: BaseModel, requests: Iterable[RunRequest]) -> dict[str,
     for run in runs:
         model.pool.release(run.slot)
     return {run.request.run_id: run.latents for run in runs}
+
+
+def begun_at_random(request: RunRequest, chance: random.Random, *, masks: bool = True) -> RunRequest:
+    """Return the request so that half of them begin from an image, and half of those keep a part of it."""
+    numbers, sides = np.random.RandomState(chance.getrandbits(32)), (request.height, request.width)
+    image, mask = numbers.randint(0, 256, (*sides, 3), np.uint8), numbers.randint(0, 256, sides, np.uint8)
+    strength = chance.choice([0.5, 0.9, 1.0])
+    choices = [{}, {}, {"image": image}, {"image": image, "mask": mask} if masks else {"image": image}]
+    return replace(request, strength=strength, **chance.choice(choices))
 
 
 def same_alone(

@@ -116,7 +116,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
         reference.pipeline.vae.register_to_config(
             latents_mean=[-1.7, 1.9, -1.4, 2.5], latents_std=[8.5, 5.9, 6.5, 5.2], scaling_factor=0.5
         )
-        image = model.family.decode(made, one).astype(int)
+        image = model.family.autoencoder.decode(made, one).astype(int)
         assert abs(image - reference.image(one)).max() <= 1
         with pytest.raises(ValueError, match="an EDM model draws with its own scheduler only"):
             start(model, replace(one, sampler="euler"))

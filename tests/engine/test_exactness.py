@@ -19,7 +19,7 @@ from serve_app.engine.run import Applied
 from serve_app.engine_options import SigmaSpacing
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import finish
+from tests.engine.run_engine import begun_at_random, finish
 
 OPTIONS = replace(EXACT_FLOAT32, max_rows=8, adapter_slots=10, host_memory=2**20)
 """The slots and host memory hold fewer adapters than are drawn, so that some always leave and come back."""
@@ -145,7 +145,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile],
     alone = Applied(chance.choice([None, *files[:-3] * 2, *files[-3:]]), chance.choice([0.0, 0.1, 0.75, 1.0, 2.0]))
     composed = as_one((files[i], weight) for i, weight in chance.choice([*COMPOSED[:-2] * 3, *COMPOSED[-2:]]))
     applied = chance.choice([alone, alone, composed])
-    return RunRequest(
+    request = RunRequest(
         run_id=run_id,
         prompt=" ".join(chance.choices(["red", "cat", "on", "a", "mat"], k=chance.choice([1, 3, 12]))),
         negative_prompt=chance.choice(["", "dull", "dull and grey and much too long"]),
@@ -159,6 +159,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile],
         base_model=chance.choice(["plain", "skipping"]),
         sampler=chance.choice([None, *samplers]),
     )
+    return begun_at_random(request, chance)
 
 
 def outcome(ended: Finished) -> str:

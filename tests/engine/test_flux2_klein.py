@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -70,6 +71,7 @@ class Reference(PeftReference):
 
         negative = self.caption(request.negative_prompt) if request.guidance > 1 else None
         return self.pipeline(
+            image=None if request.image is None else Image.fromarray(request.image),
             prompt_embeds=self.caption(request.prompt),
             negative_prompt_embeds=negative,
             generator=torch.Generator().manual_seed(request.seed),
@@ -93,6 +95,9 @@ CASES = [
     replace(REQUEST, run_id="wide guided", width=96, guidance=2.5),
     replace(REQUEST, run_id="odd", width=72, height=60, prompt=WORDS * 8, guidance=3.0),
     replace(REQUEST, run_id="odd plain", width=72, height=60, prompt=""),
+    replace(
+        REQUEST, run_id="looking", guidance=4.0, image=np.random.RandomState(0).randint(0, 256, (64, 64, 3), np.uint8)
+    ),
 ]
 
 
@@ -290,7 +295,11 @@ def joining(model: BaseModel, requests: list[RunRequest]) -> dict[str, Tensor]:
 def test_mixed_runs_have_the_bits_that_they_have_alone(
     size: tuple[int, int], base: Path, loras: list[AdapterFile]
 ) -> None:
+    """Those of the last size look at an image, each at its own."""
     requests = mixed(5, loras, random.Random(sum(size)), size)
+    if size == (32, 64):
+        numbers = np.random.RandomState(0)
+        requests = [replace(one, image=numbers.randint(0, 256, (64, 32, 3), np.uint8)) for one in requests]
     model = BaseModel.load("m", base, OPTIONS, lambda: None)
     together = joining(model, requests)
     for one in requests:

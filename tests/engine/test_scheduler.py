@@ -9,7 +9,7 @@ from serve_app.engine.sampler import Schedule
 from serve_app.engine.scheduler import Scheduler
 
 SMALL, LARGE = BatchKey("m", (4, 64, 64), 77), BatchKey("m", (4, 96, 96), 77)
-NO_SCHEDULE = Schedule(torch.zeros(0), torch.zeros(0), torch.zeros(0), 1, 1.0, (False,) * 10)
+NO_SCHEDULE = Schedule(torch.zeros(0), torch.zeros(0), torch.zeros(0), 1, 1.0, (False,) * 10, 10, ())
 
 
 def run(name: str, key: BatchKey, rows: int = 2) -> Run:

@@ -21,7 +21,7 @@ from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32, ONE_AT_A_TIME
 from tests.engine.diffusers_reference import PeftReference
 from tests.engine.original_checkpoint import copy_config
-from tests.engine.run_engine import final_latents, finish, same_alone, start
+from tests.engine.run_engine import begun_at_random, final_latents, finish, same_alone, start
 from tests.engine.tiny_models import diffusers, transformers
 from tests.engine.tiny_z_image import original_weights, tiny_vae, write_z_image
 
@@ -285,7 +285,8 @@ def mixed(count: int, loras: list[AdapterFile], chance: random.Random) -> list[R
 @pytest.mark.slow
 def test_mixed_runs_have_the_bytes_that_they_have_alone(base: Path, loras: list[AdapterFile]) -> None:
     chance = random.Random(1)
-    same, widest = same_alone(base, replace(OPTIONS, max_runs=12), mixed(24, loras, chance), chance)
+    requests = [begun_at_random(one, chance) for one in mixed(24, loras, chance)]
+    same, widest = same_alone(base, replace(OPTIONS, max_runs=12), requests, chance)
     assert same == 24
     assert widest == OPTIONS.max_rows
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from serve_app.domain.prompt_weights import literal
 from serve_app.engine.device import torch_device, torch_dtype
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
 from serve_app.engine.families.family import Component, LatentRGB, Placement
@@ -78,6 +79,7 @@ class TinyDiTFamily:
 
         self.transformer = module(diffusers.FluxTransformer2DModel, "transformer")
         self.vae = module(diffusers.AutoencoderKL, "vae")
+        self.autoencoder = Autoencoder(self.vae, factor=self.vae.config.scaling_factor)
         tokenizer = transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer")
         encoder = TextEncoder(
             tokenizer, module(transformers.CLIPTextModelWithProjection, "text_encoder"), penultimate=False
@@ -145,11 +147,6 @@ class TinyDiTFamily:
             return_dict=False,
         )[0]
         return unpack(velocity, height, width).float()
-
-    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        pixels = self.vae.decode((latents[None] / self.vae.config.scaling_factor).to(self.dtype), return_dict=False)[0]
-        image = ((pixels[0].float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        return np.ascontiguousarray(image[: request.height, : request.width])
 
 
 def token_count(encoder: TextEncoder, prompt: str) -> int:

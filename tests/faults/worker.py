@@ -117,7 +117,9 @@ async def _work(settings: Settings, name: str, behavior: WorkerBehavior) -> None
             lose_device(ENGINE)
         if behavior.decodes_nan:
             spoil_decoder(ENGINE)
-        executor = TamperedExecutor(GenerationExecutor(ENGINE, resources.catalog, resources.weights), behavior)
+        executor = TamperedExecutor(
+            GenerationExecutor(ENGINE, resources.catalog, resources.weights, resources.images), behavior
+        )
         worker = Worker(resources.for_workers, cast(Any, executor), name=name, timing=behavior.timing)
         worker.start()
         reaping = asyncio.create_task(_reap(resources, behavior))

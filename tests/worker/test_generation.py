@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import yaml
 from peft import LoraConfig
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Picture, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
 from serve_app.worker.executor import NotLoaded, Pixels, RunFailed
@@ -38,18 +40,12 @@ CHANGES: dict[str, Any] = {
     "seeds": (2,),
     "sampler": "dpm++2m",
     "prompt_weights": True,
+    "image": None,
+    "strength": 0.5,
+    "mask": None,
 }
-"""Another value for every field of a request that changes its pictures."""
-UNDRAWN = {
-    "base_model",
-    "image",
-    "strength",
-    "mask",
-    "output_format",
-    "metadata",
-    "priority",
-    "start_within",
-}
+"""Another value for every field of a request that changes its pictures; what begins from an image has `begun`."""
+UNDRAWN = {"base_model", "output_format", "metadata", "priority", "start_within"}
 INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
     (Variant.A, "prompt", "a blue star", "prompt", "a blue star"),
     (Variant.A, "lora_id", adapter_id("neon"), "loras", (LoraUse(adapter_id("neon")),)),
@@ -117,14 +113,34 @@ async def images_of(executor: GenerationExecutor, request: GenerationRequest) ->
 
 @pytest.fixture
 async def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(engine, resources.catalog, resources.weights)
+    return GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
+
+
+async def picture(resources: Resources, drawing: Image.Image) -> Picture:
+    file = BytesIO()
+    drawing.save(file, "png")
+    name = resources.images.object_name("acct", new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))
+    return Picture("img", await resources.images.put(name, file.getvalue()))
+
+
+@pytest.fixture
+async def begun(resources: Resources) -> GenerationRequest:
+    """Return a request that draws the right half of an image of another size anew."""
+    mask = Image.new("L", (64, 64))
+    mask.paste(255, (32, 0, 64, 64))
+    image = await picture(resources, Image.new("RGB", (100, 80), (20, 90, 220)))
+    return dataclasses.replace(REQUEST, image=image, mask=await picture(resources, mask), strength=1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-async def test_every_field_of_a_request_changes_the_image(executor: GenerationExecutor, name: str) -> None:
-    (image,) = await images_of(executor, REQUEST)
-    (changed,) = await images_of(executor, dataclasses.replace(REQUEST, **{name: CHANGES[name]}))
+async def test_every_field_of_a_request_changes_the_image(
+    executor: GenerationExecutor, begun: GenerationRequest, name: str
+) -> None:
+    plain = dataclasses.replace(begun, mask=None) if name == "image" else begun
+    plain = plain if name in ("image", "strength", "mask") else REQUEST
+    (image,) = await images_of(executor, plain)
+    (changed,) = await images_of(executor, dataclasses.replace(plain, **{name: CHANGES[name]}))
     assert not np.array_equal(image, changed)
     sides = [CHANGES[side] if name == side else 256 for side in ("height", "width")]
     assert changed.shape == (*sides, 3)
@@ -169,6 +185,32 @@ async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: Gene
     with pytest.raises(RunFailed) as refused:
         await executor.start(claim_of(dataclasses.replace(REQUEST, loras=(LoraUse(adapter_id("gone")),))), ["1"])
     assert refused.value.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert not refused.value.retry
+    assert not executor.has_work
+
+
+async def test_what_a_mask_keeps_is_the_image_and_the_rest_is_drawn(
+    executor: GenerationExecutor, begun: GenerationRequest
+) -> None:
+    (image,) = await images_of(executor, begun)
+    kept, drawn = image[:, :96].astype(int), image[:, 160:].astype(int)
+    assert abs(kept - (20, 90, 220)).mean() < 25
+    assert abs(drawn - (20, 90, 220)).mean() > 50
+
+
+@pytest.mark.parametrize(("broken", "message"), [(False, "The mask is no longer stored."), (True, "The image to")])
+async def test_a_picture_that_is_gone_or_broken_is_named_and_not_tried_again(
+    executor: GenerationExecutor, begun: GenerationRequest, resources: Resources, broken: bool, message: str
+) -> None:
+    assert begun.image is not None
+    assert begun.mask is not None
+    if broken:
+        await resources.images.put(resources.images.name(begun.image.uri), b"no picture")
+    else:
+        await resources.images.delete(begun.mask.uri)
+    with pytest.raises(RunFailed, match=message) as refused:
+        await executor.start(claim_of(begun), ["1"])
+    assert refused.value.failure.code is FailureCode.GENERATION_FAILED
     assert not refused.value.retry
     assert not executor.has_work
 

@@ -94,7 +94,7 @@ async def _work(resources: Resources, engines: Sequence[Engine], job_ids: Sequen
 
     async with AsyncExitStack() as stack:
         for engine in engines:
-            executor = GenerationExecutor(engine, resources.catalog, resources.weights)
+            executor = GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
             await stack.enter_async_context(working(resources, executor))
         await wait_until(is_over, timeout=240)
 

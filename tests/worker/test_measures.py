@@ -30,7 +30,9 @@ async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ex
 
 async def _after_a_job(service: TestService, engine: Engine) -> Exported:
     member = await service.member(plan_b="premium")
-    executor = GenerationExecutor(engine, service.resources.catalog, service.resources.weights)
+    executor = GenerationExecutor(
+        engine, service.resources.catalog, service.resources.weights, service.resources.images
+    )
     async with working(service.resources, executor, name="w"):
         body = BODY_B | {"width": 256, "height": 256}
         run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]

@@ -41,7 +41,7 @@ async def executor(loaded: Engine, resources: Resources) -> GenerationExecutor:
     While its first adapter is being read, an engine has space for no other.
     """
     await wait_until(lambda: loaded.has_space("pocket"))
-    return GenerationExecutor(loaded, resources.catalog, resources.weights)
+    return GenerationExecutor(loaded, resources.catalog, resources.weights, resources.images)
 
 
 async def digest_of(resources: Resources, lora_id: str) -> str:

@@ -61,7 +61,7 @@ def engine(loaded: Engine) -> Iterator[Engine]:
 
 @pytest.fixture
 def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(engine, resources.catalog, resources.weights)
+    return GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
 
 
 def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outline") -> GenerationRequest:
@@ -124,7 +124,9 @@ async def test_a_png_names_its_job_when_the_settings_ask_for_it(
     settings: Settings, redis_db: Any, engine: Engine
 ) -> None:
     async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
-        async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
+        async with working(
+            resources, GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
+        ):
             done = await ended(resources, await draw(resources, picture()))
         png = await resources.images.get(done.images[0].image_uri)
     assert Image.open(BytesIO(png)).info["Job"] == done.id
@@ -268,7 +270,7 @@ async def test_two_versions_of_the_code_work_on_one_queue(
         assert "cannot be read" in (await failure_of(resources, damaged)).message
         assert {(await job_of(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
         with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8)) as second:
-            async with working(newer, GenerationExecutor(second, newer.catalog, newer.weights)):
+            async with working(newer, GenerationExecutor(second, newer.catalog, newer.weights, newer.images)):
                 for job_id in foreign:
                     assert (await ended(newer, job_id)).state is JobState.COMPLETED
         worker.check()
@@ -359,7 +361,9 @@ async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> 
     settings = Settings(data_dir=home, catalog=write_catalog(tmp_path / "catalog"), redis_url=ensure_redis(home).url)
     try:
         async with open_resources(settings) as resources:
-            async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
+            async with working(
+                resources, GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
+            ):
                 job_id = await draw(resources, picture(steps=60))
                 await running(resources, job_id)
                 os.kill(ensure_redis(home).pid, signal.SIGKILL)

@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype, upload
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
 from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
-from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
+from serve_app.engine.sampler import MAX_SCHEDULES, Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 PATCH = 2
@@ -39,6 +40,8 @@ class TransformerFamily(ABC):
 
     denoiser = "transformer"
 
+    begins_from_images = True
+    """Whether a run with an image begins from it late in its schedule; otherwise `prepare` takes the image in."""
     convert: Convert
     """The function from the names in single files to diffusers'."""
     max_encoded_prompts = 128
@@ -61,10 +64,11 @@ class TransformerFamily(ABC):
         if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
             self.vae.to(torch.float32)
         limit_decoding(self.vae, placement.decoding_bytes)
+        self.autoencoder = self.make_autoencoder()
         self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
         self.sampler = sampler or options.sampler
-        self._schedules: dict[tuple[str, int, int], Schedule] = {}
-        self._schedule(self.sampler, USUAL_STEPS, tokens=4096)
+        self._schedule = lru_cache(MAX_SCHEDULES)(self._made_schedule)
+        self._schedule(self.sampler, USUAL_STEPS, 0, 4096)
         self.encoded = lru_cache(self.max_encoded_prompts)(self._encoded)
         self.places = lru_cache(MAX_PLACES)(self._places)
         self.latent_rgb = latent_rgb(type(self.vae).__name__, self.vae.config.latent_channels, is_xl=False)
@@ -114,6 +118,10 @@ class TransformerFamily(ABC):
     @abstractmethod
     def shift(self, tokens: int, steps: int) -> float | None:
         """Return the schedule's shift for an image of so many tokens; None where it is the same for all."""
+
+    @abstractmethod
+    def make_autoencoder(self) -> Autoencoder:
+        """Return the VAE with this family's scaling."""
 
     @abstractmethod
     def hidden_states(self, prompt: str) -> Tensor:
@@ -167,19 +175,19 @@ class TransformerFamily(ABC):
 
     def schedule(self, request: RunRequest) -> Schedule:
         height, width = self.tokens(request)
-        return self._schedule(request.sampler or self.sampler, request.steps, tokens=height * width)
+        begins_late = request.image is not None and self.begins_from_images
+        skipped = 0 if not begins_late else int(request.steps - request.steps * request.strength)
+        tokens = height * width if self.scheduler.config.use_dynamic_shifting else 0
+        return self._schedule(request.sampler or self.sampler, request.steps, skipped, tokens)
 
-    def _schedule(self, sampler: str, steps: int, *, tokens: int) -> Schedule:
+    def _made_schedule(self, sampler: str, steps: int, skipped: int, tokens: int) -> Schedule:
         """Return a schedule for an image of so many tokens. Raises ValueError with the choices."""
         if sampler and parse_sampler(sampler)[0] is not Sampler.FLOW_EULER:
             raise ValueError(f"sampler {sampler}: is for another family; sampler: may be {Sampler.FLOW_EULER}")
-        key = sampler, steps, tokens if self.scheduler.config.use_dynamic_shifting else 0
-        if key not in self._schedules:
-            noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
-            scheduler = make_scheduler(sampler, self.scheduler)
-            made = make_schedule(scheduler, steps, sigmas=noise_levels, mu=self.shift(tokens, steps))
-            self._schedules[key] = made.to(self.device)
-        return self._schedules[key]
+        noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
+        scheduler = make_scheduler(sampler, self.scheduler)
+        mu = self.shift(tokens, steps)
+        return make_schedule(scheduler, steps, skipped=skipped, sigmas=noise_levels, mu=mu).to(self.device)
 
 
 def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:

@@ -1,4 +1,4 @@
-"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
+"""Defines the protocol of a model architecture: encode, schedule, denoise, autoencoder, adapted layers."""
 
 import copy
 import math
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
@@ -102,19 +103,6 @@ def limit_decoding(vae: Any, decoding_bytes: int) -> None:
     vae.enable_tiling()
 
 
-def finished_pixels(decoded: Tensor, request: RunRequest) -> np.ndarray:
-    """Return a decoded image, RGB in -1..1 [3, height, width], as uint8 [height, width, 3] of the request's size.
-
-    Its middle is kept where it is larger. Raises FloatingPointError on numbers that are not finite.
-    """
-    pixels = decoded.float()
-    if not bool(pixels.isfinite().all()):  # clamped, such pixels would be a black image
-        raise FloatingPointError("the decoded image has numbers that are not finite")
-    eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
-    return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
-
-
 class Component(NamedTuple):
     """A module of a base model whose layers adapters can change."""
 
@@ -141,7 +129,7 @@ class Family(Protocol):
     """One loaded base model of some architecture.
 
     Latents have the shape [channels, …] of unit noise as the reference pipeline draws it. How the denoiser takes them
-    (packed into tokens, with positional ids) is the family's own affair, inside `denoise` and `decode`.
+    (packed into tokens, with positional ids) is the family's own affair, inside `denoise` and its `autoencoder`.
     Rows of a batch never mix: a row's output depends on that row's inputs alone.
     """
 
@@ -174,8 +162,13 @@ class Family(Protocol):
         ...
 
     @property
+    def autoencoder(self) -> Autoencoder:
+        """Return what turns finished latents into an image, and an image that a run begins from into latents."""
+        ...
+
+    @property
     def latent_rgb(self) -> LatentRGB | None:
-        """Return how to show latents without `decode`; None where no such map is known."""
+        """Return how to show latents without the autoencoder; None where no such map is known."""
         ...
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
@@ -188,12 +181,15 @@ class Family(Protocol):
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         """Compute once what every pass of a run would compute again.
 
-        The run's adapter is applied to one row of the denoiser.
+        The run's adapter is applied to one row of the denoiser. What is left of an image, the run begins from.
         """
         ...
 
     def schedule(self, request: RunRequest) -> Schedule:
-        """Return the run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
+        """Return the run's noise schedule, on the device; with an image it begins late, as the `strength` says.
+
+        Raises ValueError on a sampler that this model cannot use, and on a strength that leaves no step.
+        """
         ...
 
     def latent_shape(self, request: RunRequest) -> tuple[int, ...]:
@@ -205,8 +201,4 @@ class Family(Protocol):
 
         Threads may call it together, each with a lane of its own.
         """
-        ...
-
-    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one run's latents to uint8 [height, width, 3]. Raises FloatingPointError where numbers overflow."""
         ...

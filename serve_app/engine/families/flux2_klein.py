@@ -6,12 +6,12 @@ The distilled models draw in four steps and have no guidance; the base models ar
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor
 
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     MAX_TOKENS,
     PATCH,
@@ -19,7 +19,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
-from serve_app.engine.families.family import Component, finished_pixels
+from serve_app.engine.families.family import Component
 from serve_app.engine.families.flux2_transformer import Flux2Transformer
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -72,8 +72,12 @@ def of_diffusers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Flux2KleinFamily(TransformerFamily):
-    """One loaded base model of the family; see `Family`."""
+    """One loaded base model of the family; see `Family`.
 
+    It looks at a request's image in every step, as it was trained to, and draws from noise whatever the strength.
+    """
+
+    begins_from_images = False
     convert = staticmethod(of_diffusers)
     max_encoded_prompts = 32
     """Each takes 7.9 MB of the 4B in 16 bits, and 12.6 MB of the 9B."""
@@ -81,9 +85,6 @@ class Flux2KleinFamily(TransformerFamily):
     def __init__(self, pipeline: Any, options: EngineOptions, **given: Any) -> None:
         super().__init__(pipeline, options, **given)
         self.is_distilled = bool(pipeline.config.is_distilled)
-        statistics = self.vae.bn
-        self._mean = statistics.running_mean.float()[:, None, None]
-        self._deviation = (statistics.running_var.float() + self.vae.config.batch_norm_eps).sqrt()[:, None, None]
 
     @staticmethod
     def component(plain: Any) -> Component:
@@ -124,10 +125,12 @@ class Flux2KleinFamily(TransformerFamily):
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+        if request.mask is not None:
+            raise ValueError("mask: FLUX.2 klein looks at an image as a whole; SD, SDXL and Z-Image take a mask")
         is_guided = request.guidance > 1 and not self.is_distilled
         prompts = [request.negative_prompt, request.prompt] if is_guided else [request.prompt]
         captions = torch.stack(self.captions(prompts, request, adapter_id))
-        (rope,) = self.places(*self.tokens(request), MAX_TOKENS)
+        (rope,) = self.places(*self.tokens(request), MAX_TOKENS, int(request.image is not None))
         return Conditioning(captions, {"rope": rope.expand(len(prompts), *rope.shape[1:])})
 
     def hidden_states(self, prompt: str) -> Tensor:
@@ -136,22 +139,28 @@ class Flux2KleinFamily(TransformerFamily):
         return torch.cat([states[layer] for layer in TEXT_LAYERS], 2)[0]
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
-        """Embed each caption, which the adapter's one row is for."""
+        """Embed each caption, and the image that the run looks at, which the adapter's one row is for.
+
+        The image's tokens follow the caption's, and the run itself begins from noise.
+        """
         embedded = [self.transformer.context_embedder(caption) for caption in conditioning.context.split(1)]
-        return conditioning._replace(context=torch.cat(embedded))
+        if conditioning.image is not None:
+            tokens = conditioning.image.mean.flatten(1).T[None].to(self.dtype)
+            reference = self.transformer.x_embedder(tokens)
+            embedded = [torch.cat([caption, reference], 1) for caption in embedded]
+        return Conditioning(torch.cat(embedded), conditioning.added)
 
     # -- noise, steps and pixels -----------------------------------------------------------------------------------
+
+    def make_autoencoder(self) -> Autoencoder:
+        norm = self.vae.bn
+        deviation = (norm.running_var.float() + self.vae.config.batch_norm_eps).sqrt()[:, None, None]
+        return Autoencoder(self.vae, deviation=deviation, mean=norm.running_mean.float()[:, None, None], patch=PATCH)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
         return self.transformer.config.in_channels, *self.tokens(request)
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        context, added = conditioning
+        context, added = conditioning.context, conditioning.added
         time = timesteps.to(self.dtype) / 1000
         return self._forwards[lane](latents.to(self.dtype), time, context, added["rope"]).float()
-
-    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one image a call, so that its bits never depend on other images."""
-        cells = latents * self._deviation + self._mean
-        whole = torch.pixel_shuffle(cells[None], PATCH)
-        return finished_pixels(self.vae.decode(whole.to(self.vae.dtype), return_dict=False)[0][0], request)

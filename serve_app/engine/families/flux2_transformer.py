@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.families.dit import attended, normed, turned
+from serve_app.engine.families.dit import MAX_TOKENS, attended, normed, turned
 from serve_app.engine.lora_layers import shrink_together
 
+REFERENCE_TIME = 10
+"""The time of an image that is looked at, where that of the image that is drawn is 0."""
 LARGEST_HALF = 65504
 """diffusers keeps what a block returns within float16's range."""
 
@@ -48,27 +50,31 @@ class Flux2Transformer(nn.Module):
         """Return the velocity of latents [rows, channels, height, width], of which each cell is a token.
 
         The time [rows] runs from 1 for noise to 0; `context` [rows, tokens, width] has passed `context_embedder`, and
-        `rope` is that of `places`.
+        `rope` is that of `places`. After the first `MAX_TOKENS` of the context come those of an image that is looked
+        at, which has passed `x_embedder`.
         """
         of_image, of_text, (of_both,), (scale, shift) = self._modulations(self.time_guidance_embed(time * 1000, None))
-        image, text = self.x_embedder(latents.flatten(2).transpose(1, 2)), context
+        image, text = self.x_embedder(latents.flatten(2).transpose(1, 2)), context[:, :MAX_TOKENS]
+        drawn = image.shape[1]
+        if context.shape[1] > MAX_TOKENS:
+            image = torch.cat([image, context[:, MAX_TOKENS:]], 1)
         for block in self.transformer_blocks:
             text, image = block(text, image, of_text, of_image, rope)
         x = torch.cat([text, image], 1)
         for block in self.single_transformer_blocks:
             x = block(x, of_both, rope)
-        x = _modulated(x[:, text.shape[1] :], shift, scale, self.config.eps)
+        x = _modulated(x[:, text.shape[1] : text.shape[1] + drawn], shift, scale, self.config.eps)
         return self.proj_out(x).transpose(1, 2).unflatten(2, latents.shape[2:])
 
-    def places(self, height: int, width: int, text: int) -> tuple[Tensor]:
-        """Return `rope` of an image and a caption of so many tokens, [1, tokens, 1, half of a head], on the host.
+    def places(self, height: int, width: int, text: int, references: int) -> tuple[Tensor]:
+        """Return `rope` of a caption, an image and images of its size, [1, tokens, 1, half of a head], on the host.
 
         Its complex numbers turn pairs of a head: a fourth of them each by time, height, width and place in the caption.
         """
-        ids = torch.zeros(text + height * width, 4)
+        ids = torch.zeros(text + height * width * (1 + references), 4)
         ids[:text, 3] = torch.arange(text)
-        down, along = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        ids[text:, 1], ids[text:, 2] = down.flatten(), along.flatten()
+        times, down, along = (torch.arange(each) for each in (1 + references, height, width))
+        ids[text:, :3] = torch.cartesian_prod(times * REFERENCE_TIME, down, along).float()
         cosines, sines = (each[:, ::2].contiguous() for each in self.pos_embed(ids))  # each stands there twice
         return (torch.complex(cosines, sines)[None, :, None],)
 

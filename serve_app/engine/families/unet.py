@@ -8,24 +8,25 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.engine.device import torch_device, torch_dtype
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, Placement, finished_pixels, latent_rgb, limit_decoding
+from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
 from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
-from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
+from serve_app.engine.sampler import MAX_SCHEDULES, NoSteps, Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
@@ -62,6 +63,8 @@ class UNetFamily:
         if self.vae.dtype != self._vae_dtype(self.vae):
             self.vae.to(self._vae_dtype(self.vae))
         limit_decoding(self.vae, placement.decoding_bytes)
+        mean, deviation = self._latent_statistics(self.vae.config)
+        self.autoencoder = Autoencoder(self.vae, factor=self.vae.config.scaling_factor, deviation=deviation, mean=mean)
         self.encoders = self._load_encoders(
             pipeline, torch.device("cpu") if placement.encoders_on_host else self.device
         )
@@ -69,8 +72,8 @@ class UNetFamily:
         self.sampler = sampler or options.sampler
         self._clip_skip = self._checked_skip(clip_skip)
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
-        self._schedules: dict[tuple[str, int], Schedule] = {}
-        self._schedule(self.sampler, USUAL_STEPS)
+        self._schedule = lru_cache(MAX_SCHEDULES)(self._made_schedule)
+        self._schedule(self.sampler, USUAL_STEPS, 0)
         self._encoded: OrderedDict[tuple[tuple[Part, ...], str, float, int], Encoded] = OrderedDict()
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
@@ -146,9 +149,10 @@ class UNetFamily:
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         if not self._crosses:
             return conditioning
-        context, added = conditioning
+        context, added = conditioning.context, conditioning.added
         constants = run_constants(self.unet, self._crosses, context, added)
-        return Conditioning(context, constants | {name: added[name] for name in added if name == "timestep_cond"})
+        kept = {name: added[name] for name in added if name == "timestep_cond"}
+        return conditioning._replace(added=constants | kept)
 
     # -- noise and steps -------------------------------------------------------------------------------------------
 
@@ -162,22 +166,22 @@ class UNetFamily:
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 
     def schedule(self, request: RunRequest) -> Schedule:
-        return self._schedule(request.sampler or self.sampler, request.steps)
+        skipped = 0 if request.image is None else request.steps - int(request.steps * request.strength)
+        return self._schedule(request.sampler or self.sampler, request.steps, skipped)
 
-    def _schedule(self, sampler: str, steps: int) -> Schedule:
+    def _made_schedule(self, sampler: str, steps: int, skipped: int) -> Schedule:
         """Return a schedule of the named sampler, or of the base model's own. Raises ValueError with the choices."""
-        key = sampler, steps
         if sampler and hasattr(self._scheduler, "precondition_outputs"):
             raise ValueError(f"sampler {sampler}: an EDM model draws with its own scheduler only; leave `sampler:` out")
-        if key not in self._schedules:
-            try:
-                if sampler and parse_sampler(sampler)[0] not in SAMPLERS:
-                    raise ValueError(f"sampler {sampler} is for another family")
-                made = make_schedule(make_scheduler(sampler, self._scheduler), steps)
-            except ValueError as error:
-                raise ValueError(f"{error}; sampler: may be one of {', '.join(SAMPLERS)}") from error
-            self._schedules[key] = made.to(self.device)
-        return self._schedules[key]
+        try:
+            if sampler and parse_sampler(sampler)[0] not in SAMPLERS:
+                raise ValueError(f"sampler {sampler} is for another family")
+            scheduler = make_scheduler(sampler, self._scheduler)
+            return make_schedule(scheduler, steps, skipped=skipped).to(self.device)
+        except NoSteps:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{error}; sampler: may be one of {', '.join(SAMPLERS)}") from error
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         added = dict(conditioning.added)
@@ -193,16 +197,6 @@ class UNetFamily:
         )
         return answer[0].float()
 
-    # -- pixels ----------------------------------------------------------------------------------------------------
-
-    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one image a call, so that its bits never depend on other images."""
-        scaled = latents[None] / self.vae.config.scaling_factor
-        mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
-        if mean is not None and std is not None:
-            scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
-        return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)
-
     # -- loading ---------------------------------------------------------------------------------------------------
 
     def _vae_dtype(self, vae: Any) -> torch.dtype:
@@ -210,6 +204,14 @@ class UNetFamily:
         return (
             torch.float32 if self.dtype == torch.float16 and getattr(vae.config, "force_upcast", False) else self.dtype
         )
+
+    def _latent_statistics(self, config: Any) -> tuple[Tensor | float, Tensor | float]:
+        """Return the mean and the deviation of the VAE's latents where its config tells both."""
+        mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
+        if mean is None or deviation is None:
+            return 0.0, 1.0
+        mean, deviation = torch.tensor([mean, deviation], device=self.device)[..., None, None]
+        return mean, deviation
 
     def _load_encoders(self, pipeline: Any, device: torch.device) -> dict[str, TextEncoder]:
         pairs = {"text_encoder": (pipeline.tokenizer, pipeline.text_encoder)}

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor
 
+from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     MAX_TOKENS,
     PATCH,
@@ -14,7 +14,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
-from serve_app.engine.families.family import Component, finished_pixels
+from serve_app.engine.families.family import Component
 from serve_app.engine.families.z_image_transformer import ZImageTransformer, padded_length
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -91,29 +91,28 @@ class ZImageFamily(TransformerFamily):
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         """Refine each caption alone at its own length, as diffusers does for it alone."""
-        context, added = conditioning
+        context, added = conditioning.context, conditioning.added
         rows, bucket, _ = context.shape
         refined = context.new_zeros(rows, bucket, self.transformer.config.dim)
         for row, tokens in enumerate(added["tokens"].tolist()):
             own = padded_length(tokens)
             places = added["rope"][row : row + 1, -bucket:][:, :own]
             refined[row, :own] = self.transformer.refine(context[row : row + 1, :tokens], places)[0]
-        return Conditioning(refined, {name: added[name] for name in ("rope", "masked")})
+        return conditioning._replace(context=refined, added={name: added[name] for name in ("rope", "masked")})
 
     # -- noise, steps and pixels -----------------------------------------------------------------------------------
+
+    def make_autoencoder(self) -> Autoencoder:
+        config = self.vae.config
+        return Autoencoder(self.vae, factor=config.scaling_factor, mean=config.shift_factor or 0.0)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
         height, width = self.tokens(request)
         return self.transformer.config.in_channels, PATCH * height, PATCH * width
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        context, added = conditioning
+        context, added = conditioning.context, conditioning.added
         velocity = self._forwards[lane](
             latents.to(self.dtype), (1000 - timesteps) / 1000, context, added["rope"], added["masked"]
         )
         return -velocity.float()
-
-    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one image a call, so that its bits never depend on other images."""
-        scaled = latents[None] / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
-        return finished_pixels(self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0], request)

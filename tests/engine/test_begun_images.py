@@ -1,0 +1,107 @@
+"""Runs that begin from an image end where diffusers' img2img and inpainting pipelines do, alone and in any company."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serve_app.domain.errors import FailureCode
+from serve_app.engine import Engine, RunRequest
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.unet import SAMPLERS
+from tests.engine.conftest import WIDE_FLOAT32
+from tests.engine.diffusers_reference import DiffusersReference
+from tests.engine.run_engine import final_latents, finish
+from tests.engine.tiny_z_image import write_z_image
+
+TOLERANCE = 1e-4
+STRENGTHS = (0.2, 0.5, 0.9)
+IMAGE = np.random.RandomState(0).randint(0, 256, (64, 64, 3), np.uint8)
+MASK = np.zeros((64, 64), np.uint8)
+MASK[10:50, 30:] = 255
+REQUEST = RunRequest(
+    run_id="r", prompt="a red cat", negative_prompt="dull", seed=3, steps=10, guidance=4.0, width=64, height=64,
+    image=IMAGE,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_z_image(tmp_path_factory.mktemp("models") / "z", shift=None)
+
+
+def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
+    """Return a request with the guidance of diffusers' pipeline, which counts Z-Image's from 0."""
+    return replace(request, guidance=request.guidance - (family == "z_image"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image"])
+def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pytest.FixtureRequest) -> None:
+    """All are in one batch here, beside one without an image, and one at a time in the pipelines."""
+    folder: Path = request.getfixturevalue(family)
+    requests = [
+        replace(REQUEST, run_id=f"{strength} {mask is not None}", strength=strength, mask=mask)
+        for strength, mask in product((*STRENGTHS, 1.0), (None, MASK))
+    ]
+    if family != "z_image":
+        remembering, drawing = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="euler-a", mask=MASK)
+        requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, drawing)]
+    requests += [replace(REQUEST, run_id="noise", image=None), replace(REQUEST, run_id="odd", steps=7, strength=0.5)]
+    model, reference = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)
+    made = final_latents(model, requests)
+    for one in requests:
+        expected = reference.latents(as_diffusers_has_it(family, one))
+        assert (made[one.run_id] - expected).abs().max() < TOLERANCE, one.run_id
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mask", [None, MASK], ids=["image", "mask"])
+def test_every_sampler_begins_late_as_diffusers_does(
+    sd: Path, mask: np.ndarray | None, pytestconfig: pytest.Config
+) -> None:
+    requests = [
+        replace(REQUEST, run_id=f"{sampler} {strength}", sampler=sampler, mask=mask, strength=strength, guidance=2.0)
+        for sampler, strength in product(SAMPLERS, STRENGTHS)
+    ]
+    model, reference = BaseModel.load("m", sd, WIDE_FLOAT32, lambda: None), DiffusersReference(sd)
+    differences: dict[str, float] = {}
+    for one in requests:
+        (made,), expected = final_latents(model, [one]).values(), reference.latents(one)
+        differences[one.run_id] = float((made - expected).abs().max() / expected.abs().max().clamp(min=1))
+    worst = max(differences.items(), key=lambda each: each[1])
+    pytestconfig.get_terminal_writer().line(f"\n{len(requests)} runs, largest difference {worst}")
+    assert worst[1] < TOLERANCE, {name: each for name, each in differences.items() if each >= TOLERANCE}
+
+
+def test_a_run_that_begins_late_counts_the_steps_that_it_makes(engine: Engine) -> None:
+    counted: list[tuple[int, int]] = []
+    (image,) = engine.generate(
+        "a cat", steps=10, strength=0.5, width=64, height=64, image=Image.fromarray(IMAGE),
+        on_progress=lambda done, total: counted.append((done, total)),
+    )  # fmt: skip
+    assert np.asarray(image).shape == (64, 64, 3)
+    assert counted[-1] == (5, 5)
+    assert sorted({done for done, total in counted if total == 5}) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"strength": 0.0}, "strength: must be above 0 and at most 1, not 0.0"),
+        ({"strength": 1.5}, "strength: must be above 0 and at most 1, not 1.5"),
+        ({"strength": 0.05}, "strength: leaves none of 10 steps to draw"),
+        ({"image": IMAGE[:32]}, r"image: must be uint8 [64, 64, 3] for an image of this size"),
+        ({"mask": IMAGE}, r"mask: must be uint8 [64, 64] for an image of this size"),
+        ({"image": None, "mask": MASK}, "mask: says which part of an image is drawn anew"),
+    ],
+)
+def test_what_nobody_can_begin_from_is_refused_by_name(engine: Engine, wrong: dict[str, Any], message: str) -> None:
+    failure = finish(engine, [replace(REQUEST, **wrong)])["r"].failure
+    assert failure is not None
+    assert failure.code is FailureCode.GENERATION_FAILED
+    assert failure.message.startswith(message)
