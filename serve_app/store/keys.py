@@ -66,8 +66,10 @@ KEY_MAP: tuple[Key, ...] = (
     Key("stored:*", "hash", "retention", "account:interface → day (since 1970) of accept → bytes that its jobs take"),
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
-    Key("preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG of the image so far"),
-    Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows"),
+    Key(
+        "preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG so far; `stored`: writes"
+    ),
+    Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows or somebody listens to"),
     Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant or `loras`:digest → id, body digest"),
     Key("rate:*", "zset", "the plan's window", "account:variant[:key] → counted requests by when they leave it (ms)"),
     Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),

@@ -6,6 +6,7 @@ from serve_app.api.credentials import EITHER
 from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.creation import router as creation_router
+from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
 
@@ -25,5 +26,6 @@ def create_app() -> FastAPI:
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
     }
-    routes = APIRouter(routes=[*creation_router.routes, *router.routes, *usage_router.routes, *account_router.routes])
+    routers = (creation_router, router, events_router, usage_router, account_router)
+    routes = APIRouter(routes=[route for each in routers for route in each.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
