@@ -201,7 +201,8 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
     operation_id="followJob",
     summary="Follow a job: its progress, previews and end as server-sent events",
     description=_DESCRIPTION,
-    response_class=EventStream,
+    status_code=200,
+    response_class=Response,
     responses={
         200: {
             "description": "The events, until the job has ended.",
