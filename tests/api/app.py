@@ -135,7 +135,7 @@ class TestService:
 
     async def release(self, job_id: str) -> None:
         """Return a claimed job to the queue, as of a worker that stops, for another attempt."""
-        await self.resources.queue.release(self._leases.pop(job_id).lease)
+        await self.resources.queue.release(self.claims.pop(job_id).lease)
 
     async def run(self, job_id: str, progress: int) -> Lease:
         lease = await self.lease(job_id)
