@@ -88,21 +88,21 @@ def main() -> None:
 
 async def _measure(settings: Settings, server: Server, options: argparse.Namespace) -> None:
     async with open_resources(settings) as resources:
-        accounts = [await _account(resources, number) for number in range(options.accounts)]
+        accounts = [await make_account(resources, number) for number in range(options.accounts)]
         for count in options.polls:
-            polls = await _jobs(resources, accounts, count)
+            polls = await claimed_jobs(resources, accounts, count)
             sys.stdout.write("\n".join(await Round(resources, server, polls, options).run()) + "\n")
             sys.stdout.flush()
     sys.stdout.write(f"load {os.getloadavg()}, {options}\n")
 
 
-async def _account(resources: Resources, number: int) -> Account:
+async def make_account(resources: Resources, number: int) -> Account:
     account = await resources.accounts.create(f"benchmark {number}", plan_a="roomy")
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
     return Account(account.id, secret)
 
 
-async def _jobs(resources: Resources, accounts: Sequence[Account], count: int) -> list[Poll]:
+async def claimed_jobs(resources: Resources, accounts: Sequence[Account], count: int) -> list[Poll]:
     adapter = (await resources.catalog.all())[0]
     plan = resources.settings.plan_table[Variant.A, "roomy"]
 
@@ -178,12 +178,12 @@ class Round:
         return [
             f"{len(self._polls)} polls, opened in {opened_s:.1f} s; answered before any job ended: {dict(early)}",
             f"answers: {dict(self._answers)}",
-            f"a job's end to its answer, ms: {_quantiles(late)}",
-            f"processor time a second of a waiting poll, µs: {_each(self._server, cpu)}",
-            f"memory of a waiting poll, kB: {_each(self._server, memory)}",
+            f"a job's end to its answer, ms: {quantiles(late)}",
+            f"processor time a second of a waiting poll, µs: {each_of(self._server, cpu)}",
+            f"memory of a waiting poll, kB: {each_of(self._server, memory)}",
             f"connections to Redis: {before.redis_clients} before, {end.redis_clients} held",
             *(
-                f"another caller's polls, ms: {name}: {_quantiles(times)}"
+                f"another caller's polls, ms: {name}: {quantiles(times)}"
                 for name, times in {"before": idle, "opening": opening, "held": held, "answering": answering}.items()
             ),
         ]
@@ -260,14 +260,14 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
     return head, json.loads(await reader.readexactly(int(length)))
 
 
-def _quantiles(values: Sequence[float]) -> str:
+def quantiles(values: Sequence[float]) -> str:
     if len(values) < 2:
         return "none"
     cuts = statistics.quantiles(values, n=100)
     return f"p50 {cuts[49]:.1f}, p99 {cuts[98]:.1f}, most {max(values):.1f} ({len(values)})"
 
 
-def _each(server: Server, values: Sequence[float]) -> str:
+def each_of(server: Server, values: Sequence[float]) -> str:
     return ", ".join(f"{title_of(pid)} {value:.1f}" for pid, value in zip(server.pids, values, strict=True))
 
 

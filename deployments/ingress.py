@@ -14,6 +14,7 @@ from deployments.config import GENERATOR
 from deployments.nodes import check_running_nodes
 from deployments.proxy import proxy_secret
 from deployments.ray_internals import (
+    at_drain,
     configure_replica_log,
     has_haproxy,
     least_replicas,
@@ -150,6 +151,7 @@ class Ingress:
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts, max_rank=max_rank)
         jobs = JobParts(process, accounts, loras, hint=Hints(handles))
+        at_drain(jobs.waits.end_all)
         operations = OperationParts(
             process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_running_nodes
         )

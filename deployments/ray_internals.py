@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +72,18 @@ def prepare_replica(*, takes_requests: bool = False) -> None:
     replica.RAY_SERVE_ENABLE_DIRECT_INGRESS &= takes_requests
     add_port = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
+
+
+def at_drain(act: Callable[[], None]) -> None:
+    """Call `act` on this event loop as soon as Serve tells this replica to stop, before it waits for open requests."""
+    replica: Any = import_module("ray.serve._private.replica")
+    stop, loop = replica.Replica.perform_graceful_shutdown, asyncio.get_running_loop()
+
+    async def act_and_stop(self: Any) -> None:
+        loop.call_soon_threadsafe(act)
+        await stop(self)
+
+    replica.Replica.perform_graceful_shutdown = act_and_stop
 
 
 def has_haproxy() -> bool:

@@ -24,12 +24,13 @@ from serve_app.jobs.deletion import Deletions
 from serve_app.jobs.history import DeadLetters, JobHistory, JobReader
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
-from serve_app.jobs.polling import JobWaits, Poller
+from serve_app.jobs.polling import Poller
 from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
 from serve_app.jobs.uploads import UploadRecords
+from serve_app.jobs.waits import JobWaits
 from serve_app.jobs.workers import RecentAdapters, WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader

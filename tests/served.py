@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 
+from serve_app.jobs.waits import JobWaits
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
 
@@ -35,7 +36,10 @@ class Served:
     @contextmanager
     def ingress_down(self) -> Generator[None]:
         """Nothing listens and every connection ends, until the block does; what works on jobs goes on."""
+        old = self.resources
+        self.resources = old.with_parts(waits=JobWaits(old.jobs, most=64, previews=old.previews))
         self.loop.call_soon_threadsafe(self._may_listen.clear)
+        self.loop.call_soon_threadsafe(old.waits.end_all)  # as Serve lets a replica do
         self._server.should_exit = True
         try:
             yield

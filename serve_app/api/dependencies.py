@@ -106,6 +106,12 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     return poll.job
 
 
+async def still_reads(request: Request) -> bool:
+    """Whether the key of a request that has long passed may still read: asked anew every few seconds."""
+    key, variant = _credential(request)
+    return await jobs_of(request).poller.still_reads(key, variant)
+
+
 def valid_job_id(text: str, *prefixes: str) -> str:
     """Return `text` if it has the form of a job's id, else an id that no job has."""
     prefix, _, name = text.partition("_")

@@ -16,12 +16,13 @@ from serve_app.jobs.deletion import Deletions, JobDeletion
 from serve_app.jobs.history import DeadLetters, JobHistory, JobReader
 from serve_app.jobs.images import ImageAccess, ImageStore
 from serve_app.jobs.moderation import Moderation
-from serve_app.jobs.polling import JobWaits, Poller
+from serve_app.jobs.polling import Poller
 from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
 from serve_app.jobs.uploads import UploadRecords, Uploads
+from serve_app.jobs.waits import JobWaits
 from serve_app.jobs.wishes import Wishes
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
@@ -109,13 +110,15 @@ class JobParts:
         self.history = JobHistory(redis)
         self.dead_letters = DeadLetters(redis)
         self.poller = Poller(redis, settings)
-        self.waits = JobWaits(self.reader, most=settings.waiting_polls)
         self.images = ImageStore(settings, process.measures)
         self.access = ImageAccess(redis)
         make_space = (loras.uploads.sweep, loras.weights.make_space)
         self.space = Space(DiskReserve(settings, self.images.local_folder, *make_space), MemoryReserve(redis))
         self.previews = PreviewStore(redis)
         uploaded = UploadRecords(redis, settings)
+        moderation = Moderation(settings)
+        shown = self.previews if settings.previews and not moderation.is_on else None
+        self.waits = JobWaits(self.reader, most=settings.waiting_polls, previews=shown)
         self.submission = Submission(
             settings=settings,
             queue=self.queue,
@@ -124,7 +127,7 @@ class JobParts:
             catalog=loras.catalog,
             images=self.images,
             space=self.space,
-            moderation=Moderation(settings),
+            moderation=moderation,
             traces=process.traces,
             background=process.background,
             wishes=Wishes(loras.catalog, loras.applied_catalog, loras.max_rank),

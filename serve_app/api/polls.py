@@ -51,16 +51,25 @@ async def answer_poll(
     request: Request, load: Callable[[], Awaitable[Job]], record_of: Callable[[Job, Callable[[str], str]], Record]
 ) -> Response:
     """Answer with the record that `load` reads, once it has ended or the preferred wait is over."""
-    job, applied = await load(), {}
-    seconds = preferred_wait(_joined(request, "prefer")) if not job.state.is_terminal else 0
-    if seconds and await jobs_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
-        job, applied = await load(), {"Preference-Applied": f"wait={seconds}"}
+    job, applied = await after_wait(request, await load(), load)
     content = encode(record_of(job, image_signer(request)))
     tag = f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES).hexdigest()}"'
     headers = {"ETag": tag, **poll_headers(job), **applied}
     if _matches(_joined(request, "if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type="application/json")
+
+
+async def after_wait(request: Request, job: Job, load: Callable[[], Awaitable[Job]]) -> tuple[Job, Mapping[str, str]]:
+    """Return the job as `load` reads it once it has ended or the preferred wait is over, and the header that says so.
+
+    Without a preference, or a place to wait in, they are the same job and no header. The job does not depend on the
+    caller, who may go meanwhile.
+    """
+    seconds = preferred_wait(_joined(request, "prefer")) if not job.state.is_terminal else 0
+    if not (seconds and await jobs_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds)):
+        return job, {}
+    return await load(), {"Preference-Applied": f"wait={seconds}"}
 
 
 def _joined(request: Request, name: str) -> str:

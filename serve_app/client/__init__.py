@@ -42,7 +42,7 @@ from serve_app.client.errors import (
     WaitTimeout,
 )
 from serve_app.client.protocol import GenerationOptions
-from serve_app.client.records import Event, Lora, Model, Usage
+from serve_app.client.records import Event, Lora, Model, Preview, Usage
 from serve_app.client.sync_client import Client, Image, Job
 from serve_app.client.upload import upload_bar
 
@@ -65,6 +65,7 @@ __all__ = [
     "Lora",
     "Model",
     "NotFound",
+    "Preview",
     "RateLimited",
     "RunCanceled",
     "RunExpired",

@@ -11,8 +11,9 @@ import httpx
 
 from serve_app.client.calls import RETRY_BUDGET_S, WAIT_S, AccountCalls, ImageCalls, JobCalls
 from serve_app.client.display import Cell, grid_html
+from serve_app.client.errors import sends_events
 from serve_app.client.lora_calls import LoraCalls
-from serve_app.client.protocol import Call, Interface, Operation, Sleep, advance
+from serve_app.client.protocol import Action, Interface, NextLine, Operation, Outcome, Sleep, advance
 from serve_app.client.records import Event, Lora, Model, Record, Usage, open_png
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
@@ -55,11 +56,17 @@ class AsyncJob(JobCalls[AsyncImage, Awaited["AsyncJob"], Awaited[None]]):
     async def events(self, timeout: float | None = WAIT_S) -> AsyncIterator[Event]:  # noqa: ASYNC109 as in `Job`
         """Yield the state, and again whenever it changes, until the job ends; one that failed raises nothing here.
 
-        Raises `WaitTimeout` when nothing has changed for `timeout` seconds.
+        An event with a `preview` has a small picture of an unfinished image. Raises `WaitTimeout` when nothing has
+        changed for `timeout` seconds, a quarter of a minute later at most.
         """
         yield self.event
-        while not self.done:
-            yield await self._client.execute(self._change(timeout))
+        following = self._following(httpx.Response.aiter_lines)
+        try:
+            while not self.done:
+                yield await self._client.execute(following.next(timeout))
+        finally:
+            if following.response is not None:
+                await following.response.aclose()
 
     def _embedded(self, image: AsyncImage) -> str:
         return image.url
@@ -96,16 +103,25 @@ class AsyncClient(
             except StopIteration as end:
                 return end.value
 
-    async def _perform(self, action: Call | Sleep) -> httpx.Response | httpx.TransportError | None:
+    async def _perform(self, action: Action) -> Outcome:
         if isinstance(action, Sleep):
             await asyncio.sleep(action.seconds)
             return None
+        if isinstance(action, NextLine):
+            try:
+                return await anext(action.lines, None)
+            except httpx.TransportError as error:
+                return error
         timeout = timeout_of(action.timeout, action.most, self._http.timeout)
         try:
             with sent_body(action.upload) as body:
-                return await self._http.request(
+                request = self._http.build_request(
                     action.method, action.url, headers=action.headers, json=action.json, timeout=timeout, **body
                 )
+                response = await self._http.send(request, stream=action.is_stream)
+                if action.is_stream and not sends_events(response):
+                    await response.aread()
+                return response
         except httpx.TransportError as error:
             return error
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack
 from urllib.parse import urlencode
 
+import httpx
+
 from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
 from serve_app.client.errors import Forbidden, UnsupportedOption
+from serve_app.client.events import Following
 from serve_app.client.lora_calls import find_lora, rows_of
 from serve_app.client.many import Drawing
 from serve_app.client.protocol import (
@@ -28,7 +31,7 @@ from serve_app.client.protocol import (
     then,
     without_none,
 )
-from serve_app.client.records import Event, ImageInfo, JobState, Lora, Model, OnProgress, Record, Usage
+from serve_app.client.records import ImageInfo, JobState, Lora, Model, OnProgress, Record, Usage
 from serve_app.client.upload import Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
@@ -264,10 +267,8 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
     def _repr_html_(self) -> str | None:
         return grid_html(self.cells(embedded=True)) if self.images else None
 
-    def _change(self, timeout: float | None) -> Operation[Event]:
-        """Wait until the state differs from the one that is known here."""
-        watching = self._client.service.watch(self._record, timeout, self._update, until_change=True)
-        return then(watching, lambda _: self.event)
+    def _following(self, lines_of: Callable[[httpx.Response], Any]) -> Following:
+        return Following(self._client.service, self, self._update, lines_of)
 
     def wait(self, timeout: float | None = WAIT_S, on_progress: OnProgress | None = None) -> JobT:
         """Return when the images are ready. Raises `JobFailed`, or `WaitTimeout` after `timeout` seconds."""

@@ -147,11 +147,20 @@ def job_failure(job_id: str, code: str, message: str) -> JobFailed:
     return _BY_CODE.get(code, JobFailed)(job_id, code, message)
 
 
-def is_expected(response: httpx.Response, *, is_image: bool) -> bool:
-    """Return whether a success has the expected body: a PNG if `is_image`, else a JSON object, or nothing with 204."""
+def is_expected(response: httpx.Response, *, is_image: bool, is_stream: bool) -> bool:
+    """Return whether a success has the expected body.
+
+    That is a PNG if `is_image`, events if `is_stream`, else a JSON object, or nothing with 204.
+    """
+    if is_stream:
+        return sends_events(response)
     if is_image:
         return response.content.startswith(b"\x89PNG")
     return response.status_code == 204 or _json_object(response) is not None
+
+
+def sends_events(response: httpx.Response) -> bool:
+    return response.is_success and response.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def _error_object(response: httpx.Response) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """HTTP calls, retries and polling, without I/O: the logic that the sync and the async client share.
 
 An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Response` (or thrown the transport's error);
-it yields a `Sleep` and is resumed after that many seconds; it returns the result.
+it yields a `Sleep` and is resumed after that many seconds, and a `NextLine` and is sent the line of an open stream; it
+returns the result.
 """
 
 import math
@@ -9,7 +10,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, TypedDict, TypeVar
@@ -65,6 +66,8 @@ class Call:
     """After this many seconds the answer is of no use, where that is less than the client's own."""
     is_image: bool = False
     """Says whether the URL is an image's, which object storage may answer instead of the service."""
+    is_stream: bool = False
+    """Says whether the lines of the answer are read as they come, by `NextLine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,16 @@ class Sleep:
     seconds: float
 
 
-Operation = Generator[Call | Sleep, httpx.Response | None, T]
+@dataclass(frozen=True, slots=True)
+class NextLine:
+    """Reads a line of a stream, None at its end."""
+
+    lines: Any
+    """The response's `iter_lines()` or `aiter_lines()`, whichever the client reads."""
+
+
+Action = Call | Sleep | NextLine
+Operation = Generator[Action, httpx.Response | str | None, T]
 
 
 @dataclass(kw_only=True)
@@ -147,9 +159,7 @@ class Service:
         most = None if left == math.inf else max(left, SHORTEST_POLL_S)
         call = Call("GET", self.base_url + path_of("/v1/jobs", job_id), headers, most=most)
         response = yield from self.send(call)
-        record = Record.read(response.json())
-        is_queued = (record.interface, record.status) == ("a", "queued")
-        return response, replace(record, status="processing") if is_queued else record
+        return response, read_job(response.json())
 
     def delete(self, path: str) -> Operation[None]:
         """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
@@ -277,7 +287,17 @@ def then(operation: Operation[Any], read: Callable[[Any], T]) -> Operation[T]:
     return read((yield from operation))
 
 
-def advance(operation: Operation[Any], outcome: httpx.Response | httpx.TransportError | None) -> Call | Sleep:
+def read_job(body: Mapping[str, Any]) -> Record:
+    """Read a job of `/v1/jobs`; one of interface A is never called queued."""
+    record = Record.read(body)
+    is_queued = (record.interface, record.status) == ("a", "queued")
+    return replace(record, status="processing") if is_queued else record
+
+
+Outcome = httpx.Response | httpx.TransportError | str | None
+
+
+def advance(operation: Operation[Any], outcome: Outcome) -> Action:
     """Give an operation what came of its last action, at first None; return its next. Raises `StopIteration`."""
     return operation.throw(outcome) if isinstance(outcome, httpx.TransportError) else operation.send(outcome)
 
@@ -303,8 +323,8 @@ def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachabl
         unreachable = Unreachable(f"no answer from {server}: {error or type(error).__name__}{_advice(error)}")
         unreachable.__cause__ = error
         return unreachable
-    assert response is not None, "a Call is answered with a Response"
-    if response.is_success and is_expected(response, is_image=call.is_image):
+    assert isinstance(response, httpx.Response), "a Call is answered with a Response"
+    if response.is_success and is_expected(response, is_image=call.is_image, is_stream=call.is_stream):
         return response
     return service_error(response, str(url.copy_with(query=None)), from_storage=call.is_image)
 

@@ -183,12 +183,28 @@ OnProgress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """A small PNG of the unfinished image `index`, as it was after so many steps."""
+
+    index: int
+    step: int
+    png: bytes = field(repr=False)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """A change of a job: its status, its progress in percent, and when it will probably end."""
+    """A change of a job: its status, its progress in percent, and when it will probably end.
+
+    `preview` is set where an unfinished image has come on, and nothing else has changed.
+    """
 
     status: str
     progress: int
     estimated_completion_time: datetime | None
+    preview: Preview | None = None
 
 
 class JobState:

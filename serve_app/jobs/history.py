@@ -17,7 +17,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script, pairs
 
 ASKED_AT_ONCE = 1_000
-"""One call of `ended.lua` is asked about at most this many jobs."""
+"""One call of `changes.lua` is asked about at most this many jobs."""
 
 
 class JobReader:
@@ -29,7 +29,7 @@ class JobReader:
     def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
         self._redis = redis
         self._read = Script(redis, "jobs/read", rewrite)
-        self._ended = Script(redis, "jobs/ended", rewrite, writes=False)
+        self._changes = Script(redis, "jobs/changes", rewrite, writes=False)
 
     async def get(self, job_id: str, *, account_id: str, variant: Variant | None = None) -> Job | None:
         """Return the job if it is the account's (and was made on `variant`), with an estimate of its end."""
@@ -46,11 +46,11 @@ class JobReader:
         """Return the jobs that exist, by id; without estimates."""
         return {job.id: job for job in await find_jobs(self._redis, job_ids)}
 
-    async def ended(self, job_ids: list[str]) -> list[str]:
-        """Return which of the jobs have ended or do not exist."""
-        found: list[str] = []
-        for start in range(0, len(job_ids), ASKED_AT_ONCE):
-            found += await self._ended(job_ids=job_ids[start : start + ASKED_AT_ONCE])
+    async def changes(self, known: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
+        """Return which jobs are no longer as they are known, by id: the text of each, and its previews' fields."""
+        args, found = [text for pair in known.items() for text in pair], list[tuple[str, str, Sequence[str]]]()
+        for start in range(0, len(args), 2 * ASKED_AT_ONCE):
+            found += await self._changes(known=args[start : start + 2 * ASKED_AT_ONCE])
         return found
 
     async def image(self, image_id: str, *, account_id: str, variant: Variant | None = None) -> StoredImage | None:

@@ -1,24 +1,24 @@
-"""Reads a job for the holder of an API key in one round trip, and lets callers wait until jobs end."""
+"""Reads a job for the holder of an API key in one round trip."""
 
 import asyncio
-import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from serve_app.accounts.auth import anonymous, auth_query
-from serve_app.domain.accounts import AuthResult
-from serve_app.domain.errors import AtelierError
+from serve_app.accounts.auth import AuthQuery, anonymous, auth_query
+from serve_app.domain.accounts import AuthResult, Scope
+from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.jobs.history import JobReader
 from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
+
+CHECK_EVERY_S = 4.0
+"""Whether a key may still read is asked anew after this time. Whoever asks as often learns of a change within twice as
+long."""
 
 
 class Poll(NamedTuple):
@@ -48,6 +48,8 @@ class Poller:
         self._second = 0
         self._counts: dict[tuple[str, str, Variant], int] = {}
         self._known: dict[tuple[str, str, Variant], AuthResult] = {}
+        self._checked_in = 0
+        self._checks: dict[tuple[str, str, Variant], asyncio.Task[bool]] = {}
 
     async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
         """Authenticate without counting, and read the account's job, in one script.
@@ -68,6 +70,31 @@ class Poller:
             self._known[key] = auth
         return Poll(auth, read_snapshot(snapshot, with_request=of is None))
 
+    async def still_reads(self, secret: str, variant: Variant) -> bool:
+        """Whether a key that once passed may still read: asked once for all callers with the key, and no poll of it.
+
+        It may while Redis does not answer.
+        """
+        query = auth_query(secret, variant, self._settings)
+        if query is None:
+            return False
+        period = int(self._clock() / CHECK_EVERY_S)
+        if period != self._checked_in:
+            self._checked_in = period
+            self._checks.clear()
+        key = (query.key.id, query.key.digest, variant)
+        if key not in self._checks:
+            self._checks[key] = asyncio.create_task(self._check(query), name="key of listeners checked")
+        return await asyncio.shield(self._checks[key])
+
+    async def _check(self, query: AuthQuery) -> bool:
+        try:
+            answer, _ = await self._poll(**query.args, job_id="", job_interface=None)
+        except StoreUnavailable:
+            return True
+        caller = query.read(answer).caller
+        return caller is not None and Scope.READ in caller.scopes
+
     def _count(self, key: tuple[str, str, Variant]) -> int:
         second = int(self._clock())
         if second != self._second:
@@ -76,68 +103,3 @@ class Poller:
             self._known.clear()
         self._counts[key] = self._counts.get(key, 0) + 1
         return self._counts[key]
-
-
-log = logging.getLogger(__name__)
-
-LOOK_EVERY_S = 0.25
-SHARE_OF_ACCOUNT = 4
-"""One account may take one in so many of the places."""
-
-
-class JobWaits:
-    """Places for `most` callers that wait for jobs to end.
-
-    However many wait, Redis is asked once every `LOOK_EVERY_S` which of their jobs have ended: a caller that waits
-    holds neither a connection nor a turn, and no message can be lost.
-    """
-
-    def __init__(self, jobs: JobReader, *, most: int) -> None:
-        self._jobs = jobs
-        self._most = most
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._accounts: defaultdict[str, int] = defaultdict(int)
-        self._looking: asyncio.Task[None] | None = None
-
-    @property
-    def count(self) -> int:
-        return sum(self._accounts.values())
-
-    async def until_ended(self, job_id: str, *, account_id: str, seconds: float) -> bool:
-        """Return once the job has ended, or after so many seconds; False at once when too many wait already."""
-        if self.count >= self._most or self._accounts[account_id] >= max(1, self._most // SHARE_OF_ACCOUNT):
-            return False
-        ended = asyncio.Event()
-        self._waiting[job_id].add(ended)
-        self._accounts[account_id] += 1
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look(), name="jobs waited for")
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await ended.wait()
-        finally:
-            self._leave(job_id, account_id, ended)
-        return True
-
-    def _leave(self, job_id: str, account_id: str, ended: asyncio.Event) -> None:
-        self._waiting[job_id].discard(ended)
-        if not self._waiting[job_id]:
-            del self._waiting[job_id]
-        self._accounts[account_id] -= 1
-        if not self._accounts[account_id]:
-            del self._accounts[account_id]
-
-    async def _look(self) -> None:
-        """Ask for all awaited jobs, until nobody waits any more."""
-        try:
-            while self._waiting:
-                await asyncio.sleep(LOOK_EVERY_S)
-                try:
-                    for job_id in await self._jobs.ended(list(self._waiting)):
-                        for ended in self._waiting.get(job_id, ()):
-                            ended.set()
-                except AtelierError as error:
-                    log.debug("jobs waited for were not looked at: %s", error.message)
-        finally:
-            self._looking = None

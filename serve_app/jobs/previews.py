@@ -6,7 +6,7 @@ A thumbnail is made when it is first looked at, and kept beside its image in sto
 import asyncio
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from io import BytesIO
@@ -17,11 +17,14 @@ from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
+from serve_app.store.script import pairs
 from serve_app.store.storage import DiskReserve
 
 LIFE = timedelta(seconds=30)
 WATCHED_FOR = timedelta(seconds=10)
-"""A worker makes previews of a job for this long after a page asked for them."""
+"""A worker makes previews of a job for this long after somebody asked for them."""
+_STORED = "stored"
+"""This field beside the images' counts the writes, by which `changes.lua` knows new ones."""
 
 
 class Preview(NamedTuple):
@@ -29,6 +32,13 @@ class Preview(NamedTuple):
 
     step: int
     png: bytes
+
+
+class EncodedPreview(NamedTuple):
+    """A preview whose PNG is in base64, as it is stored."""
+
+    step: int
+    png: str
 
 
 class PreviewStore:
@@ -41,6 +51,13 @@ class PreviewStore:
         """Ask the job's worker for previews."""
         await self._redis.set(redis_key("preview_watched", job_id), "1", ex=WATCHED_FOR, nx=True)
 
+    async def watch_all(self, job_ids: Iterable[str]) -> None:
+        """Ask the workers of these jobs for previews, from now on for `WATCHED_FOR`."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipeline.set(redis_key("preview_watched", job_id), "1", ex=WATCHED_FOR)
+        await pipeline.execute()
+
     async def is_watched(self, job_id: str) -> bool:
         return bool(await self._redis.exists(redis_key("preview_watched", job_id)))
 
@@ -49,18 +66,28 @@ class PreviewStore:
         pipeline = self._redis.pipeline()
         rows = {str(index): f"{it.step} {base64.b64encode(it.png).decode()}" for index, it in previews.items()}
         pipeline.hset(redis_key("preview", job_id), mapping=rows)
+        pipeline.hincrby(redis_key("preview", job_id), _STORED, 1)
         pipeline.expire(redis_key("preview", job_id), LIFE)
         await pipeline.execute()
 
     async def get(self, job_id: str) -> Mapping[int, Preview]:
         """Return the newest preview of each image that has one, by the image's index."""
-        rows: dict[str, str] = await self._redis.hgetall(redis_key("preview", job_id))
-        return {int(index): _read(text) for index, text in rows.items()}
+        rows = await self._redis.hgetall(redis_key("preview", job_id))
+        return {index: Preview(step, base64.b64decode(png)) for index, (step, png) in _read(rows).items()}
 
 
-def _read(text: str) -> Preview:
-    step, _, png = text.partition(" ")
-    return Preview(int(step), base64.b64decode(png))
+def read_previews(fields: Sequence[str]) -> Mapping[int, EncodedPreview]:
+    """Read the previews of images by their index, as a script answers them."""
+    return _read(pairs(fields))
+
+
+def _read(rows: Mapping[str, str]) -> Mapping[int, EncodedPreview]:
+    found: dict[int, EncodedPreview] = {}
+    for index, text in rows.items():
+        if index != _STORED:
+            step, _, png = text.partition(" ")
+            found[int(index)] = EncodedPreview(int(step), png)
+    return found
 
 
 _log = logging.getLogger(__name__)

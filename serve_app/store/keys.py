@@ -68,8 +68,10 @@ KEY_MAP: tuple[Key, ...] = (
     Key("image:*", "string", "retention", "image id → job id"),
     Key("upload:*", "hash", "retention", "image id → an uploaded image: account, object, size, digest, expiry (ms)"),
     Key("uploaded:*", "hash", "retention and a day", "account → day of expiry (since 1970) → bytes of its uploads"),
-    Key("preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG of the image so far"),
-    Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows"),
+    Key(
+        "preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG so far; `stored`: writes"
+    ),
+    Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows or somebody listens to"),
     Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant, `loras`, `images`:digest → id, body"),
     Key("rate:*", "zset", "the plan's window", "account:variant[:key] → counted requests by when they leave it (ms)"),
     Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),

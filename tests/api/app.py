@@ -133,6 +133,10 @@ class TestService:
                 self.claims |= {claim.lease.job_id: claim for claim in claims}
         return self.claims[job_id].lease
 
+    async def release(self, job_id: str) -> None:
+        """Return a claimed job to the queue, as of a worker that stops, for another attempt."""
+        await self.resources.queue.release(self.claims.pop(job_id).lease)
+
     async def run(self, job_id: str, progress: int) -> Lease:
         lease = await self.lease(job_id)
         await self.resources.queue.heartbeat(lease, progress=progress)

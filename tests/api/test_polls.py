@@ -10,9 +10,9 @@ import pytest
 
 from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
 from serve_app.domain.requests import Variant
-from serve_app.jobs import polling as job_waits
+from serve_app.jobs import waits as job_waits
 from serve_app.jobs.history import JobReader
-from serve_app.jobs.polling import JobWaits
+from serve_app.jobs.waits import JobWaits
 from serve_app.store import redis_client as stores_redis
 from tests.api.app import Member, TestService, client_of
 from tests.support import wait_until

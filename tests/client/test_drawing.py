@@ -24,8 +24,10 @@ from serve_app.client import (
     WaitTimeout,
     upload_bar,
 )
+from serve_app.client import Preview as SentPreview
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.jobs.previews import Preview
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.client.conftest import CutTransport, RecordingTransport, terminal
@@ -261,8 +263,14 @@ def test_events_tell_each_change_and_end_with_the_job(live: Live, client: Client
     event = next(events)
     assert (event.status, event.progress) == ("processing", 40)
     assert event.estimated_completion_time is not None
+    previews = live.resources.previews
+    live.run(previews.put(job.id, {1: Preview(3, b"PNG")}))
+    assert next(events).preview == SentPreview(1, 3, b"PNG")
     with pytest.raises(WaitTimeout):
         list(job.events(timeout=0.3))
+    with live.ingress_down():
+        live.run(previews.put(job.id, {1: Preview(4, b"next")}))
+    assert next(events).preview == SentPreview(1, 4, b"next"), "neither lost nor repeated"
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
     live.run(live.resources.queue.fail(claim.lease, failure, retry=False))
     assert [event.status for event in events] == ["failed"]

@@ -7,6 +7,7 @@ from serve_app.api.images.routes import router as images_router
 from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.creation import router as creation_router
+from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
 
@@ -27,6 +28,6 @@ def create_app() -> FastAPI:
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
     }
-    routers = (creation_router, router, images_router, usage_router, account_router)
+    routers = (creation_router, router, events_router, images_router, usage_router, account_router)
     routes = APIRouter(routes=[route for each in routers for route in each.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
