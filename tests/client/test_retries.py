@@ -16,6 +16,7 @@ from serve_app.client.protocol import (
     BACKOFF_CAP_S,
     BACKOFF_S,
     FIRST_CONTACT_S,
+    Action,
     Call,
     Operation,
     Service,
@@ -271,6 +272,6 @@ def _outcome_of(answer: Callable[[], httpx.Response], *, retry_budget: float) ->
     raise AssertionError("the call was retried for longer than its retry budget")
 
 
-def _call(action: Call | Sleep) -> Call:
+def _call(action: Action) -> Call:
     assert isinstance(action, Call)
     return action

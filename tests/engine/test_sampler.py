@@ -220,7 +220,7 @@ FLOW_SETTINGS: list[tuple[dict[str, Any], dict[str, float]]] = [
     if not ("shift_terminal" in config and levels == 1)  # the last level of one is the first
 ])  # fmt: skip
 def test_each_pass_of_flow_matching_is_the_step_of_diffusers(
-    config: dict[str, Any], timing: dict[str, float], levels: int
+    config: dict[str, Any], timing: dict[str, Any], levels: int
 ) -> None:
     sigmas = [1 - i / levels for i in range(levels)]
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**config)

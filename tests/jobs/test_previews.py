@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serve_app.worker import png as previews
+from serve_app.worker import image_files as previews
 from serve_app.worker.executor import Pixels
 from tests.composition import Resources
 from tests.made_jobs import accept

@@ -164,7 +164,7 @@ class StepsExecutor(GenerationExecutor):
     """Keeps what the engine measured of its steps."""
 
     def __init__(self, engine: Engine, resources: Resources) -> None:
-        super().__init__(engine, resources.catalog, resources.weights)
+        super().__init__(engine, resources.catalog, resources.weights, resources.images)
         self._measured = engine.measured
         self.steps: list[StepTiming] = []
 
@@ -281,7 +281,7 @@ class HeldExecutor(GenerationExecutor):
     """An executor whose next step can be made to hang, or to fail, as a device does."""
 
     def __init__(self, engine: Engine, resources: Resources) -> None:
-        super().__init__(engine, resources.catalog, resources.weights)
+        super().__init__(engine, resources.catalog, resources.weights, resources.images)
         self.hold = threading.Event()
         self.hold.set()
         self.errors: list[Exception] = []

@@ -10,7 +10,7 @@ from serve_app.api.dependencies import CallDep, CallerDep, found, image_signer, 
 from serve_app.api.errors import COUNTED_ERRORS, SUBMIT_ERRORS, error_responses
 from serve_app.api.jobs.schemas import JOB_EXAMPLE, MAX_LORAS, Job, job_record
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, named, success
-from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait, unknown_words_header
+from serve_app.api.polls import LONGEST_WAIT_S, after_wait, unknown_words_header
 from serve_app.api.responses import accepted_headers, encode, record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import (
@@ -23,6 +23,7 @@ from serve_app.api.schemas import (
     ResponseBody,
     Seed,
 )
+from serve_app.domain import jobs
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound
 from serve_app.domain.requests import ImageFormat, LoraUse, Priority
 from serve_app.engine.families.abilities import abilities_of
@@ -219,11 +220,12 @@ async def create_job(
         acceptance = await parts.submission.create(caller, body.to_domain(), call)
         headers = await unknown_words_header(request, acceptance, body.prompt)
     job_id = acceptance.job.id
-    if seconds := preferred_wait(", ".join(request.headers.getlist("prefer"))):
-        await parts.waits.until_ended(job_id, account_id=caller.account_id, seconds=seconds)
-        headers["Preference-Applied"] = f"wait={seconds}"
-    job = found(await parts.reader.get(job_id, account_id=caller.account_id), "job")
-    headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed)
+
+    async def load() -> jobs.Job:
+        return found(await parts.reader.get(job_id, account_id=caller.account_id), "job")
+
+    job, applied = await after_wait(request, await load(), load)
+    headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed) | dict(applied)
     content = encode(job_record(job, image_signer(request)))
     return Response(content, status_code=202, headers=headers, media_type="application/json")
 
