@@ -84,6 +84,7 @@ class WebhookDelivery:
         self._claim = Script(redis, "webhooks/claim_deliveries", rewrite)
         self._settle = Script(redis, "webhooks/settle_delivery", rewrite)
         self._under_way: Counter[str] = Counter()
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs addresses, which may hold secrets
 
     async def deliver_forever(self) -> None:
         """Make deliveries as they are due until canceled, through any outage."""

@@ -217,10 +217,9 @@ async def list_deliveries(request: Request, caller: CallerDep, webhook_id: Endpo
     "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver",
     operation_id="redeliver",
     summary="Deliver a message again, with the same `webhook-id`",
-    status_code=202,
     response_model=Delivery,
     responses={
-        202: success("The delivery, which waits again.", {"Waiting": {**_DELIVERY, "attempts": 0}}),
+        200: success("The delivery, which waits again.", {"Waiting": {**_DELIVERY, "attempts": 0}}),
         **error_responses(*COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
     },
 )
@@ -235,7 +234,7 @@ async def redeliver(
     if not re.fullmatch(DELIVERY_PATTERN, delivery_id):
         raise NotFound("There is no such delivery.")
     delivery = await jobs_of(request).webhooks.redeliver(caller.account_id, webhook_id, delivery_id)
-    return json_response(_shown(delivery), status=202)
+    return json_response(_shown(delivery))
 
 
 async def _record(request: Request, caller: Caller, act: Act, webhook_id: str) -> None:
