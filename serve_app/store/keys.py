@@ -126,7 +126,12 @@ KEY_MAP: tuple[Key, ...] = (
     Key("catalog_digests", "hash", "permanent: of the file's rows", "weight file → its version and SHA-256"),
     Key("webhook:*", "hash", "permanent", "account:endpoint → where its webhooks go, and of what its secrets are made"),
     Key("webhooks:*", "zset", "permanent", "account → ids of its endpoints by creation (ms)"),
-    Key("webhook_delivery:*", "hash", "7 days", "account:endpoint:message → a delivery: job, state, attempts, last answer"),
+    Key(
+        "webhook_delivery:*",
+        "hash",
+        "7 days",
+        "account:endpoint:message → a delivery: job, state, attempts, last answer",
+    ),
     Key("webhook_due:*", "zset", WAITING, "account → endpoint:message by the next attempt (ms)"),
     Key("webhook_log:*", "zset", "7 days after the last", "account:endpoint → newest 100 messages by their end (ms)"),
     Key("webhooks_due", "zset", WAITING, "accounts with deliveries that wait, by the next attempt or before it (ms)"),

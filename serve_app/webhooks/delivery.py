@@ -88,10 +88,14 @@ class WebhookDelivery:
 
     async def deliver_forever(self) -> None:
         """Make deliveries as they are due until canceled, through any outage."""
-        # Connections are not kept: one to an address would be taken for another name there.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        timeout = TIMEOUT.total_seconds()
-        client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=timeout, limits=limits)
+        client = httpx.AsyncClient(
+            verify=httpx.create_ssl_context(),  # of the environment it takes SSL_CERT_FILE, and the client no proxy
+            trust_env=False,
+            follow_redirects=False,
+            timeout=TIMEOUT.total_seconds(),
+            # Connections are not kept: one to an address would be taken for another name there.
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         async with client, asyncio.TaskGroup() as group:
             while not is_cancelled():
                 claimed: list[Claimed] = []

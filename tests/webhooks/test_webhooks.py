@@ -1,6 +1,7 @@
 """Webhooks as a receiver sees them: a real one on this machine, which verifies with the library of Standard Webhooks."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from deployments.node_certificate import new_authority, write_certificate
 from serve_app.api.jobs.schemas import job_record
+from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.requests import Variant
 from serve_app.operations.housekeeping import reap_forever
 from serve_app.webhooks.delivery import WebhookDelivery, pause_after
 from serve_app.webhooks.targets import Targets, is_public
 from tests.api.app import Member, TestService, open_service, refused
 from tests.composition import Resources
 from tests.faults.clock import by_the_callers_clock
-from tests.made_jobs import accept
+from tests.made_jobs import ACCOUNT, accept
 from tests.support import end_tasks, wait_until
 
 LOOPBACK = ip_network("127.0.0.0/8")
@@ -30,13 +34,14 @@ LOOPBACK = ip_network("127.0.0.0/8")
 class Receiver:
     """An HTTP server on the loopback that answers each POST by `answer`, and keeps what it was sent."""
 
+    tls: ssl.SSLContext | None = None
     answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n"
     is_silent: bool = False
     port: int = 0
     got: list[tuple[str, dict[str, str], str]] = field(default_factory=lambda: list[tuple[str, dict[str, str], str]]())
 
     def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}{path}"
 
     def of(self, path: str) -> list[tuple[dict[str, str], str]]:
         return [(headers, body) for at, headers, body in self.got if at == path]
@@ -58,7 +63,7 @@ class Receiver:
 @asynccontextmanager
 async def receiving(**more: Any) -> AsyncGenerator[Receiver]:
     receiver = Receiver(**more)
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=receiver.tls)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver
@@ -336,15 +341,41 @@ async def test_a_name_is_resolved_once_for_each_attempt_and_every_address_of_it_
         assert len(receiver.got) == 1
 
 
+async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    files, tls = write_certificate(new_authority(), tmp_path, "hooks.example"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files["RAY_TLS_SERVER_CERT"], files["RAY_TLS_SERVER_KEY"])
+    monkeypatch.setenv("SSL_CERT_FILE", files["RAY_TLS_CA_CERT"])
+    async with open_service(tmp_path / "service") as service, receiving(tls=tls) as receiver:
+        resources = service.resources
+        for name in ("hooks.example", "other.example"):
+            job_id = await accept(resources, webhook=receiver.url(f"/{name}", host=name))
+            await resources.queue.cancel(job_id, account_id=None)
+
+        async def errors() -> list[str]:
+            rows = await resources.webhooks.deliveries(ACCOUNT, "jobs")
+            return sorted(row.error for row in rows if row.status or row.error)
+
+        async def are_settled() -> bool:
+            return len(await errors()) == 2
+
+        async with _delivering(_delivery(resources, targets=Targets([LOOPBACK], resolve=resolve))):
+            await wait_until(are_settled)
+        assert [path for path, *_ in receiver.got] == ["/hooks.example"]
+        assert await errors() == ["", "no connection, or none that speaks HTTP (ConnectError)"]
+
+
 async def test_a_key_that_may_not_read_every_job_makes_no_webhook(service: TestService, member: Member) -> None:
-    made: list[str] = []
-    for limits in (
+    kept: list[dict[str, Any]] = [
         {"adapters": frozenset({"model_x"})},
-        {"scopes": frozenset({"generate"})},
-        {"scopes": frozenset({"read"})},
-    ):
-        _, secret = await service.resources.api_keys.create(member.account.id, interfaces=frozenset("ab"), **limits)
-        made.append(secret)
+        *({"scopes": frozenset({each})} for each in Scope),
+    ]
+    create = service.resources.api_keys.create
+    made = [(await create(member.account.id, interfaces=frozenset(Variant), **each))[1] for each in kept]
     for secret in made:
         answer = await service.client.post(
             "/v1/webhooks", json={"url": "https://1.1.1.1/"}, headers={"X-API-Key": secret}
