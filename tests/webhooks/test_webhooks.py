@@ -158,7 +158,8 @@ async def test_a_job_has_a_webhook_of_its_own_and_both_secrets_sign_after_a_roll
         rolled = [await service.client.post("/v1/webhooks/jobs/secret", headers=member.a) for _ in range(2)]
         secrets = [answer.json()["secret"] for answer in rolled]
         _, others = await _create(service, member, receiver.url("/account"))
-        own = await accept(service.resources, member.account.id, webhook=receiver.url("/own"))
+        asked = {"prompt": "a boat", "webhook_url": receiver.url("/own")}
+        own = (await service.client.post("/v1/jobs", json=asked, headers=member.a)).json()["id"]
         await service.client.post(f"/v1/jobs/{own}/cancel", headers=member.a)
         await wait_until(lambda: len(receiver.got) == 2)
         ((headers, body),) = receiver.of("/own")
@@ -308,9 +309,9 @@ async def test_hostile_targets_are_refused_when_they_are_made_and_when_they_are_
     assert (await nowhere.check("https://1.1.1.1/x?y=1")).addresses == ["1.1.1.1"]
     assert is_public(ip_address("2606:4700:4700::1111"))
     for url in ("http://10.0.0.1/", "https://169.254.169.254/"):
-        refused(
-            await service.client.post("/v1/webhooks", json={"url": url}, headers=member.a), 400, "invalid_parameter"
-        )
+        for path, asked in (("webhooks", {"url": url}), ("jobs", {"prompt": "a boat", "webhook_url": url})):
+            answer = await service.client.post(f"/v1/{path}", json=asked, headers=member.a)
+            refused(answer, 400, "invalid_parameter", "url: must")
 
 
 async def test_a_name_is_resolved_once_for_each_attempt_and_every_address_of_it_is_checked(tmp_path: Path) -> None:
