@@ -435,7 +435,6 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
     known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id, "$JOB_ID": job.id}
     uploaded = (await service.client.post("/v1/images", headers=member.a, files={"file": CURL_FILE})).json()
     known |= {"/v1/images/$IMAGE_ID": f"/v1/images/{uploaded['id']}", "$IMAGE_ID": job.images[0].image_id}
-    known["$IMAGE_ID"] = job.images[0].image_id
     known |= {"$WEBHOOK_ID": webhook.id, "$DELIVERY_ID": f"msg_{job.id}_1", "https://example.com/atelier": WEBHOOK}
     await service.resources.accounts.set_password(member.account.id, "correct horse battery staple")
     known['"acme"'] = f'"{member.account.name}"'
