@@ -1,4 +1,4 @@
-"""The housekeeper deployment: requeues jobs of dead workers, sweeps storage, keeps Redis running."""
+"""The housekeeper deployment: requeues jobs of dead workers, sweeps storage, delivers webhooks, keeps Redis running."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -12,6 +12,7 @@ from deployments.ray_internals import (
     until_generators_have_run,
 )
 from deployments.requirements import require_shared
+from serve_app.api.jobs.schemas import job_record
 from serve_app.operations.housekeeping import Housekeeping, reap_forever
 from serve_app.settings import Settings
 from serve_app.store.process import open_process
@@ -28,11 +29,11 @@ class Housekeeper:
     async def __init__(self, args: HousekeeperArgs) -> None:
         prepare_replica()
         settings = Settings()
-        require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
+        require_shared(settings, spread=on_several_machines())
         configure_replica_log(settings)
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))
-        parts = Housekeeping(process)
+        parts = Housekeeping(process, job_record)
         await parts.catalog.apply_file_once()
         sweeping = asyncio.create_task(parts.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)

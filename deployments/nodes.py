@@ -17,7 +17,7 @@ from serve_app.settings import Settings
 ANSWER_LIMIT_S = 60.0
 """All nodes answer side by side within this time: each starts a worker process of Ray, which takes seconds."""
 CONTROLLER_LIMIT_S = 30.0
-INGRESS = "ingress"
+INGRESS, HOUSEKEEPER = "ingress", "housekeeper"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +30,8 @@ class Node:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that its replicas use: the ingress alone signs addresses of images."""
-        return SECRETS if INGRESS in self.deployments else ("pepper",)
+        """The secrets that its replicas use: ingress and housekeeper (for webhooks) sign addresses of images."""
+        return SECRETS if self.deployments & {INGRESS, HOUSEKEEPER} else ("pepper",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,6 +209,8 @@ class Settings(BaseSettings):
     redis_wait: Life | None = None
     """A call waits so long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at 200
     a second."""
+    webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Webhooks may go to these addresses or networks, by commas, although they are private, by HTTP too."""
     accept_replicas: int = Field(default=0, ge=0)
     """So many Redis replicas must hold a job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)

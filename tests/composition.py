@@ -17,6 +17,7 @@ from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sessions import SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
 from serve_app.accounts.usage import UsageReader
+from serve_app.api.jobs.schemas import job_record
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.app import create_app
 from serve_app.jobs.backlog import QueueStats
@@ -47,6 +48,7 @@ from serve_app.store.measures import Measures
 from serve_app.store.process import Background, Process, open_process
 from serve_app.store.storage import Space
 from serve_app.tracing import Traces
+from serve_app.webhooks.endpoints import WebhookStore
 from serve_app.worker.attempt import WorkerParts
 
 P = TypeVar("P")
@@ -109,6 +111,7 @@ class Resources:
     uploaded = At[UploadRecords]("for_jobs.uploads.records")
     space = At[Space]("for_jobs.space")
     previews = At[PreviewStore]("for_jobs.previews")
+    webhooks = At[WebhookStore]("for_jobs.webhooks")
     moderation = At[Moderation]("for_jobs.submission.moderation")
     submission = At[Submission]("for_jobs.submission")
     deletions = At[Deletions]("for_jobs.deletion.deletions")
@@ -153,7 +156,7 @@ async def open_resources(
         loras = LoraParts(process, accounts)
         jobs = JobParts(process, accounts, loras, hint=hint)
         operations = OperationParts(process, accounts, loras, jobs, keeps_worker=keeps_worker)
-        workers, housekeeping = WorkerParts(process), Housekeeping(process)
+        workers, housekeeping = WorkerParts(process), Housekeeping(process, job_record)
         workers.queue = housekeeping.queue = jobs.queue
         workers.images = housekeeping.images = jobs.images
         workers.previews, workers.moderation = jobs.previews, jobs.submission.moderation

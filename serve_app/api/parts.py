@@ -41,6 +41,7 @@ from serve_app.operations.reports import OperatorReader
 from serve_app.store.measures import MemoryReserve
 from serve_app.store.process import Process
 from serve_app.store.storage import DiskReserve, Space
+from serve_app.webhooks.endpoints import WebhookStore
 
 
 class AccountParts:
@@ -119,6 +120,7 @@ class JobParts:
         moderation = Moderation(settings)
         shown = self.previews if settings.previews and not moderation.is_on else None
         self.waits = JobWaits(self.reader, most=settings.waiting_polls, previews=shown)
+        self.webhooks = WebhookStore(redis, settings)
         self.submission = Submission(
             settings=settings,
             queue=self.queue,

@@ -255,6 +255,8 @@ class NewJob:
     """The HTTP request's id, for the lines that workers log."""
     traceparent: str = ""
     """The span that workers' spans belong to."""
+    webhook: str = ""
+    """This checked address is told of the job's end, beside the account's endpoints."""
     is_sample: bool = False
     """Whether the service draws it for itself: a sample is no usage."""
     max_stored: int | None = None

@@ -94,6 +94,7 @@ OLDEST_WAITING = _gauge(
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
 WORKERS = _gauge("workers", "Workers seen in the last minute.", "pool")
 ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accepts new jobs, else 0.")
+WEBHOOKS_WAITING = _gauge("webhooks_waiting", "Deliveries of webhooks that wait for their next attempt.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Redis's maxmemory; 0 means none.")
 
@@ -102,6 +103,7 @@ JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, a
 JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "pool")
 JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "pool")
 JOB_FAILURES = _counter("job_failures", "Jobs that failed for good.", "pool", "code")
+WEBHOOKS = _counter("webhooks", "Deliveries of webhooks that ended, by state.", "state")
 
 # Workers measure these.
 STEP_SECONDS = _histogram("step_seconds", "Denoising steps, or upscales of one image.", STEP_S, "pool")
@@ -151,6 +153,7 @@ def fields_from_zero(pools: Sequence[str]) -> Iterator[str]:
     """
     yield from (field_of(JOB_FAILURES, pool, code) for pool in pools for code in _FAILURES)
     yield from (field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS)
+    yield from (field_of(WEBHOOKS, state) for state in ("delivered", "failed"))
     of_adapters = (ADAPTER_EVICTIONS, ADAPTER_PREFETCHES)
     yield from (
         field_of(each, pool) for each in of_adapters for pool in pools if kind_of_pool(pool) is JobKind.GENERATION

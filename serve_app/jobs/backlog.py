@@ -133,6 +133,14 @@ class QueueStats:
         """Return how many failed jobs an operator may queue again."""
         return await self._redis.zcard(redis_key("dead"))
 
+    async def webhooks(self) -> int:
+        """Return how many deliveries of webhooks wait for their next attempt."""
+        accounts: list[str] = await self._redis.zrange(redis_key("webhooks_due"), 0, -1)
+        pipeline = self._redis.pipeline(transaction=False)
+        for account_id in accounts:
+            pipeline.zcard(redis_key("webhook_due", account_id))
+        return sum(await pipeline.execute())
+
     async def pools(self) -> list[str]:
         """Return the names of the pools: that of the group `default`, those of other groups by name, that of upscales."""
         return [pool_of(DEFAULT_GROUP), *sorted(await self._redis.smembers(redis_key("pools"))), str(JobKind.UPSCALE)]

@@ -299,6 +299,7 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
         "start_within_ms": None if new.request.start_within is None else new.request.start_within * MILLI,
         "sample": new.is_sample or None,
         "traceparent": new.traceparent,
+        "webhook": new.webhook,
     }
     return {name: value for name, value in row.items() if value is not None and value != ""}
 

@@ -61,6 +61,8 @@ class Call:
     idempotency_key: str | None = None
     seed_is_given: bool = False
     """Whether the idempotency key stands for the request's seeds too, or for any that the service draws."""
+    webhook: str = ""
+    """This checked address is told of the job's end."""
 
 
 NO_CALL = Call()
@@ -246,6 +248,7 @@ class Submission:
             plan=caller.plan.name,
             request_id=call.request_id,
             traceparent=span.traceparent,
+            webhook=call.webhook,
             max_stored=self._most_stored(caller.plan, memory),
         )
 

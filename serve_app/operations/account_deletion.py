@@ -106,6 +106,7 @@ class AccountRecords:
         pools = await QueueStats(self._redis).pools()
         pipeline = self._redis.pipeline()
         pipeline.hdel(redis_key("unfinished"), account_id)
+        pipeline.zrem(redis_key("webhooks_due"), account_id)
         for pool in pools:
             pipeline.zrem(redis_key("vtime", pool), account_id)
             pipeline.zrem(redis_key("idle_vtime", pool), account_id)

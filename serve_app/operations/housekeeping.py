@@ -1,4 +1,7 @@
-"""Housekeeping ends expired leases and waits, removes objects without a record, and follows the catalog file."""
+"""Housekeeping ends expired leases and waits, removes objects without a record, and follows the catalog file.
+
+It also delivers webhooks.
+"""
 
 import asyncio
 import logging
@@ -27,6 +30,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.measures import MemoryReserve, is_cancelled
 from serve_app.store.process import Process
 from serve_app.store.storage import DiskReserve, Space
+from serve_app.webhooks.delivery import JobRecord, WebhookDelivery
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +45,8 @@ and accounts whose deletion was cut short."""
 class Housekeeping:
     """The parts that the housekeeper's loops work with."""
 
-    def __init__(self, process: Process) -> None:
-        """Compose the parts. Raises `BadModeration`."""
+    def __init__(self, process: Process, record_of: JobRecord) -> None:
+        """Compose the parts. Webhooks carry a job as `record_of` makes it. Raises `BadModeration`."""
         redis, settings = process.redis, process.settings
         self.redis = redis
         self.settings = settings
@@ -55,6 +59,7 @@ class Housekeeping:
         self.weights = LoraWeights(redis, LoraFiles(settings))
         self.catalog = AppliedCatalog(redis, settings)
         self.uploads = UploadPlaces(settings.data_dir)
+        self.webhooks = WebhookDelivery(redis, settings, jobs=self.jobs, images=self.images, record_of=record_of)
         make_space = WeightStore(settings).make_space
         self.samples = SampleDrawing(
             settings=settings,
@@ -82,7 +87,7 @@ async def reap_forever(
     look_every: timedelta = timedelta(seconds=1),
     remove_every: timedelta = REMOVE_EVERY,
 ) -> None:
-    """Reap, sweep, follow the catalog file and draw samples until canceled, through any outage.
+    """Reap, sweep, follow the catalog file, draw samples and deliver webhooks until canceled, through any outage.
 
     It also restarts the embedded Redis. Any number of processes may run it.
     """
@@ -96,6 +101,7 @@ async def reap_forever(
             ("drawing a sample", parts.samples.draw_next, look_every),
         ):
             group.create_task(_repeat(name, work, pause))
+        group.create_task(parts.webhooks.deliver_forever())
 
 
 async def _repeat(name: str, work: Callable[[], Awaitable[object]], every: timedelta) -> None:

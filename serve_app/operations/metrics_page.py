@@ -102,6 +102,7 @@ async def _read(
         **await _workers(measures, await stats.pools()),
         metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
         metrics.DEAD_JOBS: [Sample((), await stats.dead())],
+        metrics.WEBHOOKS_WAITING: [Sample((), await stats.webhooks())],
         metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(images, space)))],
         metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
         metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],

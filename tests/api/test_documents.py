@@ -417,19 +417,25 @@ async def test_nothing_of_the_framework_s_own_errors_is_documented(service: Test
     assert '"title": "' not in text.replace(json.dumps((await document_of(service, name))["info"])[1:-1], "")
 
 
+WEBHOOK = "https://1.1.1.1/"
+"""An address that needs no name server; nothing is delivered to it here."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestService, member: Member, name: str) -> None:
     """Each line is read as a shell reads it, and then sent."""
     page = await page_of(service, "/docs")
     section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
     lines = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(curl .*?)</pre>", section, re.DOTALL)]
-    assert len(lines) == {"a": 5, "b": 4, "jobs": 15, "loras": 8}[name]
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 21, "loras": 8}[name]
     lines.sort(key=_deletes)
     fields = {} if name == "b" else {"num_images": 2}
+    webhook, _ = await service.resources.webhooks.create(member.account.id, WEBHOOK)
     job = await service.complete(await service.submit(member, B if name == "b" else A, **fields))
     known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id, "$JOB_ID": job.id}
     uploaded = (await service.client.post("/v1/images", headers=member.a, files={"file": CURL_FILE})).json()
     known |= {"/v1/images/$IMAGE_ID": f"/v1/images/{uploaded['id']}", "$IMAGE_ID": job.images[0].image_id}
+    known |= {"$WEBHOOK_ID": webhook.id, "$DELIVERY_ID": f"msg_{job.id}_1", "https://example.com/atelier": WEBHOOK}
     await service.resources.accounts.set_password(member.account.id, "correct horse battery staple")
     known['"acme"'] = f'"{member.account.name}"'
     other = await service.member()

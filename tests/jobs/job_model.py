@@ -32,8 +32,11 @@ from tests.audit import audit
 from tests.jobs.logical_queue import LogicalQueue
 
 ACCOUNTS = ("ann", "bob", "cat", "dan")
+TOLD = "ann"
+"""This account has an endpoint for webhooks; every third job has an address of its own."""
 GROUPS = ("ga", "gb", "gc", "gd")
 WORKERS = ("w1", "w2", "w3")
+JOBS_WEBHOOK = "https://hooks.example/" + "x" * 150
 FAILURE = Failure(code=FailureCode.GENERATION_FAILED, message="boom")
 _Answer = TypeVar("_Answer")
 _Thing = TypeVar("_Thing")
@@ -64,6 +67,7 @@ class Expected:
     losses: int = 0
     worker: str = ""
     code: str | None = None
+    ends: int = 0
 
     @property
     def is_quarantined(self) -> bool:
@@ -92,7 +96,9 @@ class JobModel:
     moves: int = 0
 
     def __post_init__(self) -> None:
-        """A LoRA of each group, for everyone."""
+        """A LoRA of each group, for everyone, and an endpoint for webhooks of one account."""
+        self.queue.sync.zadd(redis_key("webhooks", TOLD), {"wh": 0})
+        self.queue.sync.hset(redis_key("webhook", TOLD, "wh"), "url", "https://hooks.example")
         for group in GROUPS:
             record = {"owner": "", "open": "1", "sha256": group}
             self.queue.sync.hset(redis_key("lora", _lora_of(group)), mapping=record)
@@ -325,6 +331,7 @@ class JobModel:
         found = audit(self.queue.sync, max_attempts=settings.max_attempts, max_skips=self.queue.fairness.max_skips)
         found = [problem for problem in found if "test-clock" not in problem]
         assert not found, "; ".join(found)
+        self._check_webhooks()
         for job in self.jobs.values():
             await self._check_job(job)
         completed = [job for job in self.jobs.values() if job.state == "completed"]
@@ -369,6 +376,7 @@ class JobModel:
                 rate_token=job.rate_token,
                 plan="basic",
                 loras=(LoraUse(job.adapter),) if job.adapter else (),
+                webhook=JOBS_WEBHOOK if _has_webhook(job) else "",
             )
         )
 
@@ -403,6 +411,21 @@ class JobModel:
         assert await self.queue.reader.get(job.id, account_id=job.account, variant=other) is None, (
             f"{job.id}: both variants"
         )
+
+    def _check_webhooks(self) -> None:
+        """Each end has one message, for the account's endpoint and for the job's own address."""
+        wanted: set[str] = set()
+        for job in self.jobs.values():
+            endpoints = ["wh"] * (job.account == TOLD) + ["jobs"] * _has_webhook(job)
+            names = [f"{each}:msg_{job.id}_{end}" for each in endpoints for end in range(1, job.ends + 1)]
+            wanted |= {redis_key("webhook_delivery", job.account, name) for name in names}
+        found: set[str] = set(self.queue.sync.scan_iter(redis_key("webhook_delivery", "*"), count=1000))
+        assert found == wanted, f"webhooks of ends that were not: {found - wanted}, missing: {wanted - found}"
+        due = [name for each in ACCOUNTS for name in self.queue.sync.zrange(redis_key("webhook_due", each), 0, -1)]
+        assert len(due) == len(wanted), f"{len(wanted)} webhooks, due {len(due)}"
+        for name in wanted:
+            url = self.queue.sync.hget(name, "url")
+            assert url == (JOBS_WEBHOOK if ":jobs:" in name else None), f"{name} goes to {url}"
 
     def _images_used(self) -> Counter[str]:
         """Images counted as usage, by account."""
@@ -463,6 +486,7 @@ class JobModel:
 
     def _end(self, job: Expected, state: str, *, code: str | None = None, ours: bool = False) -> None:
         job.state, job.code, job.due = state, code, None
+        job.ends += 1
         job.refunded = job.refunded or (ours and bool(job.rate_token))
 
     def _due(self, kind: JobKind) -> list[Expected]:
@@ -592,3 +616,7 @@ def _same_job(first: Any, second: Any) -> bool:
 def _same_or(*pairs: tuple[CommitReply, CommitReply]) -> Callable[[CommitReply, CommitReply], bool]:
     """Each pair is a first reply and the reply to its repetition."""
     return lambda first, second: first is second or (first, second) in pairs
+
+
+def _has_webhook(job: Expected) -> bool:
+    return job.sequence % 3 == 0

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from serve_app.operations.housekeeping import reap_forever
 from serve_app.store import redis_client as stores_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.script import load_script
+from serve_app.webhooks.targets import Targets
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.redis_proxy import proxy_to
@@ -71,6 +73,11 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     resources: Resources, redis_db: redis.Redis, raw: Any
 ) -> None:
     other, account = await _populate(resources, "zeta"), await _populate(resources, "acme")
+    resources.webhooks.targets = Targets([ip_network("192.0.2.0/24")])
+    await resources.webhooks.create(account.id, "https://192.0.2.7/hook")
+    ended = await accept(resources, account.id, webhook="https://192.0.2.7/own")
+    await resources.queue.cancel(ended, account_id=account.id)
+    assert len([name for name in _rows(raw, account) if "webhook" in name]) == 6
     shared = (redis_key("accounts"), redis_key("granted", PRIVATE_ADAPTER), redis_key("idle_vtime", "generation"))
 
     def of_other() -> dict[str, bytes]:
@@ -81,7 +88,7 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert files
     assert _files(resources, account)
     deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
-    assert (deleted.jobs, deleted.keys, deleted.left) == (1, 1, [])
+    assert (deleted.jobs, deleted.keys, deleted.left) == (2, 1, [])
     assert _rows(raw, account) == {}
     [kept] = await resources.job_history.list(other.id)
     assert isinstance(kept.request, GenerationRequest)

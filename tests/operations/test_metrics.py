@@ -41,14 +41,18 @@ async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> Non
     for _ in range(3):
         await accept(resources)
     await claim(resources)
+    ended = await accept(resources, webhook="https://hooks.example")
+    await resources.queue.cancel(ended, account_id=None)
     found = await scrape(resources)
+    assert found["atelier_webhooks_waiting",] == 1
+    assert found["atelier_webhooks_total", "failed"] == 0
     for kind, ready, leased in (("generation", 2, 1), ("upscale", 0, 0)):
         assert found["atelier_jobs_ready", kind] == ready
         assert found["atelier_jobs_leased", kind] == leased
         assert found["atelier_jobs_delayed", kind] == 0
         assert (found["atelier_backlog_seconds", kind] > 0) == (ready > 0)
         assert found["atelier_oldest_job_age_seconds", kind] >= 0
-    assert found["atelier_jobs_total", "accepted"] == 3
+    assert found["atelier_jobs_total", "accepted"] == 4
     assert (found["atelier_workers", "generation"], found["atelier_workers", "upscale"]) == (1, 0)
     assert found["atelier_redis_memory_bytes",] > 0
 

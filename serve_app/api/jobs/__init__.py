@@ -10,6 +10,7 @@ from serve_app.api.jobs.creation import router as creation_router
 from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
+from serve_app.api.webhooks.routes import router as webhooks_router
 
 _DESCRIPTION = """\
 Every request of interface A and every run of interface B is a job. Here you create jobs of anything that the base \
@@ -27,7 +28,8 @@ def create_app() -> FastAPI:
         "Images": "Pictures that your account uploads, to draw from, to mask by or to enlarge.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
+        "Webhooks": "Where you are told by POST when jobs end, signed by Standard Webhooks.",
     }
-    routers = (creation_router, router, events_router, images_router, usage_router, account_router)
+    routers = (creation_router, router, events_router, images_router, usage_router, account_router, webhooks_router)
     routes = APIRouter(routes=[route for each in routers for route in each.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

@@ -1,5 +1,6 @@
 """Path operations that make a job of anything that the base models on offer can do, and that list these."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request, Response
@@ -14,6 +15,7 @@ from serve_app.api.polls import LONGEST_WAIT_S, after_wait, unknown_words_header
 from serve_app.api.responses import accepted_headers, encode, record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import (
+    NO_NUL,
     NOT_NULL,
     CatalogId,
     OptionalPrompt,
@@ -29,6 +31,7 @@ from serve_app.domain.requests import ImageFormat, LoraUse, Priority
 from serve_app.engine.families.abilities import abilities_of
 from serve_app.engine_options import Sampler, SigmaSpacing
 from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, USUAL_GUIDANCE, USUAL_STEPS, Wish
+from serve_app.webhooks.targets import LONGEST_URL
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
 
@@ -66,6 +69,11 @@ class _AnyWish(RequestBody):
         Field(description="Seconds; a job that has not been started by then ends as `expired`."),
     ] = None
     metadata: Metadata = Field(default_factory=dict[str, str])
+    webhook_url: Annotated[
+        Annotated[str, Field(min_length=1, max_length=LONGEST_URL), NO_NUL] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="This HTTPS address is told by POST when the job ends, beside the account's webhooks."),
+    ] = None
 
     def _of_the_job(self) -> dict[str, Any]:
         return {
@@ -212,6 +220,9 @@ async def create_job(
     request: Request, caller: CallerDep, body: Annotated[AnyWish, Body(openapi_examples=named(WISHES))], call: CallDep
 ) -> Response:
     parts, headers = jobs_of(request), dict[str, str]()
+    if body.webhook_url is not None:
+        await parts.webhooks.targets.check(body.webhook_url, "webhook_url")
+        call = replace(call, webhook=body.webhook_url)
     if isinstance(body, UpscaleWish):
         acceptance = await parts.submission.upscale(
             caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.options()

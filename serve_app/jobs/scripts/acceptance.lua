@@ -70,6 +70,7 @@ local function write_job(job)
   local sequence = redis.call('INCR', K('job_sequence'))
   if job.low_priority then sequence = sequence + LOW_PRIORITY end
   local fields = packed_fields('', job.request)
+  for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
     work = job.work, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,

@@ -1,5 +1,6 @@
 -- include loras/permission
 -- include loras/pools
+-- include webhooks
 -- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
@@ -20,7 +21,7 @@ end
 local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
   'cancel'}
 local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
-  'request_id', 'traceparent', 'base', 'start_by'}
+  'request_id', 'traceparent', 'base', 'start_by', 'ends'}
 -- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
 local PART, LONGEST_IN_PARTS = 63, 1024
 
@@ -285,6 +286,7 @@ local function refund_request(job)
 end
 
 local function end_job(job, state, retention_ms)
+  tell_webhooks(job, state)
   redis.call('HDEL', K('job:' .. job.id), unpack(OF_ATTEMPTS))
   if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
   redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)

@@ -1,0 +1,1 @@
+"""The webhooks of an account, a part of the jobs API."""

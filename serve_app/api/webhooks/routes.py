@@ -1,0 +1,261 @@
+"""Path operations of `/v1/webhooks`: where an account is told of the ends of its jobs, and what was delivered."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
+from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, jobs_of
+from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
+from serve_app.api.openapi import named, success
+from serve_app.api.responses import json_response
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
+from serve_app.domain.accounts import Caller, Scope
+from serve_app.domain.audit import Act, Actor, api_key
+from serve_app.domain.errors import Forbidden, NotFound
+from serve_app.webhooks import endpoints
+from serve_app.webhooks.endpoints import OF_JOBS
+from serve_app.webhooks.targets import LONGEST_URL
+
+router = APIRouter(route_class=ContractRoute, tags=["Webhooks"], strict_content_type=False)
+
+ENDPOINT_PATTERN, DELIVERY_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$", "^msg_(?:gen|up|job)_[a-z2-7]{26}_[0-9]+$"
+_ERRORS = {403: "The API key lacks the scopes `read` and `generate`, or is kept to some LoRAs."}
+_URL, _SECRET = "https://example.com/atelier", "whsec_tKQvSpbPW8rwsrZqlMQkwGnDf2sAPbhN1vbnZDYHzwU="
+_WEBHOOK: dict[str, Any] = {
+    "id": "wh_9f3a1c5e7b2d4f6a8c0e1b3d5f",
+    "url": _URL,
+    "status": "active",
+    "created_at": "2026-11-26T12:00:00Z",
+}
+_DELIVERY: dict[str, Any] = {
+    "id": "msg_gen_c4zq2e7wvbbxm5l3r6yhtajd2i_1",
+    "type": "job.completed",
+    "job_id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
+    "status": "waiting",
+    "attempts": 2,
+    "ended_at": "2026-11-26T12:00:08Z",
+    "next_attempt_at": "2026-11-26T12:00:33Z",
+    "response_status": 503,
+    "error": "answered 503",
+}
+
+
+class NewWebhook(RequestBody):
+    """Where to tell the ends of all jobs of the account."""
+
+    url: Annotated[
+        Annotated[str, line(1, LONGEST_URL)],
+        Field(description="An HTTPS address at port 443 of the public internet; redirects are not followed."),
+    ]
+
+
+class Webhook(ResponseBody):
+    """An endpoint of the account. It is told of every job that ends, from its creation on."""
+
+    id: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^wh_[0-9a-f]{26}$"})]
+    url: str
+    status: Annotated[
+        Literal["active", "disabled"], Field(description="`disabled`: it answered 410, and is told nothing more.")
+    ]
+    created_at: UtcTime
+
+
+class CreatedWebhook(Webhook):
+    """A new endpoint, with the secret that its receiver verifies signatures by."""
+
+    secret: Annotated[str, Field(description="Shown only here: keep it. It begins with `whsec_`.")]
+
+
+class Webhooks(ResponseBody):
+    """All endpoints of the account, oldest first."""
+
+    webhooks: list[Webhook]
+
+
+class Secret(ResponseBody):
+    """A new secret. The one before signs beside it for 24 hours."""
+
+    secret: Annotated[str, Field(description="Shown only here: keep it. It begins with `whsec_`.")]
+
+
+class Delivery(ResponseBody):
+    """A message about the end of a job, and what became of it."""
+
+    id: Annotated[str, Field(description="The header `webhook-id` of every attempt.")]
+    type: Annotated[str, Field(description="`job.` and how the job ended.")]
+    job_id: str
+    status: Literal["waiting", "delivered", "failed"]
+    attempts: Annotated[int, Field(ge=0)]
+    ended_at: Annotated[UtcTime, Field(description="When the job ended.")]
+    next_attempt_at: Annotated[UtcTime | SkipJsonSchema[None], Field(description="Of one that waits.")] = None
+    response_status: Annotated[int | SkipJsonSchema[None], Field(description="The last answer's HTTP status.")] = None
+    error: Annotated[str | SkipJsonSchema[None], Field(description="Why the last attempt failed.")] = None
+
+
+class Deliveries(ResponseBody):
+    """Those that wait, by their next attempt, then the newest 100 that have ended."""
+
+    deliveries: list[Delivery]
+
+
+async def read_endpoint_id(
+    webhook_id: Annotated[
+        str,
+        Path(
+            description="Its id; `jobs` stands for the addresses that jobs name themselves.",
+            json_schema_extra={"type": "string", "pattern": ENDPOINT_PATTERN},
+        ),
+    ],
+) -> str:
+    if not re.fullmatch(ENDPOINT_PATTERN, webhook_id):
+        raise NotFound("There is no such webhook.")
+    return webhook_id
+
+
+EndpointId = Annotated[str, Depends(read_endpoint_id)]
+
+
+async def changing(caller: CallerDep) -> Caller:
+    """Return a caller who may read every job, as receivers of webhooks do. Raises `Forbidden`."""
+    if Scope.READ not in caller.scopes or caller.adapters is not None:
+        raise Forbidden("Webhooks tell of all jobs: this API key lacks the scope 'read', or is kept to some LoRAs.")
+    return caller
+
+
+ChangingCaller = Annotated[Caller, Depends(changing)]
+
+
+@router.post(
+    "/v1/webhooks",
+    operation_id="createWebhook",
+    summary="Be told by POST when jobs end, by Standard Webhooks",
+    status_code=201,
+    response_model=CreatedWebhook,
+    responses={
+        201: success("The webhook, with its secret.", {"Created": {**_WEBHOOK, "secret": _SECRET}}),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, descriptions=_ERRORS),
+    },
+)
+async def create_webhook(
+    request: Request,
+    caller: ChangingCaller,
+    body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}}))],
+) -> Response:
+    endpoint, secret = await jobs_of(request).webhooks.create(caller.account_id, body.url)
+    await _record(request, caller, Act.WEBHOOK_ADDED, endpoint.id)
+    return json_response(CreatedWebhook(**_fields(endpoint), secret=secret), status=201)
+
+
+@router.get(
+    "/v1/webhooks",
+    operation_id="listWebhooks",
+    summary="List your webhooks",
+    response_model=Webhooks,
+    responses={
+        200: success("The webhooks.", {"Webhooks": {"webhooks": [_WEBHOOK]}}),
+        **error_responses(*COUNTED_ERRORS),
+    },
+)
+async def list_webhooks(request: Request, caller: CallerDep) -> Response:
+    found = await jobs_of(request).webhooks.list(caller.account_id)
+    return json_response(Webhooks(webhooks=[Webhook(**_fields(each)) for each in found]))
+
+
+@router.delete(
+    "/v1/webhooks/{webhook_id}",
+    operation_id="deleteWebhook",
+    summary="Delete a webhook; what waits for it is not delivered any more",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Deleted."},
+        **error_responses(*COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def delete_webhook(request: Request, caller: ChangingCaller, webhook_id: EndpointId) -> Response:
+    await jobs_of(request).webhooks.delete(caller.account_id, webhook_id)
+    await _record(request, caller, Act.WEBHOOK_REMOVED, webhook_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/v1/webhooks/{webhook_id}/secret",
+    operation_id="rollWebhookSecret",
+    summary="Make a new secret; the one before signs beside it for 24 hours",
+    response_model=Secret,
+    responses={
+        200: success("The new secret.", {"Rolled": {"secret": _SECRET}}),
+        **error_responses(*COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def roll_secret(request: Request, caller: ChangingCaller, webhook_id: EndpointId) -> Response:
+    secret = await jobs_of(request).webhooks.roll(caller.account_id, webhook_id)
+    await _record(request, caller, Act.WEBHOOK_ROLLED, webhook_id)
+    return json_response(Secret(secret=secret))
+
+
+@router.get(
+    "/v1/webhooks/{webhook_id}/deliveries",
+    operation_id="listDeliveries",
+    summary="List what was delivered to a webhook, and what waits",
+    response_model=Deliveries,
+    responses={
+        200: success("The deliveries; each can be read for 7 days.", {"Deliveries": {"deliveries": [_DELIVERY]}}),
+        **error_responses(*COUNTED_ERRORS, NotFound),
+    },
+)
+async def list_deliveries(request: Request, caller: CallerDep, webhook_id: EndpointId) -> Response:
+    found = await jobs_of(request).webhooks.deliveries(caller.account_id, webhook_id)
+    return json_response(Deliveries(deliveries=[_shown(each) for each in found]))
+
+
+@router.post(
+    "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver",
+    operation_id="redeliver",
+    summary="Deliver a message again, with the same `webhook-id`",
+    response_model=Delivery,
+    responses={
+        200: success("The delivery, which waits again.", {"Waiting": {**_DELIVERY, "attempts": 0}}),
+        **error_responses(*COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def redeliver(
+    request: Request,
+    caller: ChangingCaller,
+    webhook_id: EndpointId,
+    delivery_id: Annotated[
+        str, Path(description="Its id.", json_schema_extra={"type": "string", "pattern": DELIVERY_PATTERN})
+    ],
+) -> Response:
+    if not re.fullmatch(DELIVERY_PATTERN, delivery_id):
+        raise NotFound("There is no such delivery.")
+    delivery = await jobs_of(request).webhooks.redeliver(caller.account_id, webhook_id, delivery_id)
+    return json_response(_shown(delivery))
+
+
+async def _record(request: Request, caller: Caller, act: Act, webhook_id: str) -> None:
+    by = Actor(api_key(caller.key_id), caller_address(request))
+    await accounts_of(request).audit.record(caller.account_id, act, by, webhook_id)
+
+
+def _fields(endpoint: endpoints.Endpoint) -> dict[str, Any]:
+    status = "active" if endpoint.disabled_at is None else "disabled"
+    return {"id": endpoint.id, "url": endpoint.url, "status": status, "created_at": endpoint.created_at}
+
+
+def _shown(delivery: endpoints.Delivery) -> Delivery:
+    return Delivery(
+        id=delivery.id,
+        type=f"job.{delivery.ended}",
+        job_id=delivery.job_id,
+        status=delivery.state,
+        attempts=delivery.tries,
+        ended_at=delivery.ended_at,
+        next_attempt_at=delivery.next_at,
+        response_status=delivery.status or None,
+        error=delivery.error or None,
+    )

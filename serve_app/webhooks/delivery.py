@@ -1,0 +1,214 @@
+"""Delivers webhooks: what the scripts wrote for a job's end is sent, signed by Standard Webhooks, at least once."""
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import httpx
+from standardwebhooks.webhooks import Webhook
+
+from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.errors import InvalidParameter, UnreadableRecord
+from serve_app.domain.jobs import Job
+from serve_app.jobs.history import JobReader
+from serve_app.jobs.images import ImageStore
+from serve_app.settings import Settings
+from serve_app.store.measures import is_cancelled
+from serve_app.store.redis_client import RedisClient
+from serve_app.store.script import Rewrite, Script, pairs
+from serve_app.webhooks.endpoints import LISTED, OF_JOBS, signing_secrets
+from serve_app.webhooks.targets import Target, Targets
+
+AT_ONCE = 128
+PER_ACCOUNT = 8
+"""So many deliveries of one account are claimed at once, and none while as many are under way: slow receivers of one
+hold up nobody else's."""
+TIMEOUT = timedelta(seconds=15)
+"""An attempt takes at most this long, from resolving the name to the head of the answer; the rest is not read."""
+LEASE = timedelta(minutes=1)
+"""A delivery whose housekeeper died is made again after this long."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=4)
+"""The second attempt waits this long and each further one four times as long, times a jitter of 0.75 to 1.25: about a
+dozen within the day that a delivery is tried."""
+LOOK_EVERY_S, BRISK_S = 1.0, 0.05
+GONE = 410
+
+JobRecord = Callable[[Job, Callable[[str], str]], Mapping[str, Any]]
+"""Returns a job as the API shows it; its second argument signs an image's address."""
+
+_log = logging.getLogger(__name__)
+
+
+class Claimed(NamedTuple):
+    """A delivery that this process makes, with its endpoint's record, which is empty for one that was deleted."""
+
+    account_id: str
+    endpoint_id: str
+    message: str
+    fields: Mapping[str, str]
+    endpoint: Mapping[str, str]
+
+
+class Outcome(NamedTuple):
+    """What became of an attempt, as `settle_delivery.lua` takes it."""
+
+    name: str
+    status: int = 0
+    error: str = ""
+
+
+class WebhookDelivery:
+    """Makes the deliveries that are due. Any number of processes may."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        settings: Settings,
+        *,
+        jobs: JobReader,
+        images: ImageStore,
+        record_of: JobRecord,
+        targets: Targets | None = None,
+        rewrite: Rewrite | None = None,
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._images = images
+        self._record_of = record_of
+        self._targets = targets or Targets(settings.webhook_networks)
+        self._claim = Script(redis, "webhooks/claim_deliveries", rewrite)
+        self._settle = Script(redis, "webhooks/settle_delivery", rewrite)
+        self._under_way: Counter[str] = Counter()
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs addresses, which may hold secrets
+
+    async def deliver_forever(self) -> None:
+        """Make deliveries as they are due until canceled, through any outage."""
+        client = httpx.AsyncClient(
+            verify=httpx.create_ssl_context(),  # of the environment it takes SSL_CERT_FILE, and the client no proxy
+            trust_env=False,
+            follow_redirects=False,
+            timeout=TIMEOUT.total_seconds(),
+            # Connections are not kept: one to an address would be taken for another name there.
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+        async with client, asyncio.TaskGroup() as group:
+            while not is_cancelled():
+                claimed: list[Claimed] = []
+                try:
+                    claimed = await self._claim_due()
+                except Exception as error:  # noqa: BLE001 - deliveries outlive any failure of a round
+                    _log.warning("claiming webhooks failed, trying again: %s", error)
+                for each in claimed:
+                    self._under_way[each.account_id] += 1
+                    group.create_task(self._deliver(client, each))
+                await asyncio.sleep(BRISK_S if claimed else LOOK_EVERY_S)
+
+    async def _claim_due(self) -> list[Claimed]:
+        free = AT_ONCE - self._under_way.total()
+        if free <= 0:
+            return []
+        rows = await self._claim(
+            limit=free,
+            per_account=PER_ACCOUNT,
+            lease_ms=milliseconds(LEASE),
+            busy=[account for account, count in self._under_way.items() if count >= PER_ACCOUNT],
+        )
+        return [Claimed(*row[:3], fields=pairs(row[3]), endpoint=pairs(row[4])) for row in rows]
+
+    async def _deliver(self, client: httpx.AsyncClient, claimed: Claimed) -> None:
+        try:
+            outcome = await self._attempt(client, claimed)
+            await self._settle(
+                account=claimed.account_id,
+                endpoint=claimed.endpoint_id,
+                message=claimed.message,
+                outcome=outcome.name,
+                status=str(outcome.status or ""),
+                error=outcome.error,
+                pause_ms=milliseconds(pause_after(int(claimed.fields["tries"]))),
+                kept=LISTED,
+            )
+        except Exception as error:  # noqa: BLE001 - it is due again when its lease ends
+            _log.warning("webhook %s: %s", claimed.message, type(error).__name__)
+        finally:
+            self._under_way[claimed.account_id] -= 1
+            if not self._under_way[claimed.account_id]:
+                del self._under_way[claimed.account_id]
+
+    async def _attempt(self, client: httpx.AsyncClient, claimed: Claimed) -> Outcome:
+        is_own = claimed.endpoint_id == OF_JOBS
+        if not is_own and ("url" not in claimed.endpoint or "disabled" in claimed.endpoint):
+            return Outcome("failed", error="the webhook is disabled or deleted")
+        now = datetime.now(UTC)
+        secrets = signing_secrets(self._settings, claimed.account_id, claimed.endpoint_id, claimed.endpoint, at=now)
+        if not secrets:
+            return Outcome("failed", error="the secret's pepper is gone: ask for another secret")
+        try:
+            job = await self._jobs.get(claimed.fields["job"], account_id=claimed.account_id)
+        except UnreadableRecord:
+            return Outcome("retry", error="the job's record cannot be read by this version of the service")
+        if job is None:
+            return Outcome("failed", error="the job was deleted")
+        body = self._body(job, claimed.fields)
+        try:
+            async with asyncio.timeout(TIMEOUT.total_seconds()):
+                target = await self._targets.check(claimed.fields["url"] if is_own else claimed.endpoint["url"])
+                status = await _post(client, target, body, _headers(claimed.message, now, body, secrets))
+        except InvalidParameter as error:
+            return Outcome("retry", error=error.message)
+        except TimeoutError:
+            return Outcome("retry", error=f"no answer within {TIMEOUT.total_seconds():.0f} seconds")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Outcome("retry", error=f"no connection, or none that speaks HTTP ({type(error).__name__})")
+        if 200 <= status < 300:
+            return Outcome("delivered", status)
+        return Outcome("gone" if status == GONE else "retry", status, f"answered {status}")
+
+    def _body(self, job: Job, fields: Mapping[str, str]) -> str:
+        """Return the message: the job as it is now, with addresses of its images that open."""
+        base_url = self._settings.public_url.rstrip("/")
+        record = self._record_of(job, lambda uri: self._images.url(uri, base_url=base_url))
+        ended_at = from_epoch_ms(fields["at"]).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        message = {"type": f"job.{fields['ended']}", "timestamp": ended_at, "data": record}
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+
+
+def pause_after(tries: int) -> timedelta:
+    """Return how long to wait after so many attempts."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 4 ** min(tries - 1, 9)) * random.uniform(0.75, 1.25)
+
+
+def _headers(message: str, now: datetime, body: str, secrets: Sequence[str]) -> dict[str, str]:
+    """Return the headers of Standard Webhooks, with a signature by each secret."""
+    return {
+        "content-type": "application/json",
+        "user-agent": "atelier-webhooks/1",
+        "webhook-id": message,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": " ".join(Webhook(secret).sign(message, now, body) for secret in secrets),
+    }
+
+
+async def _post(client: httpx.AsyncClient, target: Target, body: str, headers: Mapping[str, str]) -> int:
+    """Send to a checked address, by the name that was asked for, and return the status; the answer is not read."""
+    whom = {"host": target.url.netloc.decode()}
+    *others, last = target.pinned
+    for url in (*others, last):
+        try:
+            async with client.stream(
+                "POST",
+                url,
+                content=body.encode(),
+                headers={**headers, **whom},
+                extensions={"sni_hostname": target.url.raw_host.decode()},
+            ) as answer:
+                return answer.status_code
+        except httpx.ConnectError:
+            if url is last:
+                raise
+    raise AssertionError("the last raises or returns")

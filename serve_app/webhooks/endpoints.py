@@ -1,0 +1,183 @@
+"""The webhooks of accounts: their endpoints, the secrets that sign, and what was delivered.
+
+Redis holds no secret of a webhook: each is derived from the pepper and a random text of its endpoint's record.
+"""
+
+import base64
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, cast
+
+from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
+from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
+from serve_app.store.script import Rewrite, Script, pairs
+from serve_app.webhooks.targets import Targets
+
+OF_JOBS = "jobs"
+"""The endpoint that stands for the addresses that jobs name themselves."""
+MOST_ENDPOINTS = 10
+GRACE = timedelta(hours=24)
+"""How long a secret that was replaced signs beside its successor."""
+LISTED = 100
+"""A list has at most so many deliveries that have ended, and as many that wait."""
+LOOKED_AT = 2_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where an account wants to be told of the ends of its jobs. A disabled one answered 410, and is told nothing."""
+
+    id: str
+    url: str
+    created_at: datetime
+    disabled_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """One message for one endpoint: `state` is waiting, delivered or failed, of `tries` attempts.
+
+    `status` is the last answer's, 0 without one; `error` says why the last attempt failed.
+    """
+
+    id: str
+    job_id: str
+    ended: str
+    state: Literal["waiting", "delivered", "failed"]
+    tries: int
+    ended_at: datetime
+    status: int
+    error: str
+    next_at: datetime | None = None
+
+
+class WebhookStore:
+    """The webhooks of all accounts. Every method may raise `StoreUnavailable`."""
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        settings: Settings,
+        *,
+        targets: Targets | None = None,
+        rewrite: Rewrite | None = None,
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self.targets = targets or Targets(settings.webhook_networks)
+        self._create = Script(redis, "webhooks/create_webhook", rewrite)
+        self._delete = Script(redis, "webhooks/delete_webhook", rewrite)
+        self._roll = Script(redis, "webhooks/roll_webhook", rewrite)
+        self._list = Script(redis, "webhooks/list_deliveries", rewrite, writes=False)
+        self._redeliver = Script(redis, "webhooks/redeliver", rewrite)
+
+    async def create(self, account_id: str, url: str) -> tuple[Endpoint, str]:
+        """Make an endpoint, and return it with its secret. Raises `InvalidParameter` and `NotFound`."""
+        await self.targets.check(url)
+        endpoint_id, pepper = "wh_" + secrets.token_hex(13), self._newest_pepper
+        row = await self._create(
+            account=account_id,
+            endpoint=endpoint_id,
+            url=url,
+            salt=secrets.token_hex(16),
+            pepper=pepper,
+            most=MOST_ENDPOINTS,
+        )
+        if not row:
+            raise NotFound("There is no such account.")
+        if row == ["full"]:
+            raise InvalidParameter(f"url: an account has at most {MOST_ENDPOINTS} webhooks; delete one first")
+        fields = pairs(row)
+        return _endpoint(endpoint_id, fields), signing_secrets(self._settings, account_id, endpoint_id, fields)[0]
+
+    async def list(self, account_id: str) -> Sequence[Endpoint]:
+        """List the account's endpoints, oldest first."""
+        ids: list[str] = await self._redis.zrange(redis_key("webhooks", account_id), 0, -1)
+        pipeline = self._redis.pipeline(transaction=False)
+        for endpoint_id in ids:
+            pipeline.hgetall(redis_key("webhook", account_id, endpoint_id))
+        rows: list[dict[str, str]] = await pipeline.execute() if ids else []
+        return [_endpoint(endpoint_id, row) for endpoint_id, row in zip(ids, rows, strict=True) if row]
+
+    async def delete(self, account_id: str, endpoint_id: str) -> None:
+        """Remove an endpoint; what waits for it is not delivered any more. Raises `NotFound`."""
+        if endpoint_id == OF_JOBS or not await self._redis.exists(redis_key("webhook", account_id, endpoint_id)):
+            raise NotFound("There is no such webhook.")
+        await self._delete(account=account_id, endpoint=endpoint_id)
+
+    async def roll(self, account_id: str, endpoint_id: str) -> str:
+        """Give an endpoint a new secret and return it; the one before signs too for `GRACE`. Raises `NotFound`."""
+        row = await self._roll(
+            account=account_id,
+            endpoint=endpoint_id,
+            salt=secrets.token_hex(16),
+            pepper=self._newest_pepper,
+            grace_ms=milliseconds(GRACE),
+        )
+        if not row:
+            raise NotFound("There is no such webhook.")
+        return signing_secrets(self._settings, account_id, endpoint_id, pairs(row))[0]
+
+    async def deliveries(self, account_id: str, endpoint_id: str) -> Sequence[Delivery]:
+        """List deliveries to an endpoint: those that wait by their next attempt, then the newest that have ended."""
+        rows = await self._list(account=account_id, endpoint=endpoint_id, most=LISTED, looked_at=LOOKED_AT)
+        return [_delivery(message, pairs(fields), due) for message, fields, due in rows]
+
+    async def redeliver(self, account_id: str, endpoint_id: str, delivery_id: str) -> Delivery:
+        """Make a delivery again, under the same id. Raises `NotFound`."""
+        row = await self._redeliver(account=account_id, endpoint=endpoint_id, message=delivery_id)
+        if not row:
+            raise NotFound("There is no such delivery.")
+        return _delivery(delivery_id, pairs(row), "")
+
+    @property
+    def _newest_pepper(self) -> int:
+        return next(iter(self._settings.key_peppers))
+
+
+def signing_secrets(
+    settings: Settings, account_id: str, endpoint_id: str, fields: Mapping[str, str], *, at: datetime | None = None
+) -> list[str]:
+    """Return the secrets of an endpoint, by its record: the newest, and at a time its predecessor while that signs.
+
+    A secret whose pepper the settings no longer list is left out. Nobody has seen the secret of the endpoint `jobs`
+    before it was asked for, and no version of the pepper is wanted for it.
+    """
+    salted = [(fields.get("salt", ""), fields.get("pepper") or min(settings.key_peppers))]
+    if at is not None and int(fields.get("old_until", 0)) > epoch_ms(at):
+        salted.append((fields["old_salt"], fields["old_pepper"]))
+    peppers = [(salt, settings.key_peppers.get(int(version))) for salt, version in salted]
+    return [_secret(pepper, f"webhook:{account_id}:{endpoint_id}:{salt}") for salt, pepper in peppers if pepper]
+
+
+def _secret(pepper: bytes, name: str) -> str:
+    return "whsec_" + base64.b64encode(hmac.digest(pepper, name.encode(), "sha256")).decode()
+
+
+def _endpoint(endpoint_id: str, fields: Mapping[str, str]) -> Endpoint:
+    return Endpoint(
+        id=endpoint_id,
+        url=fields["url"],
+        created_at=from_epoch_ms(fields["created"]),
+        disabled_at=from_epoch_ms(fields["disabled"]) if "disabled" in fields else None,
+    )
+
+
+def _delivery(message: str, fields: Mapping[str, str], due: Any) -> Delivery:
+    return Delivery(
+        id=message,
+        job_id=fields["job"],
+        ended=fields["ended"],
+        state=cast(Any, fields["state"]),
+        tries=int(fields.get("tries", 0)),
+        ended_at=from_epoch_ms(fields["at"]),
+        status=int(fields.get("status") or 0),
+        error=fields.get("error", ""),
+        next_at=from_epoch_ms(str(due).partition(".")[0]) if due else None,
+    )

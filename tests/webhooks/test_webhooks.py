@@ -1,0 +1,397 @@
+"""Webhooks as a receiver sees them: a real one on this machine, which verifies with the library of Standard Webhooks."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from deployments.node_certificate import new_authority, write_certificate
+from serve_app.api.jobs.schemas import job_record
+from serve_app.domain.accounts import Scope
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.requests import Variant
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.webhooks.delivery import WebhookDelivery, pause_after
+from serve_app.webhooks.targets import Targets, is_public
+from tests.api.app import Member, TestService, open_service, refused
+from tests.composition import Resources
+from tests.faults.clock import by_the_callers_clock
+from tests.made_jobs import ACCOUNT, accept
+from tests.support import end_tasks, wait_until
+
+LOOPBACK = ip_network("127.0.0.0/8")
+
+
+@dataclass
+class Receiver:
+    """An HTTP server on the loopback that answers each POST by `answer`, and keeps what it was sent."""
+
+    tls: ssl.SSLContext | None = None
+    answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n"
+    is_silent: bool = False
+    port: int = 0
+    got: list[tuple[str, dict[str, str], str]] = field(default_factory=lambda: list[tuple[str, dict[str, str], str]]())
+
+    def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}{path}"
+
+    def of(self, path: str) -> list[tuple[dict[str, str], str]]:
+        return [(headers, body) for at, headers, body in self.got if at == path]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = await reader.readexactly(int(headers["content-length"]))
+            self.got.append((head[0].split()[1], headers, body.decode()))
+            if self.is_silent:
+                await reader.read()  # until the sender gives up
+            else:
+                writer.write(self.answer)
+                await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def receiving(**more: Any) -> AsyncGenerator[Receiver]:
+    receiver = Receiver(**more)
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=receiver.tls)
+    receiver.port = server.sockets[0].getsockname()[1]
+    try:
+        yield receiver
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
+    """A service whose housekeeper runs."""
+    folder = tmp_path_factory.mktemp("webhooks")
+    public = "https://images.example"
+    async with open_service(folder, webhook_networks=("127.0.0.0/8",), public_url=public) as opened:
+        task = asyncio.create_task(reap_forever(opened.resources.for_housekeeping))
+        yield opened
+        await end_tasks([task])
+
+
+@pytest.fixture
+async def member(service: TestService) -> Member:
+    return await service.member()
+
+
+async def _create(service: TestService, member: Member, url: str) -> tuple[str, str]:
+    answer = await service.client.post("/v1/webhooks", json={"url": url}, headers=member.b)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"], answer.json()["secret"]
+
+
+async def _deliveries(service: TestService, member: Member, endpoint: str) -> list[dict[str, Any]]:
+    answer = await service.client.get(f"/v1/webhooks/{endpoint}/deliveries", headers=member.a)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["deliveries"]
+
+
+def _delivery(resources: Resources, **more: Any) -> WebhookDelivery:
+    return WebhookDelivery(
+        resources.process.redis,
+        resources.settings,
+        jobs=resources.jobs,
+        images=resources.images,
+        record_of=job_record,
+        **more,
+    )
+
+
+@asynccontextmanager
+async def _delivering(delivery: WebhookDelivery) -> AsyncGenerator[None]:
+    task = asyncio.create_task(delivery.deliver_forever())
+    try:
+        yield
+    finally:
+        await end_tasks([task])
+
+
+async def test_a_receiver_verifies_the_end_of_a_job_and_opens_its_images(
+    service: TestService, member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with receiving() as receiver:
+        endpoint, secret = await _create(service, member, receiver.url("/account"))
+        job = await service.complete(await service.submit(member))
+        await wait_until(lambda: receiver.got)
+        ((headers, body),) = receiver.of("/account")
+        message = Webhook(secret).verify(body, headers)
+        shown = (await service.client.get(f"/v1/jobs/{job.id}", headers=member.a)).json()
+        assert message["type"] == "job.completed"
+        assert message["data"] == shown
+        image = await service.client.get(shown["images"][0]["url"].removeprefix("https://images.example"))
+        assert image.status_code == 200
+        assert headers["webhook-id"] == f"msg_{job.id}_1"
+        assert headers["host"] == f"127.0.0.1:{receiver.port}"
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(body.replace("completed", "failed"), headers)
+
+        async def is_delivered() -> bool:
+            return (await _deliveries(service, member, endpoint))[0]["status"] == "delivered"
+
+        await wait_until(is_delivered)
+        path = f"/v1/webhooks/{endpoint}/deliveries/{headers['webhook-id']}/redeliver"
+        assert (await service.client.post(path, headers=member.a)).status_code == 200
+        await wait_until(lambda: len(receiver.got) == 2)
+        again = receiver.got[-1][1]
+        assert again["webhook-id"] == headers["webhook-id"]
+    assert "/account" not in caplog.text
+
+
+async def test_a_job_has_a_webhook_of_its_own_and_both_secrets_sign_after_a_roll(
+    service: TestService, member: Member
+) -> None:
+    async with receiving() as receiver:
+        rolled = [await service.client.post("/v1/webhooks/jobs/secret", headers=member.a) for _ in range(2)]
+        secrets = [answer.json()["secret"] for answer in rolled]
+        _, others = await _create(service, member, receiver.url("/account"))
+        asked = {"prompt": "a boat", "webhook_url": receiver.url("/own")}
+        own = (await service.client.post("/v1/jobs", json=asked, headers=member.a)).json()["id"]
+        await service.client.post(f"/v1/jobs/{own}/cancel", headers=member.a)
+        await wait_until(lambda: len(receiver.got) == 2)
+        ((headers, body),) = receiver.of("/own")
+        for secret in secrets:
+            assert Webhook(secret).verify(body, headers)["data"]["status"] == "canceled"
+        assert receiver.of("/account")[0][0]["webhook-id"] == headers["webhook-id"]
+        with pytest.raises(WebhookVerificationError):
+            Webhook(others).verify(body, headers)
+        assert "wh" not in (await service.client.get("/v1/webhooks/jobs/deliveries", headers=member.a)).text[:20]
+
+
+async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service: TestService, member: Member) -> None:
+    endings = {
+        b"HTTP/1.1 503 Later\r\n\r\n": ("waiting", 503, "active"),
+        b"HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n": ("waiting", 302, "active"),
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n" + b"x" * 9999: ("delivered", 200, "active"),
+        b"SSH-2.0-nonsense\r\n\r\n": ("waiting", None, "active"),
+        b"HTTP/1.1 410 Gone\r\n\r\n": ("failed", 410, "disabled"),
+    }
+    async with receiving() as receiver:
+        endpoint, _ = await _create(service, member, receiver.url())
+        for answer, (status, code, endpoint_status) in endings.items():
+            receiver.answer, told = answer, len(receiver.got)
+            job_id = await service.submit(member)
+            await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
+            await wait_until(lambda told=told: len(receiver.got) > told)
+
+            async def settled(job_id: str = job_id) -> list[dict[str, Any]]:
+                rows = await _deliveries(service, member, endpoint)
+                return [row for row in rows if row["job_id"] == job_id and (row.keys() & {"error", "response_status"})]
+
+            await wait_until(settled)
+            (row,) = await settled()
+            assert (row["status"], row.get("response_status")) == (status, code), row
+            assert ("next_attempt_at" in row) == (status == "waiting")
+            (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
+            assert shown["status"] == endpoint_status
+        assert not receiver.of("/elsewhere")
+        assert (await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a)).status_code == 204
+        refused(await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a), 404, "not_found")
+
+
+async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_made_again_with_its_id(
+    tmp_path: Path,
+) -> None:
+    async with open_service(tmp_path, webhook_networks=("127.0.0.0/8",)) as service, receiving() as receiver:
+        receiver.is_silent = True
+        member = await service.member()
+        await _create(service, member, receiver.url())
+        job_id = await service.submit(member)
+        await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
+        async with _delivering(_delivery(service.resources)):
+            await wait_until(lambda: receiver.got)
+        async with _delivering(_delivery(service.resources)):
+            receiver.is_silent = False
+            later = _delivery(service.resources, rewrite=by_the_callers_clock(timedelta(seconds=61)))
+            assert len(receiver.got) == 1
+            async with _delivering(later):
+                await wait_until(lambda: len(receiver.got) == 2)
+        assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
+
+
+async def test_an_account_with_slow_receivers_delays_no_other(service: TestService, member: Member) -> None:
+    other = await service.member()
+    async with receiving(is_silent=True) as slow, receiving() as quick:
+        for _ in range(20):
+            job_id = await accept(service.resources, member.account.id, webhook=slow.url())
+            await service.resources.queue.cancel(job_id, account_id=member.account.id)
+        await wait_until(lambda: len(slow.got) >= 8)
+        job_id = await accept(service.resources, other.account.id, webhook=quick.url())
+        await service.resources.queue.cancel(job_id, account_id=other.account.id)
+        await wait_until(lambda: quick.got, timeout=5)
+        assert len(slow.got) < 16
+
+
+HOSTILE = [
+    "http://example.com/",
+    "ftp://example.com/",
+    "https:///nothing",
+    "https://user:pw@1.1.1.1/",
+    "https://1.1.1.1:8080/",
+    "https://1.1.1.1/#x",
+    "https://1.1.1.1:0/",
+    "file:///etc/passwd",
+    "gopher://1.1.1.1/",
+    "https://1.1.1.1\\@10.0.0.1/",
+    "https://@10.0.0.1/",
+    "//1.1.1.1/",
+    "https://127.0.0.1/",
+    "https://127.1/",
+    "https://2130706433/",
+    "https://0x7f000001/",
+    "https://0177.0.0.1/",
+    "https://localhost/",
+    "https://0.0.0.0/",
+    "https://10.0.0.1/",
+    "https://172.16.0.1/",
+    "https://192.168.1.1/",
+    "https://169.254.169.254/latest/meta-data/",
+    "https://100.64.0.1/",
+    "https://100.100.100.200/",
+    "https://168.63.129.16/",
+    "https://192.0.0.192/",
+    "https://192.0.2.1/",
+    "https://198.18.0.1/",
+    "https://198.51.100.1/",
+    "https://203.0.113.1/",
+    "https://224.0.0.1/",
+    "https://240.0.0.1/",
+    "https://255.255.255.255/",
+    "https://192.88.99.1/",
+    "https://[::1]/",
+    "https://[::]/",
+    "https://[::ffff:127.0.0.1]/",
+    "https://[::ffff:1.1.1.1]/",
+    "https://[64:ff9b::7f00:1]/",
+    "https://[64:ff9b:1::1]/",
+    "https://[2002:7f00:1::]/",
+    "https://[2001::1]/",
+    "https://[2001:db8::1]/",
+    "https://[3fff::1]/",
+    "https://[fe80::1]/",
+    "https://[fe80::1%25lo]/",
+    "https://[fc00::1]/",
+    "https://[fd00:ec2::254]/",
+    "https://[ff02::1]/",
+    "https://[::7f00:1]/",
+    "https://[fec0::1]/",
+    "https://no-such-name.invalid/",
+]
+
+
+async def test_hostile_targets_are_refused_when_they_are_made_and_when_they_are_delivered_to(
+    service: TestService, member: Member
+) -> None:
+    assert len(HOSTILE) >= 40
+    nowhere = Targets([])
+    for url in [
+        *HOSTILE,
+        "https://1.1.1.1/ x",
+        "https://1.1.1.1/\t",
+        "https://exämple.com/",
+        "https://1.1.1.1/" + "x" * 999,
+    ]:
+        with pytest.raises(InvalidParameter):
+            await nowhere.check(url, url)
+    assert (await nowhere.check("https://1.1.1.1/x?y=1")).addresses == ["1.1.1.1"]
+    assert is_public(ip_address("2606:4700:4700::1111"))
+    for url in ("http://10.0.0.1/", "https://169.254.169.254/"):
+        for path, asked in (("webhooks", {"url": url}), ("jobs", {"prompt": "a boat", "webhook_url": url})):
+            answer = await service.client.post(f"/v1/{path}", json=asked, headers=member.a)
+            refused(answer, 400, "invalid_parameter", "url: must")
+
+
+async def test_a_name_is_resolved_once_for_each_attempt_and_every_address_of_it_is_checked(tmp_path: Path) -> None:
+    answers: list[Sequence[str]] = [["127.0.0.1"], ["127.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1"]]
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return answers[len(asked) - 1]
+
+    async with open_service(tmp_path) as service, receiving() as receiver:
+        targets = Targets([LOOPBACK], resolve=resolve)
+        member, resources = await service.member(), service.resources
+        resources.webhooks.targets = targets
+        await _create(service, member, receiver.url(host="hooks.example"))
+
+        async def end_and_deliver(is_done: Callable[[], object]) -> None:
+            job_id = await accept(resources, member.account.id)
+            await resources.queue.cancel(job_id, account_id=member.account.id)
+            async with _delivering(_delivery(resources, targets=targets)):
+                await wait_until(is_done)
+
+        await end_and_deliver(lambda: receiver.got)
+        assert receiver.got[0][1]["host"] == f"hooks.example:{receiver.port}"
+        assert asked == ["hooks.example"] * 2
+        await end_and_deliver(lambda: len(asked) == 3)
+        await end_and_deliver(lambda: len(asked) == 4)
+        assert len(receiver.got) == 1
+
+
+async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    files, tls = write_certificate(new_authority(), tmp_path, "hooks.example"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files["RAY_TLS_SERVER_CERT"], files["RAY_TLS_SERVER_KEY"])
+    monkeypatch.setenv("SSL_CERT_FILE", files["RAY_TLS_CA_CERT"])
+    async with open_service(tmp_path / "service") as service, receiving(tls=tls) as receiver:
+        resources = service.resources
+        for name in ("hooks.example", "other.example"):
+            job_id = await accept(resources, webhook=receiver.url(f"/{name}", host=name))
+            await resources.queue.cancel(job_id, account_id=None)
+
+        async def errors() -> list[str]:
+            rows = await resources.webhooks.deliveries(ACCOUNT, "jobs")
+            return sorted(row.error for row in rows if row.status or row.error)
+
+        async def are_settled() -> bool:
+            return len(await errors()) == 2
+
+        async with _delivering(_delivery(resources, targets=Targets([LOOPBACK], resolve=resolve))):
+            await wait_until(are_settled)
+        assert [path for path, *_ in receiver.got] == ["/hooks.example"]
+        assert await errors() == ["", "no connection, or none that speaks HTTP (ConnectError)"]
+
+
+async def test_a_key_that_may_not_read_every_job_makes_no_webhook(service: TestService, member: Member) -> None:
+    kept: list[dict[str, Any]] = [
+        {"adapters": frozenset({"model_x"})},
+        *({"scopes": frozenset({each})} for each in Scope),
+    ]
+    create = service.resources.api_keys.create
+    made = [(await create(member.account.id, interfaces=frozenset(Variant), **each))[1] for each in kept]
+    for secret in made:
+        answer = await service.client.post(
+            "/v1/webhooks", json={"url": "https://1.1.1.1/"}, headers={"X-API-Key": secret}
+        )
+        refused(answer, 403, "forbidden")
+    await _create(service, member, "https://1.1.1.1/")
+    stranger = await service.member()
+    (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
+    refused(await service.client.delete(f"/v1/webhooks/{shown['id']}", headers=stranger.a), 404, "not_found")
+    assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["webhook_added"]
+
+
+def test_attempts_are_spread_over_the_day() -> None:
+    pauses = [pause_after(tries).total_seconds() for tries in range(1, 13)]
+    assert 3.75 <= pauses[0] <= 6.25
+    assert all(pause <= 5 * 3600 for pause in pauses)
+    assert sum(pauses) > 0.75 * 86_400
+    assert len({pause_after(1) for _ in range(9)}) > 1
