@@ -105,6 +105,8 @@ class Wishes:
         )
         if wish.strength is not None:
             request = replace(request, strength=wish.strength)
+            if int(request.steps * wish.strength) < 1:
+                raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
         return Resolved(request, _cost(request, adapters, passes_of(sampler)))
 
     async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
@@ -152,8 +154,8 @@ def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:
         raise InvalidParameter(f"prompt_weights: {base.id} does not take them")
     if wish.prompt_weights:
         _check_weights(wish)
-    if wish.image_id is not None and not abilities.image:
-        raise InvalidParameter(f"image_id: {base.id} does not begin from an image")
+    if wish.mask_image_id is not None and not abilities.mask:
+        raise InvalidParameter(f"mask_image_id: {base.id} looks at an image as a whole and takes no mask")
     for name in ("strength", "mask_image_id"):
         if wish.image_id is None and getattr(wish, name) is not None:
             raise InvalidParameter(f"{name}: needs an image_id")

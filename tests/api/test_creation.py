@@ -219,4 +219,4 @@ async def test_base_models_say_what_may_be_asked_of_them(service: TestService, m
     answer = await service.client.get("/v1/base-models", headers=member.b)
     (pocket,) = BaseModels.model_validate_json(answer.content).base_models
     assert (pocket.id, pocket.usual_side, pocket.longest_side) == ("pocket", 512, 1024)
-    assert (pocket.steps, pocket.guidance_scale, pocket.prompt_weights, pocket.image) == (30, 7.5, True, True)
+    assert (pocket.steps, pocket.guidance_scale, pocket.prompt_weights, pocket.mask) == (30, 7.5, True, True)

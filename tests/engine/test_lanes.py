@@ -65,7 +65,9 @@ def test_lanes_share_every_weight_and_no_layer(sd: Path) -> None:
     assert {name: tensor.data_ptr() for name, tensor in weights.items()} == {
         name: tensor.data_ptr() for name, tensor in same.items()
     }
-    assert module_bytes([one.module, other.module]) == module_bytes([one.module])
+    assert module_bytes([one.module, other.module], torch.device("cpu")) == module_bytes(
+        [one.module], torch.device("cpu")
+    )
     assert one.layers.keys() == other.layers.keys()
     assert {id(layer) for layer in one.module.modules()}.isdisjoint(id(layer) for layer in other.module.modules())
 

@@ -251,7 +251,7 @@ class BaseModelInfo(ResponseBody):
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
-    image: Annotated[bool, Field(description="Whether an image may be begun from another.")]
+    mask: Annotated[bool, Field(description="Whether `mask_image_id` may be asked for.")]
 
 
 class BaseModels(ResponseBody):
@@ -265,7 +265,7 @@ BASE_MODELS = {
         "base_models": [
             {
                 "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
-                "prompt_weights": True, "image": True,
+                "prompt_weights": True, "mask": True,
             }
         ]
     }
@@ -293,7 +293,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
                 "sampler": model.sampler,
                 "prompt_weights": abilities.prompt_weights,
-                "image": abilities.image,
+                "mask": abilities.mask,
             }
         )
     return record_response({"base_models": rows})

@@ -16,8 +16,8 @@ class Abilities(NamedTuple):
     longest_side: int = 1536
     prompt_weights: bool = False
     """Whether `(red:1.5)` in a prompt can weight its words."""
-    image: bool = True
-    """Whether an image can be begun from another."""
+    mask: bool = True
+    """Whether a mask can keep a part of an image that another is begun from."""
 
 
 _UNET = Abilities(usual_side=512, longest_side=1024, prompt_weights=True)
@@ -25,7 +25,7 @@ _BY_PIPELINE = {
     "StableDiffusionPipeline": _UNET,
     "LatentConsistencyModelPipeline": _UNET,
     "StableDiffusionXLPipeline": Abilities(prompt_weights=True),
-    "Flux2KleinPipeline": Abilities(image=False),
+    "Flux2KleinPipeline": Abilities(mask=False),
 }
 UNKNOWN = Abilities(usual_side=512, prompt_weights=True)
 """Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
