@@ -135,7 +135,7 @@ def error_body(status: int, code: str, message: str) -> dict[str, Any]:
 
 
 async def _hang_up(request: Request) -> None:
-    """Return when the caller has left. Under Serve `is_disconnected` never tells: there a message takes a while."""
+    """Return when the caller has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
