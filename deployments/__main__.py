@@ -7,6 +7,11 @@ NOT_INSTALLED = 2
 
 
 def main() -> None:
+    if sys.argv[1:] == ["mcp"]:  # it needs none of the service's packages, which take seconds to load
+        from deployments.mcp_server import main as serve
+
+        serve()
+        return
     try:
         from deployments.local import main as command
     except ModuleNotFoundError as error:

@@ -18,6 +18,7 @@ import typer
 from deployments.cluster_commands import add_check, check_cluster
 from deployments.config import GENERATOR, ConfigError, ServeConfig, read_config
 from deployments.demo import Demo, demo_account, first_image
+from deployments.mcp_server import main as serve_mcp
 from deployments.output import Reporter, Stages
 from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
 from deployments.start_checks import check_this_machine, config_for_this_machine, unserved_groups
@@ -82,6 +83,12 @@ add_check(app)
 def main() -> None:
     """The console script."""
     app()
+
+
+@app.command()
+def mcp() -> None:
+    """Serve an assistant by the Model Context Protocol on standard input and output."""
+    serve_mcp()
 
 
 @app.command()

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api import jobs as jobs_api
 from serve_app.api import loras as loras_api
+from serve_app.api import openai as openai_api
 from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
@@ -65,12 +66,14 @@ class Dispatcher:
 
 
 def _resource(path: str) -> str:
-    """Return `generate` of `/v1/generate/gen_…`; empty outside the API."""
+    """Return `generate` of `/v1/generate/gen_…`, and `openai` of all below that; empty outside the API."""
+    if path.startswith("/openai/"):
+        return "openai"
     return path.split("/", 3)[2] if path.startswith("/v1/") else ""
 
 
 def _resources(app: FastAPI) -> set[str]:
-    """Return the first path segments that an application declares below `/v1`."""
+    """Return the resources of an application's paths."""
     return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}
 
 
@@ -96,8 +99,9 @@ def create_app(
     drop_trailers()
     a, b = variant_a.create_app(settings), variant_b.create_app(settings)
     jobs_app, loras_app, site = jobs_api.create_app(), loras_api.create_app(), json_app()
+    openai_app = openai_api.create_app()
     console, operator_pages = console_app(), operators_app()
-    for app in (a, b, jobs_app, loras_app, site, console, operator_pages):
+    for app in (a, b, jobs_app, loras_app, openai_app, site, console, operator_pages):
         app.state.settings, app.state.accounts, app.state.loras = settings, accounts, loras
         app.state.jobs, app.state.operations = jobs, operations
     answer_browsers_with_pages(site)
@@ -110,6 +114,6 @@ def create_app(
     for path, pages in (("/console", console), ("/operators", operator_pages)):
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
     bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

@@ -1,6 +1,6 @@
 """Reads a customer's picture in a process of limited memory and time, and writes it anew as a PNG without metadata.
 
-`python -m serve_app.jobs.picture_file SOURCE TARGET` prints one line of JSON: {"width": …, "height": …} or
+`python -m serve_app.jobs.picture_file SOURCE TARGET [mask]` prints one line of JSON: {"width": …, "height": …} or
 {"refused": reason}.
 """
 
@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,14 +48,15 @@ class _Refused(Exception):
     pass
 
 
-async def decode(source: Path, target: Path) -> Decoded:
+async def decode(source: Path, target: Path, *, is_mask: bool = False) -> Decoded:
     """Write the picture at `source` as a PNG to `target`: turned as EXIF says, opaque, of 8 bits, without metadata.
 
-    It is grey where it was grey, and RGB otherwise; what was transparent lies on white. Raises `InvalidParameter` with
+    It is grey where it was grey, and RGB otherwise; what was transparent lies on white. Of a mask as OpenAI's clients
+    send it only the transparency counts: it becomes white, and all else black. Raises `InvalidParameter` with
     the reason, `UnsupportedMediaType` for what is no PNG, JPEG or WebP.
     """
     environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT)}
-    command = (sys.executable, "-m", "serve_app.jobs.picture_file", str(source), str(target))
+    command = (sys.executable, "-m", "serve_app.jobs.picture_file", str(source), str(target), *["mask"] * is_mask)
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
     )
@@ -81,19 +83,19 @@ async def decode(source: Path, target: Path) -> Decoded:
     return Decoded(**answer)
 
 
-def main(source: str, target: str) -> None:
+def main(source: str, target: str, kind: str = "") -> None:
     Image.preinit()
     limit_memory(MEMORY)
-    sys.stdout.write(json.dumps(_decode(Path(source), Path(target))) + "\n")
+    sys.stdout.write(json.dumps(_decode(Path(source), Path(target), _mask if kind else _plain)) + "\n")
 
 
-def _decode(source: Path, target: Path) -> dict[str, object]:
+def _decode(source: Path, target: Path, read: Callable[[Image.Image], Image.Image]) -> dict[str, object]:
     signal.setitimer(signal.ITIMER_PROF, READ_LIMIT_S)  # when it is over, the kernel ends the process by SIGPROF
     Image.MAX_IMAGE_PIXELS = None  # `_check` knows the service's own limit
     try:
         with Image.open(source, formats=FORMATS) as image:
             _check(image, source.read_bytes())
-            picture = _plain(ImageOps.exif_transpose(image))
+            picture = read(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
         return {"is_other": True}
     except _Refused as refused:
@@ -123,6 +125,12 @@ def _check(image: Image.Image, content: bytes) -> None:
         raise _Refused("has 16 bits a channel; send it with 8")
     if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:  # no data of a scan has these bytes
         raise _Refused(f"has more than {MAX_SCANS} scans; save it as a baseline JPEG")
+
+
+def _mask(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        raise _Refused("must be transparent where the image is drawn anew")
+    return ImageOps.invert(image.convert("RGBA").getchannel("A"))
 
 
 def _plain(image: Image.Image) -> Image.Image:

@@ -123,8 +123,16 @@ class Uploads:
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DECODED_AT_ONCE))
     """Places for processes that read customers' files, each with limits of its own."""
 
-    async def add(self, caller: Caller, file: Path, *, place: AsyncExitStack, idempotency_key: str | None) -> Added:
-        """Store the picture at `file` as a PNG.
+    async def add(
+        self,
+        caller: Caller,
+        file: Path,
+        *,
+        place: AsyncExitStack,
+        idempotency_key: str | None,
+        is_mask: bool = False,
+    ) -> Added:
+        """Store the picture at `file` as a PNG; of a mask, where it is transparent.
 
         A client that disconnects does not stop it, nor ends its `place`, which holds the file, before it does. Raises
         `InvalidParameter`, `UnsupportedMediaType`, `IdempotencyConflict`, `ImageQuotaExceeded`.
@@ -133,7 +141,7 @@ class Uploads:
 
         async def work() -> Added:
             async with held:
-                return await self._add(caller, file, idempotency_key)
+                return await self._add(caller, file, idempotency_key, is_mask=is_mask)
 
         return await self.background.run_to_end(work())
 
@@ -155,10 +163,10 @@ class Uploads:
         folder = _folder(self.images.name(upload.image.image_uri))
         await self.deletion.delete_upload(image_id, folder, account_id=caller.account_id, by=by)
 
-    async def _add(self, caller: Caller, file: Path, idempotency_key: str | None) -> Added:
+    async def _add(self, caller: Caller, file: Path, idempotency_key: str | None, *, is_mask: bool) -> Added:
         target = file.with_suffix(".png")
         async with self.decoding:
-            size = await decode(file, target)
+            size = await decode(file, target, is_mask=is_mask)
         sent, png = await asyncio.to_thread(lambda: (file.read_bytes(), target.read_bytes()))
         image_id = new_image_id()
         name = self.images.object_name(caller.account_id, image_id, 1, 0, datetime.now(UTC))

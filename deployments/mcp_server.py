@@ -1,0 +1,87 @@
+"""`atelier mcp`: an MCP server on standard input and output, which lets an assistant draw with a running service.
+
+It is a caller like any other: the SDK finds the service and the key, and of the service's packages it needs none.
+"""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from serve_app.client import AsyncClient, AsyncImage, AtelierClientError
+
+NOT_INSTALLED = 2
+_INSTRUCTIONS = (
+    "Draws images of a prompt, in the looks of LoRAs that list_loras names. Each image comes with its id, which upscale "
+    "takes, and an address that opens in a browser."
+)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    try:
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver import Image
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"atelier mcp: there is no {error.name}: `pip install '.[mcp]'` in a checkout\n")
+        sys.exit(NOT_INSTALLED)
+
+    @contextmanager
+    def told() -> Generator[None]:
+        """Tell the assistant in words what went wrong."""
+        try:
+            yield
+        except (AtelierClientError, ValueError, TypeError) as error:
+            raise ToolError(str(error)) from error
+
+    async def shown(image: AsyncImage) -> list[Any]:
+        png = await image.download()
+        return [Image(data=png, format="png"), f"{image.image_id}, {image.caption}: {image.url}"]
+
+    server = MCPServer("atelier", instructions=_INSTRUCTIONS, log_level="WARNING")
+
+    @server.tool(structured_output=False)
+    async def generate(
+        prompt: str,
+        loras: dict[str, float] | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        seed: int | None = None,
+    ) -> list[Any]:
+        """Draw an image of the prompt.
+
+        `loras` are names of list_loras with weights, usually 0.5 to 1. Sizes are in pixels, multiples of 8. The same
+        seed draws the same image again.
+        """
+        with told():
+            async with AsyncClient() as client:
+                job = await client.generate(
+                    prompt, loras=loras, width=width, height=height, seed=seed, wait=True, progress=False
+                )
+                return await shown(job.images[0])
+
+    @server.tool(structured_output=False)
+    async def upscale(image_id: str, scale_factor: Literal[2, 4] = 2) -> list[Any]:
+        """Enlarge an image that generate drew, by its id."""
+        with told():
+            async with AsyncClient() as client:
+                job = await client.upscale(image_id, scale_factor)
+                return await shown((await job.wait()).images[0])
+
+    @server.tool()
+    async def list_loras() -> list[dict[str, Any]]:
+        """List the LoRAs that generate takes, with the words that a prompt should hold for each."""
+        with told():
+            async with AsyncClient() as client:
+                return [
+                    {
+                        "name": lora.name,
+                        "description": lora.description,
+                        "trigger_words": list(lora.trigger_words),
+                        "base_model": lora.base_model,
+                    }
+                    for lora in await client.loras.list()
+                ]
+
+    server.run("stdio")

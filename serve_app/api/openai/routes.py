@@ -1,0 +1,314 @@
+"""Path operations of OpenAI's API: images of a prompt, for which the request waits, and the models to draw them with."""
+
+import asyncio
+import re
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Body, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from serve_app.api.dependencies import CallDep, CallerDep, IdempotencyKeyDep, found, image_signer, jobs_of, loras_of
+from serve_app.api.errors import ANSWERS
+from serve_app.api.multipart import disk_errors, read_multipart
+from serve_app.api.request_context import RequestContext
+from serve_app.api.responses import encode, failure_of, record_response
+from serve_app.api.routing import ContractRoute, validate
+from serve_app.api.schemas import CatalogId, Prompt, RequestBody
+from serve_app.domain.accounts import Caller
+from serve_app.domain.errors import (
+    AtelierError,
+    FailureCode,
+    InvalidParameter,
+    NotFound,
+    Overloaded,
+    UnsupportedMediaType,
+)
+from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import ImageFormat, LoraUse
+from serve_app.jobs.submit import Call
+from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, Wish
+
+router = APIRouter(route_class=ContractRoute, strict_content_type=False)
+
+LOOK_EVERY_S = 0.5
+LONGEST_START_S = 540
+"""A job that no worker has started by then expires; the official client gives up after 600 seconds."""
+_HUNG_UP = 499
+_STATUSES = {FailureCode.CANCELED: 409, FailureCode.LORA_UNAVAILABLE: 403, FailureCode.EXPIRED: 503}
+"""How a job that ended without images is answered, if not by 500."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_SIZE = re.compile(r"([0-9]{1,4})x([0-9]{1,4})")
+
+_PICTURES, _NUMBERS, _FIDELITY = ("image", "image[]", "mask"), ("n", "partial_images"), "input_fidelity"
+MAX_FILE_BYTES = 20 * 1000 * 1000
+
+Ignored = Annotated[str, Field(max_length=512)] | None
+
+
+class ImagesRequest(RequestBody):
+    """What OpenAI's clients ask for. As there, null is the same as a field that is left out."""
+
+    prompt: Prompt
+    model: CatalogId | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = None
+    size: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
+    background: Literal["opaque", "auto"] | None = None
+    quality: Ignored = None
+    style: Ignored = None
+    moderation: Ignored = None
+    user: Ignored = None
+
+
+@router.post("/openai/v1/images/generations")
+async def generate(
+    request: Request, caller: CallerDep, body: Annotated[ImagesRequest, Body()], call: CallDep
+) -> Response:
+    return await _answer(request, caller, body, await _wish(request, caller, body), call)
+
+
+@router.post("/openai/v1/images/edits")
+async def edit(request: Request, caller: CallerDep, idempotency_key: IdempotencyKeyDep) -> Response:
+    form = await _read_form(request, caller, idempotency_key)
+    wish = replace(await _wish(request, caller, form.body), image_id=form.image_id, mask_image_id=form.mask_image_id)
+    call = Call(request_id=RequestContext.of(request).request_id, idempotency_key=idempotency_key)
+    return await _answer(request, caller, form.body, wish, call)
+
+
+async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
+    """Answer once the job of a wish has ended, or by a stream."""
+    states = _states(request, caller, wish, call)
+    try:
+        job = await anext(states)
+    except InvalidParameter as error:  # width and height are one field here
+        raise InvalidParameter(re.sub(r"^(?=(width|height):)", "size: ", error.message)) from None
+    if body.stream:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(request, states, job, body), media_type="text/event-stream", headers=headers)
+    hang_up = asyncio.create_task(_hang_up(request))
+    try:
+        async with aclosing(states):
+            while not job.state.is_terminal:
+                if hang_up.done():
+                    return Response(status_code=_HUNG_UP)
+                job = await anext(states)
+    finally:
+        hang_up.cancel()
+    if job.state is not JobState.COMPLETED:
+        return JSONResponse(*_failure(job), {"X-Should-Retry": "false"})
+    images = await _images(request, job, body.response_format)
+    answer = {"created": int(job.created_at.timestamp()), "data": images, **_drawn(job, body)}
+    return Response(await asyncio.to_thread(encode, answer), media_type="application/json")
+
+
+@router.get("/openai/v1/models")
+async def list_models(request: Request, caller: CallerDep) -> Response:
+    parts = loras_of(request)
+    rows = [_model(base.id) for base in await parts.applied_catalog.applied_base_models()]
+    for lora in await parts.catalog.adapters(caller.account_id):
+        if caller.may_use(lora.id):
+            owner = caller.account_id if lora.owner == caller.account_id else ""
+            rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
+    return record_response({"object": "list", "data": rows})
+
+
+def _model(model_id: str, created: int = 0, owner: str = "") -> dict[str, Any]:
+    return {"id": model_id, "object": "model", "created": created, "owned_by": owner or "atelier"}
+
+
+def error_body(status: int, code: str, message: str) -> dict[str, Any]:
+    """Return OpenAI's envelope of an error; `param` is the parameter that a message begins with."""
+    parameter = re.match(r"([a-z_]+): ", message)
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": parameter and parameter[1], "code": code}}
+
+
+async def _hang_up(request: Request) -> None:
+    """Return when the caller has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Form(NamedTuple):
+    """What a form of `images/edits` asks for; its pictures are stored as those of `POST /v1/images`."""
+
+    body: ImagesRequest
+    image_id: str
+    mask_image_id: str | None
+
+
+async def _read_form(request: Request, caller: Caller, idempotency_key: str | None) -> Form:
+    """Read the fields, and store the pictures. Raises what `read_multipart` and `Uploads.add` raise."""
+    space, ids = jobs_of(request).space, dict[str, str]()
+    async with AsyncExitStack() as places:
+        await places.enter_async_context(loras_of(request).uploads.hold(caller.account_id))
+        await space.check()
+        with disk_errors():
+            folder = await places.enter_async_context(loras_of(request).uploads.folder())
+            names = [*ImagesRequest.model_fields, _FIDELITY]
+            files = dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
+            texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
+        numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and text.isdecimal()}
+        flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
+        texts.pop(_FIDELITY, None)
+        body = validate(ImagesRequest, texts | numbers | flags)
+        for name in _PICTURES:
+            if (folder / name).exists():
+                key = idempotency_key and f"{idempotency_key}#{name}"
+                ids[name.removesuffix("[]")] = await _store(request, caller, folder / name, key)
+    if "image" not in ids:
+        raise InvalidParameter("image: is required, one picture")
+    return Form(body, ids["image"], ids.get("mask"))
+
+
+async def _store(request: Request, caller: Caller, file: Path, key: str | None) -> str:
+    is_mask = file.name == "mask"
+    try:
+        async with AsyncExitStack() as place:
+            added = await jobs_of(request).uploads.add(caller, file, place=place, idempotency_key=key, is_mask=is_mask)
+    except (InvalidParameter, UnsupportedMediaType) as error:
+        name = "mask" if is_mask else "image"
+        raise type(error)(error.message.replace("file:", f"{name}:", 1)) from None
+    return added.upload.image.image_id
+
+
+async def _wish(request: Request, caller: Caller, body: ImagesRequest) -> Wish:
+    """Return what the body asks for. Raises `InvalidParameter`, and `NotFound` for a model."""
+    base_model, lora_id = await _model_of(request, caller, body.model)
+    width, height = _size(body.size)
+    return Wish(
+        prompt=body.prompt,
+        seed=None,
+        num_images=body.n or 1,
+        loras=(LoraUse(lora_id),) if lora_id else (),
+        base_model=base_model,
+        width=width,
+        height=height,
+        output_format=ImageFormat(body.output_format or "png"),
+        start_within=LONGEST_START_S,
+    )
+
+
+async def _model_of(request: Request, caller: Caller, model: str | None) -> tuple[str | None, str | None]:
+    """Return the base model, or else the LoRA, that an id or a LoRA's name means; neither is the default."""
+    parts = loras_of(request)
+    if model is None:
+        return None, None
+    if any(base.id == model for base in await parts.applied_catalog.applied_base_models()):
+        return model, None
+    usable = [lora for lora in await parts.catalog.adapters(caller.account_id) if caller.may_use(lora.id)]
+    named = [lora.id for lora in usable if model.strip().casefold() == lora.name.casefold()]
+    ids = [lora.id for lora in usable if lora.id == model] or named
+    if not ids:
+        raise NotFound("model: must be the id of a base model, or the id or name of a LoRA that you may use")
+    if len(ids) > 1:
+        raise InvalidParameter(f"model: several LoRAs have this name; send {' or '.join(ids)}")
+    return None, ids[0]
+
+
+def _size(size: str | None) -> tuple[int | None, int | None]:
+    """Return width and height; the base model says how many it takes at most, and how many are usual."""
+    if size in (None, "auto"):
+        return None, None
+    sides = [int(side) for each in [_SIZE.fullmatch(size)] if each for side in each.groups()]
+    if not sides or any(side < SHORTEST_SIDE or side % SIDE_STEP for side in sides):
+        least = f"multiples of {SIDE_STEP} from {SHORTEST_SIDE}"
+        raise InvalidParameter(f"size: must be auto, or width and height as in 1024x512, {least}")
+    return sides[0], sides[1]
+
+
+async def _states(request: Request, caller: Caller, wish: Wish, call: Call) -> AsyncGenerator[Job]:
+    """Create a job, and yield what is known of it, twice a second and once it has ended.
+
+    Whoever closes this before cancels the job. A repeated idempotency key whose job was so canceled creates another.
+    Raises what `Submission.create` raises, and `Overloaded` where no more callers may wait.
+    """
+    parts, account_id = jobs_of(request), caller.account_id
+    for times in count():
+        key = call.idempotency_key and f"{call.idempotency_key}#{times}"
+        acceptance = await parts.submission.create(caller, wish, replace(call, idempotency_key=key))
+        job = acceptance.job
+        try:
+            while not job.state.is_terminal:
+                yield job
+                began = time.monotonic()
+                await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
+                job = found(await parts.reader.get(job.id, account_id=account_id), "job")
+                if not job.state.is_terminal and time.monotonic() - began < LOOK_EVERY_S / 2:
+                    raise Overloaded("no more callers may wait")
+        finally:
+            if not job.state.is_terminal:
+                parts.submission.background.spawn(parts.queue.cancel(job.id, account_id=account_id))
+        if not (acceptance.replayed and job.state is JobState.CANCELED):
+            yield found(await parts.reader.get(job.id, account_id=account_id), "job")
+            return
+
+
+async def _events(
+    request: Request, states: AsyncGenerator[Job], job: Job, body: ImagesRequest
+) -> AsyncGenerator[bytes]:
+    """Yield previews of the first image, spread over its steps, and then each image, as server-sent events."""
+    parts, partials, sent = jobs_of(request), body.partial_images or 0, 0
+    created = {"created_at": int(job.created_at.timestamp()), "quality": "auto", "background": "opaque"}
+    try:
+        async with aclosing(states):
+            while not job.state.is_terminal:
+                preview = None
+                if sent < partials:
+                    await parts.previews.watch(job.id)
+                    if job.progress * (partials + 1) >= 100 * (sent + 1):
+                        preview = (await parts.previews.get(job.id)).get(0)
+                if preview is None:
+                    yield b": waiting\n\n"  # proxies end connections on which nothing passes
+                else:
+                    shown = {"b64_json": b64encode(preview.png).decode(), "output_format": "png", "size": "auto"}
+                    yield _event("image_generation.partial_image", created | shown | {"partial_image_index": sent})
+                    sent += 1
+                job = await anext(states)
+        if job.state is not JobState.COMPLETED:
+            yield _event("error", _failure(job)[0])
+            return
+        for image in await _images(request, job, "b64_json"):
+            yield _event("image_generation.completed", created | _drawn(job, body) | image)
+    except AtelierError as error:
+        status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+        yield _event("error", error_body(status, error.code, error.message))
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode({"type": name, **data}))
+
+
+async def _images(request: Request, job: Job, form: str | None) -> list[dict[str, str]]:
+    """Return each image in the form that is asked for, and in both where that is left out: clients differ."""
+    parts, url_of, rows = jobs_of(request), image_signer(request), list[dict[str, str]]()
+    for image in job.images:
+        row: dict[str, str] = {}
+        if form != "url":
+            row["b64_json"] = b64encode(await parts.images.get(image.image_uri)).decode()
+        if form != "b64_json":
+            row["url"] = url_of(image.image_uri)
+        rows.append(row)
+    return rows
+
+
+def _drawn(job: Job, body: ImagesRequest) -> dict[str, str]:
+    size = f"{job.images[0].width}x{job.images[0].height}" if job.images else "auto"
+    return {"size": size, "output_format": body.output_format or "png", "background": "opaque"}
+
+
+def _failure(job: Job) -> tuple[dict[str, Any], int]:
+    failure = failure_of(job)
+    status = _STATUSES.get(failure.code, 500)
+    return error_body(status, failure.code, failure.message), status

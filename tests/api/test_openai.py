@@ -1,0 +1,215 @@
+"""OpenAI's own client against the running service: images, models, streams, errors, hang-ups and retries."""
+
+import base64
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import count
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from PIL import Image
+
+from serve_app.domain.jobs import Claim, Job, JobState
+from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse
+from serve_app.jobs.previews import Preview
+from serve_app.jobs.queue import new_nonce
+from serve_app.settings import Settings
+from tests.api.app import LORA
+from tests.live import Live, live_service
+from tests.support import store_image, wait_until
+
+PNG = b"\x89PNG"
+_names = count(1)
+
+
+class Caller:
+    """OpenAI's client with a key of an account of its own, and what became of the account's jobs."""
+
+    def __init__(self, live: Live, **plans: str) -> None:
+        self.live = live
+        self.account, key = live.member(f"caller {next(_names)}", **plans)
+        self.openai = OpenAI(base_url=f"{live.base_url}/openai/v1", api_key=key, max_retries=0)
+
+    def jobs(self) -> list[Job]:
+        return list(self.live.run(self.live.resources.job_history.list(self.account.id)))
+
+    def states(self) -> list[JobState]:
+        return [job.state for job in self.jobs()]
+
+    def request(self) -> GenerationRequest:
+        (job,) = self.jobs()
+        assert isinstance(job.request, GenerationRequest)
+        return job.request
+
+    def claim(self) -> Claim:
+        """Take the account's waiting job, as a worker does."""
+        queue = self.live.resources.queue
+        claims = self.live.run(queue.claim("tests", kind="generation", nonce=new_nonce(), limit=16))
+        return next(claim for claim in claims if claim.account_id == self.account.id)
+
+    async def all_are(self, *states: JobState) -> None:
+        await wait_until(lambda: self.states() == list(states))
+
+
+@pytest.fixture
+def caller(live: Live) -> Iterator[Caller]:
+    caller = Caller(live, plan_a="unlimited")
+    with caller.openai:
+        yield caller
+    live.outcome = "complete"
+
+
+def test_images_are_drawn_by_a_lora_s_name_as_base64(caller: Caller) -> None:
+    answer = caller.openai.images.generate(
+        model="Outline",
+        prompt="a boat",
+        n=2,
+        size="256x320",  # pyright: ignore[reportArgumentType] # any size of the base model
+        response_format="b64_json",
+        output_format="webp",
+        quality="high",
+        user="someone",
+    )
+    images = [base64.b64decode(image.b64_json or "") for image in answer.data or []]
+    assert [image[:4] for image in images] == [b"RIFF"] * 2
+    assert ({image.url for image in answer.data or []}, answer.size) == ({None}, "256x320")
+    request = caller.request()
+    assert (request.loras, request.num_images) == ((LoraUse(LORA, 0.75),), 2)
+    assert (request.width, request.height, request.output_format) == (256, 320, ImageFormat.WEBP)
+
+
+@pytest.mark.parametrize(("model", "form"), [("pocket", "url"), (LORA, openai.omit)])
+def test_an_image_of_an_id_has_an_address(caller: Caller, model: str, form: Any) -> None:
+    answer = caller.openai.images.generate(model=model, prompt="a boat", size="auto", response_format=form)
+    (image,) = answer.data or []
+    assert httpx.get(image.url or "").content[:4] == PNG
+    assert bool(image.b64_json) == (form is openai.omit), "a client that says nothing may look for either"
+    assert (caller.request().lora_id, caller.request().base_model) == (LORA if model == LORA else "", "pocket")
+
+
+def png(mode: str, *pixels: Any) -> bytes:
+    """Encode a picture whose left and right halves have these colors."""
+    picture, out = Image.new(mode, (64, 64), pixels[0]), BytesIO()
+    picture.paste(pixels[-1], (32, 0, 64, 64))
+    picture.save(out, "png")
+    return out.getvalue()
+
+
+def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> None:
+    image, mask = png("RGB", (255, 0, 0)), png("RGBA", (0, 0, 255, 255), (9, 9, 9, 0))
+    key, edit = {"Idempotency-Key": "one"}, caller.openai.images.edit
+    asked: Any = {"image": image, "mask": mask, "prompt": "a boat", "n": 2, "size": "512x512", "extra_headers": key}
+    first, again = edit(**asked), edit(**asked)
+    assert len(first.data or []) == 2
+    assert first.data == again.data
+    request, images = caller.request(), caller.live.resources.images
+    assert (request.image is not None, request.mask is not None, request.num_images) == (True, True, 2)
+    stored = [caller.live.run(images.get(each.uri)) for each in (request.image, request.mask) if each]
+    pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
+    assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
+    for fields, param in (({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")):
+        with pytest.raises(openai.APIStatusError) as error:
+            edit(**{"image": [image], "prompt": "a boat", **fields})  # pyright: ignore[reportArgumentType, reportCallIssue]
+        assert error.value.param == param or (param is None and error.value.status_code == 415)
+
+
+def test_models_are_loras_and_base_models(caller: Caller) -> None:
+    models = {model.id: getattr(model, "name", "") for model in caller.openai.models.list()}
+    assert (models["pocket"], models[LORA]) == ("", "Outline")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = {
+    "a size that is none": ({"size": "big"}, openai.BadRequestError, "size"),
+    "no multiple of eight": ({"size": "300x300"}, openai.BadRequestError, "size"),
+    "too large": ({"size": "256x2048"}, openai.BadRequestError, "size"),
+    "too many": ({"n": 9}, openai.BadRequestError, "n"),
+    "an unknown field": ({"extra_body": {"negative": "x"}}, openai.BadRequestError, "negative"),
+    "an unknown model": ({"model": "gpt-image-1"}, openai.NotFoundError, "model"),
+    "a LoRA of others": ({"model": "Private"}, openai.NotFoundError, "model"),
+}
+
+
+@pytest.mark.parametrize(("fields", "kind", "param"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_error_names_its_parameter(
+    caller: Caller, fields: dict[str, Any], kind: type[openai.APIStatusError], param: str | None
+) -> None:
+    generate: Any = caller.openai.images.generate
+    with pytest.raises(kind) as error:
+        generate(**{"prompt": "a boat", **fields})
+    assert (error.value.param, error.value.type) == (
+        param, "not_found_error" if kind is openai.NotFoundError else "invalid_request_error",
+    )  # fmt: skip
+    assert not caller.jobs()
+
+
+def test_a_wrong_key_is_refused_before_the_body(live: Live) -> None:
+    with OpenAI(base_url=f"{live.base_url}/openai/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as error:
+            client.images.generate(prompt="", n=99)
+        assert error.value.code == "unauthorized"
+        with pytest.raises(openai.NotFoundError):
+            client.files.list()
+
+
+def test_a_failed_job_is_told_once(caller: Caller) -> None:
+    caller.live.outcome = "fail"
+    with pytest.raises(openai.InternalServerError) as error:
+        caller.openai.with_options(max_retries=2).images.generate(prompt="a boat")
+    assert (error.value.code, caller.states()) == ("generation_failed", [JobState.FAILED])
+    with pytest.raises(openai.APIError, match="the brush broke"):
+        list(caller.openai.images.generate(prompt="a boat", stream=True))
+
+
+def test_a_stream_shows_previews_and_then_the_image(caller: Caller) -> None:
+    caller.live.outcome = "leave"
+    live, resources = caller.live, caller.live.resources
+    stream = caller.openai.images.generate(prompt="a boat", stream=True, partial_images=2)
+    claim = caller.claim()
+    for index, progress in enumerate((40, 70)):
+        live.run(resources.previews.put(claim.lease.job_id, {0: Preview(index, b"preview %d" % index)}))
+        live.run(resources.queue.heartbeat(claim.lease, progress=progress))
+        event = next(stream)
+        assert event.type == "image_generation.partial_image"
+        assert (event.partial_image_index, base64.b64decode(event.b64_json)) == (index, b"preview %d" % index)
+    assert live.run(resources.previews.is_watched(claim.lease.job_id))
+    image = live.run(store_image(resources.images, claim))
+    live.run(resources.queue.finish(claim.lease, [image], seconds=0.5))
+    (event,) = stream
+    assert event.type == "image_generation.completed"
+    assert (base64.b64decode(event.b64_json)[:4], event.size) == (PNG, "512x512")
+
+
+async def test_a_caller_that_hangs_up_cancels_its_job(caller: Caller) -> None:
+    caller.live.outcome = "leave"
+    caller.openai.images.generate(prompt="a boat", stream=True).close()
+    await caller.all_are(JobState.CANCELED)
+    with pytest.raises(openai.APITimeoutError):  # it tries again once, with no idempotency key
+        caller.openai.with_options(timeout=0.5, max_retries=1).images.generate(prompt="a boat")
+    await caller.all_are(*[JobState.CANCELED] * 3)
+
+
+async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller) -> None:
+    caller.live.outcome = "leave"
+    key = {"Idempotency-Key": "order-4711"}
+    with pytest.raises(openai.APITimeoutError):
+        caller.openai.with_options(timeout=0.5).images.generate(prompt="a boat", extra_headers=key)
+    await caller.all_are(JobState.CANCELED)
+    caller.live.outcome = "complete"
+    first, again = (caller.openai.images.generate(prompt="a boat", extra_headers=key) for _ in range(2))
+    assert first.data == again.data
+    assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
+    with pytest.raises(openai.ConflictError):
+        caller.openai.images.generate(prompt="a ship", extra_headers=key)
+
+
+async def test_a_caller_for_whom_there_is_no_place_to_wait_leaves_no_job(settings: Settings) -> None:
+    with live_service(settings.model_copy(update={"waiting_polls": 0})) as live:
+        live.outcome = "leave"
+        caller = Caller(live)
+        with caller.openai, pytest.raises(openai.InternalServerError) as error:
+            caller.openai.images.generate(prompt="a boat")
+        assert (error.value.code, error.value.status_code) == ("overloaded", 503)
+        await caller.all_are(JobState.CANCELED)
