@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from serve_app.cli.command import BadUsage, Failed, Result, command
-from serve_app.client import Client, Job, UnsupportedOption
+from serve_app.client import Client, Job
 from serve_app.client.access import KEY_VARIABLE, READY_FILE, URL_VARIABLES
 from serve_app.client.display import shown_bar
-from serve_app.client.protocol import FEWEST_STEPS
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
@@ -27,14 +26,15 @@ BaseUrl = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, help="An API key; by default that of the local service.")]
 Out = Annotated[
-    Path | None, typer.Option(help="File to write; several images get -1, -2, … By default ID.png in this directory.")
+    Path | None,
+    typer.Option(
+        help="File to write; several images get -1, -2, … By default named by the job's id, in this directory."
+    ),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
-SIZE = 512
-"""The width and height of an image by default, on both interfaces."""
-TRIED_PROMPT = "purple mountains under a black sky with a yellow moon"
-"""A LoRA is tried by the cheapest picture of interface A."""
+TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow moon", 20
+"""A LoRA that recommends no steps is tried by so many: a cheap picture tells enough."""
 
 
 def add_image_commands(app: typer.Typer, loras: typer.Typer) -> None:
@@ -48,14 +48,16 @@ def _generate(
     prompt: Annotated[str, typer.Argument(help="What the image shows.", show_default=False)],
     lora: Annotated[str, typer.Option(help="The adapter's name or id (see: atelier loras list).", show_default=False)],
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None,
-    steps: Annotated[int | None, typer.Option(help="20 to 50.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
+    steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: -2 to 2.")] = None,
     guidance: Annotated[float | None, typer.Option(help="How closely the image follows the prompt: 1 to 20.")] = None,
-    width: Annotated[int | None, typer.Option(help="512 or 768.")] = None,
-    height: Annotated[int | None, typer.Option(help="512 or 768.")] = None,
-    num_images: Annotated[int | None, typer.Option(help="1 to 4.")] = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid (interface b).")] = None,
-    interface: Annotated[Literal["a", "b"], typer.Option(help="a: bearer key. b: X-API-Key, other sizes.")] = "a",
+    width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
+    num_images: Annotated[int | None, typer.Option(help="1 to 8.")] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid.")] = None,
+    interface: Annotated[
+        Literal["a", "b"], typer.Option(help="How the key is sent: a as a bearer key, b as X-API-Key.")
+    ] = "a",
     out: Out = None,
     open_images: Open = False,
     base_url: BaseUrl = None,
@@ -65,16 +67,12 @@ def _generate(
     """Generate images from a prompt with a LoRA adapter."""
     with _client(settings, out, base_url, key, interface) as client:
         found = client.loras.find(lora)
-        try:
-            job = client.generate(
-                prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
-                width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
-            )  # fmt: skip
-        except UnsupportedOption as error:
-            raise BadUsage(f"--{str(error).replace('_', '-')}") from None
+        job = client.generate(
+            prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
+            width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
+        )  # fmt: skip
         _warn_of(job.unknown_words)
-        doing = _drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
-        return _wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
+        return _wait_and_save(job, out, timeout, doing=_drawing(job, found.name), open_images=open_images)
 
 
 def _upscale(
@@ -99,7 +97,7 @@ def _try(
     prompt: Annotated[
         str, typer.Option(help="What the image shows; the LoRA's trigger words are appended.")
     ] = TRIED_PROMPT,
-    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: -2 to 2.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
     out: Out = None,
     open_images: Open = False,
@@ -111,11 +109,9 @@ def _try(
     with _client(settings, out, base_url, key) as client:
         found = client.loras.find(lora)
         words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
-        guidance = found.recommended_guidance
-        job = client.generate(
-            words, lora_id=found.id, seed=seed, steps=FEWEST_STEPS, lora_weight=weight, guidance_scale=guidance
-        )
-        return _wait_and_save(job, out, timeout, doing=_drawing(1, SIZE, SIZE, found.name), open_images=open_images)
+        steps = found.recommended_steps or TRIED_STEPS
+        job = client.generate(words, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight)
+        return _wait_and_save(job, out, timeout, doing=_drawing(job, found.name), open_images=open_images)
 
 
 @contextmanager
@@ -145,8 +141,9 @@ def _warn_of(unknown_words: Sequence[str]) -> None:
         Console(file=sys.stderr).print(Text(text, style="yellow"))
 
 
-def _drawing(images: int, width: int, height: int, lora: str) -> str:
+def _drawing(job: Job, lora: str) -> str:
     """What a generation draws, for its progress bar: `Drawing 2 × 512², Neon`."""
+    images, width, height = (job.request[name] for name in ("num_images", "width", "height"))
     size = f"{width}²" if width == height else f"{width}×{height}"
     return f"Drawing {images} × {size}, {lora}"
 
@@ -161,7 +158,7 @@ def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, op
         raise Failed(f"stopped waiting; {job.id} continues in the service") from None
     seconds = time.monotonic() - began
     images = job.images
-    files = [_output_path(out, job.id, index, len(images)) for index in range(len(images))]
+    files = [_output_path(out or Path(job.id + each.suffix), place, len(images)) for place, each in enumerate(images)]
     for image, file in zip(images, files, strict=True):
         image.download(file)
     if open_images:
@@ -181,6 +178,5 @@ def _open(files: Sequence[Path]) -> None:
             raise Failed(f"--open: this machine has no program that opens {file}")
 
 
-def _output_path(out: Path | None, run_id: str, index: int, how_many: int) -> Path:
-    wanted = out or Path(f"{run_id}.png")
+def _output_path(wanted: Path, index: int, how_many: int) -> Path:
     return wanted if how_many == 1 else wanted.with_name(f"{wanted.stem}-{index + 1}{wanted.suffix}")

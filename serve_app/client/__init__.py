@@ -7,6 +7,7 @@
     image.save("mountains.png")
     image.upscale(4).save("large.png")
 
+    client.generate("a boat", loras={"neon": 0.6, "stripes": 0.4}, sampler="dpm++2m-karras", steps=20, width=768)
     jobs = client.map(["a boat", "a red flower"], loras="neon", seeds=[1, 2])
 
     ink = client.loras.add("ink.safetensors", base="pocket", progress=True)
@@ -14,7 +15,7 @@
     for event in job.events():
         print(event.status, event.progress)
 
-`Client(…, interface="b")` uses interface B with the same methods. The SDK's own errors derive from
+`Client(…, interface="b")` does the same with a key of interface B. The SDK's own errors derive from
 `AtelierClientError`; a wrong call raises `ValueError` or `TypeError`, and a file that cannot be read or written `OSError`.
 """
 
@@ -38,11 +39,10 @@ from serve_app.client.errors import (
     UnexpectedAnswer,
     UnknownLora,
     Unreachable,
-    UnsupportedOption,
     WaitTimeout,
 )
-from serve_app.client.protocol import GenerationOptions
-from serve_app.client.records import Event, Lora, Model, Preview, Usage
+from serve_app.client.protocol import GenerationOptions, JobOptions
+from serve_app.client.records import BaseModel, Event, Lora, Model, Preview, Usage
 from serve_app.client.sync_client import Client, Image, Job
 from serve_app.client.upload import upload_bar
 
@@ -51,6 +51,7 @@ __all__ = [
     "AsyncImage",
     "AsyncJob",
     "AtelierClientError",
+    "BaseModel",
     "Client",
     "Conflict",
     "Event",
@@ -62,6 +63,7 @@ __all__ = [
     "JobCanceled",
     "JobExpired",
     "JobFailed",
+    "JobOptions",
     "Lora",
     "Model",
     "NotFound",
@@ -76,7 +78,6 @@ __all__ = [
     "UnexpectedAnswer",
     "UnknownLora",
     "Unreachable",
-    "UnsupportedOption",
     "Usage",
     "WaitTimeout",
     "upload_bar",

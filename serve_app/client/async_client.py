@@ -14,7 +14,7 @@ from serve_app.client.display import Cell, grid_html
 from serve_app.client.errors import sends_events
 from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.protocol import Action, Interface, NextLine, Operation, Outcome, Sleep, advance
-from serve_app.client.records import Event, Lora, Model, Record, Usage, open_png
+from serve_app.client.records import BaseModel, Event, Lora, Model, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ class AsyncImage(ImageCalls[Awaited["AsyncImage"]]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
     async def download(self, path: str | Path | None = None) -> bytes:
-        """The PNG's bytes, also written to `path` when one is given."""
-        png = await self._client.execute(self._png())
+        """The file's bytes, also written to `path` when one is given."""
+        content = await self._client.execute(self._content())
         if path is not None:
-            await asyncio.to_thread(Path(path).write_bytes, png)
-        return png
+            await asyncio.to_thread(Path(path).write_bytes, content)
+        return content
 
     async def save(self, path: str | Path | None = None) -> Path:
-        """Write the PNG to `path`, or under the image's id into the working directory; returns the file."""
+        """Write the file to `path`, or under the image's id into the working directory; returns the file."""
         file = self._file(path)
         await self.download(file)
         return file
 
     async def pil(self) -> "PilImage":
         """The picture as a Pillow image; needs `pip install pillow`."""
-        return open_png(await self.download())
+        return open_picture(await self.download())
 
     def _repr_html_(self) -> str:
         return grid_html([Cell(self.url, self.caption, self.image_id)])
@@ -73,7 +73,14 @@ class AsyncJob(JobCalls[AsyncImage, Awaited["AsyncJob"], Awaited[None]]):
 
 
 class AsyncClient(
-    AccountCalls[Awaited[AsyncJob], Awaited[list[AsyncJob]], Awaited[list[Model]], Awaited[list[Usage]], Awaited[None]]
+    AccountCalls[
+        Awaited[AsyncJob],
+        Awaited[list[AsyncJob]],
+        Awaited[list[Model]],
+        Awaited[list[BaseModel]],
+        Awaited[list[Usage]],
+        Awaited[None],
+    ]
 ):
     """`Client` for asyncio: same options, same errors, same retries."""
 

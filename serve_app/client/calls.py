@@ -15,7 +15,7 @@ import httpx
 
 from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
-from serve_app.client.errors import Forbidden, UnsupportedOption
+from serve_app.client.errors import Forbidden
 from serve_app.client.events import Following
 from serve_app.client.lora_calls import find_lora, rows_of
 from serve_app.client.many import Drawing
@@ -23,15 +23,15 @@ from serve_app.client.protocol import (
     LONG_POLL_S,
     GenerationOptions,
     Interface,
+    JobOptions,
     Operation,
     Service,
-    generation_fields,
+    given_options,
     path_of,
-    recommended_options,
     then,
     without_none,
 )
-from serve_app.client.records import ImageInfo, JobState, Lora, Model, OnProgress, Record, Usage
+from serve_app.client.records import BaseModel, ImageInfo, JobState, Model, OnProgress, Record, Usage
 from serve_app.client.upload import Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
@@ -44,18 +44,19 @@ EMBEDDED_IMAGES = 16
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 
 Loras = Mapping[str, float] | str
-"""LoRAs by name or id, each with its weight, or one alone, with the service's default weight."""
+"""LoRAs by name or id, each with its weight, or one alone, with `lora_weight` or the service's default."""
 
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
 ModelsT = TypeVar("ModelsT")
+BaseModelsT = TypeVar("BaseModelsT")
 UsageT = TypeVar("UsageT")
 PictureT = TypeVar("PictureT", bound=ImageInfo)
 ImageT = TypeVar("ImageT")
 NoneT = TypeVar("NoneT")
 
 
-class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
+class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT]):
     """The calls of a client, except those on `loras`."""
 
     def __init__(
@@ -73,7 +74,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         self.service = Service(
             base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait
         )
-        self._loras: dict[str, Lora] = {}
+        self._lora_ids: dict[str, str] = {}
+        """The ids of the LoRAs that were looked up, by the names that were given."""
 
     @abstractmethod
     def execute(self, operation: Operation[Any]) -> Any:
@@ -94,19 +96,19 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         idempotency_key: str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> JobT:
-        """Draw `prompt` with a LoRA: `generate("a boat", loras={"neon": 0.8}).images[0]`.
+        """Draw `prompt` with up to four LoRAs, one or none: `generate("a boat", loras={"neon": 0.8}).images[0]`.
 
-        With `loras`, by name or id, it returns when the images are ready, and shows a bar in a terminal or notebook
-        unless `progress` is off. With `lora_id` it returns the started job at once. `wait` decides for either. Options
-        left out take the service's defaults, steps and guidance those that a LoRA given by its name recommends, as far
-        as the interface takes them; `GenerationOptions` has their names. Raises `UnsupportedOption` for one that the
-        interface does not have, `UnknownLora`, and when it waits what `job.wait()` raises.
+        LoRAs are named by name or id. It returns when the images are ready, and shows a bar in a terminal or notebook
+        unless `progress` is off. With `lora_id`, the id of one, it returns the started job at once. `wait` decides for
+        either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
+        Raises `UnknownLora`, `InvalidRequest` for what the base model does not take, and when it waits what
+        `job.wait()` raises.
         """
 
         def drawn() -> Operation[Any]:
-            named = yield from self._named({"prompt": prompt, "lora_id": lora_id, **options}, loras)
-            record = yield from self._create(named, idempotency_key)
-            if loras is not None if wait is None else wait:
+            wish = yield from self._wish(prompt, loras, options, lora_id)
+            record = yield from self._create(wish, idempotency_key)
+            if lora_id is None if wait is None else wait:
                 record = yield from _ended(self.service, record, f"Drawing {prompt}", progress)
             return self._job(record)
 
@@ -145,71 +147,82 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         (count,) = counts
         columns = (lists[name] if name in lists else [given[name]] * count for name in given)
         requests = [
-            ({**options, "prompt": prompt, **({} if seed is None else {"seed": seed})}, each)
+            (prompt, each, options if seed is None else {**options, "seed": seed})
             for prompt, each, seed in zip(*columns, strict=True)
         ]
 
         def drawn() -> Operation[Any]:
-            named: list[dict[str, Any]] = []
-            for request, lora in requests:
-                named.append((yield from self._named(request, lora)))
+            wishes: list[dict[str, Any]] = []
+            for words, uses, asked in requests:
+                wishes.append((yield from self._wish(words, uses, asked)))
             with shown_bar(f"Drawing {count} jobs", wanted=progress) as show:
                 drawing = Drawing(
-                    service=self.service, create=self._create, requests=named, concurrency=concurrency, show=show
+                    service=self.service, create=self._create, requests=wishes, concurrency=concurrency, show=show
                 )
                 yield from drawing.draw()
             return JobList(self._job(record) for record in drawing.records)
 
         return self.execute(drawn())
 
-    def _named(self, options: dict[str, Any], loras: Loras | Sequence[str] | None) -> Operation[dict[str, Any]]:
-        """Give the options the id of a LoRA that is named, and what it recommends; a wrong option is refused first."""
-        if (loras is None) == (options.get("lora_id") is None):
-            raise TypeError("generate() needs either loras or lora_id")
-        name = ""
-        if loras is not None:
-            if not isinstance(loras, Mapping | str):  # as of `map`, whose lists have one for each job
-                raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
-            weights: Mapping[str, float | None] = {loras: None} if isinstance(loras, str) else loras
-            if len(weights) != 1:
-                message = f"loras: {len(weights)} are given, and the two interfaces take one LoRA for a request"
-                raise UnsupportedOption(message)
-            ((name, weight),) = weights.items()
-            options = {**options, "lora_id": name, "lora_weight": weight}
-        generation_fields(self.service.interface, options)
-        if not name or _LORA_ID.fullmatch(name):
-            return options
-        if name not in self._loras:
-            self._loras[name] = yield from find_lora(self.service, name)
-        lora = self._loras[name]
-        wanted = recommended_options(self.service.interface, lora)
-        return {**wanted, **without_none(options), "lora_id": lora.id}
+    def _wish(
+        self, prompt: str, loras: Loras | Sequence[str] | None, options: Mapping[str, Any], lora_id: str | None = None
+    ) -> Operation[dict[str, Any]]:
+        """Return the body that asks for a generation; a wrong option is refused before a name is looked up."""
+        if loras is not None and lora_id is not None:
+            raise TypeError("generate() takes either loras or lora_id")
+        if not isinstance(loras, Mapping | str | None):  # as of `map`, whose lists have one for each job
+            raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
+        fields = given_options("generate", GenerationOptions, options)
+        one, weight = loras if lora_id is None else lora_id, fields.pop("lora_weight", None)
+        weights: Mapping[str, float | None] = {one: weight} if isinstance(one, str) else one or {}
+        if weight is not None and not isinstance(one, str):
+            raise TypeError("lora_weight: is for one LoRA that has no weight of its own")
+        uses: list[dict[str, Any]] = []
+        for name, each in weights.items():
+            known_id = name if name == lora_id or _LORA_ID.fullmatch(name) else (yield from self._lora_id(name))
+            uses.append(without_none({"id": known_id, "weight": each}))
+        return {"prompt": prompt, "loras": uses, **fields}
 
-    def _create(self, options: dict[str, Any], idempotency_key: str | None = None) -> Operation[Record]:
+    def _lora_id(self, name: str) -> Operation[str]:
+        if name not in self._lora_ids:
+            lora = yield from find_lora(self.service, name)
+            self._lora_ids[name] = lora.id
+        return self._lora_ids[name]
+
+    def _create(self, wish: dict[str, Any], idempotency_key: str | None = None) -> Operation[Record]:
         try:
-            return (yield from self.service.generate(idempotency_key, options))
+            return (yield from self.service.create(idempotency_key, wish))
         except Forbidden:
-            self._loras.clear()  # another LoRA may have the name by now
+            self._lora_ids.clear()  # another LoRA may have the name by now
             raise
 
-    def upscale(self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None) -> JobT:
-        """Start a job that enlarges an image 2 or 4 times. Part of interface A, for images of its jobs."""
-        return self.execute(then(self.service.upscale(idempotency_key, image_id, scale_factor), self._job))
+    def upscale(
+        self,
+        image_id: str,
+        scale_factor: int | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> JobT:
+        """Start a job that enlarges an image of the account 2 or 4 times."""
+        return self.execute(then(self.service.upscale(idempotency_key, image_id, scale_factor, options), self._job))
 
     def models(self) -> ModelsT:
         """The adapters this account may use. Part of interface B: the key must be valid there."""
         asked = self.service.ask("GET", "/v1/models", interface="b")
         return self.execute(then(asked, lambda body: [Model.read(row) for row in body["models"]]))
 
+    def base_models(self) -> BaseModelsT:
+        """The base models on offer, the default first, with what may be asked of each."""
+        asked = self.service.ask("GET", "/v1/base-models")
+        return self.execute(then(asked, lambda body: [BaseModel.read(row) for row in body["base_models"]]))
+
     def run(self, run_id: str) -> JobT:
         """Return a job that was started earlier, by its id."""
         return self.execute(then(self.service.record(run_id), self._job))
 
     def jobs(self, limit: int = 20) -> JobsT:
-        """The account's newest jobs of both interfaces, newest first.
-
-        `job.request` says what was asked for.
-        """
+        """The account's newest jobs, newest first; `job.request` says what was asked for."""
         listed = rows_of(self.service, "/v1/jobs", "jobs", {}, limit)
         return self.execute(then(listed, lambda rows: [self._job(Record.read(row)) for row in rows]))
 
@@ -242,7 +255,7 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
 
     _image: Callable[[Any, Record, int], PictureT]
 
-    def __init__(self, client: AccountCalls[JobT, Any, Any, Any, NoneT], record: Record) -> None:
+    def __init__(self, client: AccountCalls[JobT, Any, Any, Any, Any, NoneT], record: Record) -> None:
         super().__init__(record)
         self._client = client
 
@@ -306,16 +319,18 @@ class JobList(list[JobT]):
 class ImageCalls(ImageInfo, Generic[ImageT]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
-    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any], record: Record, index: int) -> None:
+    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
         super().__init__(record.images[index])
         self._client, self._record, self._index = client, record, index
 
-    def upscale(self, scale_factor: int | None = None, *, progress: bool = True) -> ImageT:
-        """Enlarge the image 2 or 4 times; returns the larger image. Part of interface A, for images of its jobs."""
+    def upscale(
+        self, scale_factor: int | None = None, *, progress: bool = True, **options: Unpack[JobOptions]
+    ) -> ImageT:
+        """Enlarge the image 2 or 4 times; returns the larger image."""
 
         def enlarged() -> Operation[Any]:
             service = self._client.service
-            record = yield from service.upscale(None, self.image_id, scale_factor)
+            record = yield from service.upscale(None, self.image_id, scale_factor, options)
             record = yield from _ended(service, record, f"Enlarging {scale_factor or 2}×", progress)
             return type(self)(self._client, record, 0)
 
@@ -323,9 +338,9 @@ class ImageCalls(ImageInfo, Generic[ImageT]):
 
     def _file(self, path: str | Path | None) -> Path:
         """The file that is written: in the working directory one with the image's id, unless a path is given."""
-        return Path(path or f"{self.image_id}.png")
+        return Path(path or f"{self.image_id}{self.suffix}")
 
-    def _png(self) -> Operation[bytes]:
+    def _content(self) -> Operation[bytes]:
         return self._client.service.download(self._record, self._index)
 
 

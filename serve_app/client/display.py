@@ -80,6 +80,6 @@ def grid_html(cells: Iterable[Cell]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
 
 
-def data_uri(png: bytes) -> str:
+def data_uri(picture: bytes, media_type: str) -> str:
     """Write the picture itself as an address, so that a notebook still shows it when the service has forgotten it."""
-    return f"data:image/png;base64,{b64encode(png).decode()}"
+    return f"data:{media_type};base64,{b64encode(picture).decode()}"

@@ -15,10 +15,6 @@ class AtelierClientError(Exception):
     """Base class of the errors of this package."""
 
 
-class UnsupportedOption(AtelierClientError, ValueError):
-    """The chosen interface has no field for this option; nothing was sent."""
-
-
 class Unreachable(AtelierClientError):
     """No answer came from the service: it refused, the time was over, or the connection was lost."""
 
@@ -116,6 +112,8 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
     409: Conflict,
     429: RateLimited,
 }
+_IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|RIFF.{4}WEBP", re.DOTALL)
+"""A PNG, a JPEG or a WebP begins so."""
 _BY_CODE: dict[str, type[JobFailed]] = {"canceled": JobCanceled, "expired": JobExpired}
 
 
@@ -150,12 +148,12 @@ def job_failure(job_id: str, code: str, message: str) -> JobFailed:
 def is_expected(response: httpx.Response, *, is_image: bool, is_stream: bool) -> bool:
     """Return whether a success has the expected body.
 
-    That is a PNG if `is_image`, events if `is_stream`, else a JSON object, or nothing with 204.
+    That is an image if `is_image`, events if `is_stream`, else a JSON object, or nothing with 204.
     """
     if is_stream:
         return sends_events(response)
     if is_image:
-        return response.content.startswith(b"\x89PNG")
+        return _IMAGE.match(response.content) is not None
     return response.status_code == 204 or _json_object(response) is not None
 
 

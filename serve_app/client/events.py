@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from serve_app.client.errors import NotFound, WaitTimeout
-from serve_app.client.protocol import Call, NextLine, Operation, Service, Sleep, path_of, read_job
+from serve_app.client.protocol import Call, NextLine, Operation, Service, Sleep, path_of
 from serve_app.client.records import Event, JobState, Preview, Record
 
 QUIET_S = 45.0
@@ -34,7 +34,7 @@ class Following:
         self._lines: Any = None
         self._last_id = ""
         self._only_polls = False
-        self._record = Record(job.id, service.interface, job.status, job.progress)
+        self._record = Record(job.id, job.status, job.progress)
 
     def next(self, timeout: float | None) -> Operation[Event]:
         """Return the next event that tells something new. Raises `WaitTimeout` after so many seconds without one."""
@@ -89,9 +89,9 @@ class Following:
             return replace(self._job.event, preview=preview)
         before = self._job.event
         if name in ("snapshot", "end"):
-            self._record = read_job(data)
+            self._record = Record.read(data)
         elif name == "progress":
-            status = read_job({**data, "id": self._job.id, "interface": self._record.interface}).status
+            status = Record.read({**data, "id": self._job.id}).status
             self._record = replace(self._record, status=status, progress=data["progress"])
         else:
             return None

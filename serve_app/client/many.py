@@ -16,7 +16,7 @@ from serve_app.client.errors import (
     ServiceError,
     Unreachable,
 )
-from serve_app.client.protocol import BACKOFF_CAP_S, Operation, Service, Sleep, without_none
+from serve_app.client.protocol import BACKOFF_CAP_S, Operation, Service, Sleep
 from serve_app.client.records import Record
 
 OF_ONE = (InvalidRequest, Forbidden, NotFound, Conflict)
@@ -52,7 +52,7 @@ class Drawing:
             yield from self._end_oldest()
 
     def _started(self, options: dict[str, Any]) -> Operation[Record]:
-        asked = Record("", self.service.interface, "queued", 0, request=without_none(options))
+        asked = Record("", "queued", 0, request=options)
         while self._stopped is None:
             if len(self._open) >= self.concurrency:
                 yield from self._end_oldest()

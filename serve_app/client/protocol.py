@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -24,13 +24,12 @@ from serve_app.client.errors import (
     ServiceError,
     ServiceUnavailable,
     Unreachable,
-    UnsupportedOption,
     WaitTimeout,
     is_expected,
     job_failure,
     service_error,
 )
-from serve_app.client.records import Lora, Record
+from serve_app.client.records import Record
 from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
@@ -118,13 +117,17 @@ class Service:
         if not (self.key.isascii() and self.key.isprintable() and self.key):
             raise ValueError("key: must be the printable text that was shown when the key was created")
 
-    def generate(self, idempotency_key: str | None, options: dict[str, Any]) -> Operation[Record]:
-        fields = generation_fields(self.interface, options)
-        return self._create(self.interface, "/v1/generate", fields, idempotency_key)
+    def create(self, idempotency_key: str | None, fields: dict[str, Any]) -> Operation[Record]:
+        """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
+        headers = {**self.credential(self.interface), "Idempotency-Key": checked_key(idempotency_key)}
+        response = yield from self.send(Call("POST", f"{self.base_url}/v1/jobs", headers, fields))
+        return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
-    def upscale(self, idempotency_key: str | None, image_id: str, scale_factor: int | None) -> Operation[Record]:
-        fields = without_none({"image_id": image_id, "scale_factor": scale_factor})
-        return self._create("a", "/v1/upscale", fields, idempotency_key)
+    def upscale(
+        self, idempotency_key: str | None, image_id: str, scale_factor: int | None, options: Mapping[str, Any]
+    ) -> Operation[Record]:
+        wish = {"kind": "upscale", "image_id": image_id, **given_options("upscale", JobOptions, options)}
+        return self.create(idempotency_key, wish | without_none({"scale_factor": scale_factor}))
 
     def ask(
         self,
@@ -152,14 +155,13 @@ class Service:
     def _poll(self, job_id: str, wait_s: int, left: float = math.inf) -> Operation[tuple[httpx.Response, Record]]:
         """Read the record; with `wait_s`, when the job has ended or that time is over.
 
-        All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`. It is
-        read where the jobs of both interfaces are, with their seeds; one of interface A is never called queued.
+        All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`.
         """
         headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
         most = None if left == math.inf else max(left, SHORTEST_POLL_S)
         call = Call("GET", self.base_url + path_of("/v1/jobs", job_id), headers, most=most)
         response = yield from self.send(call)
-        return response, read_job(response.json())
+        return response, Record.read(response.json())
 
     def delete(self, path: str) -> Operation[None]:
         """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
@@ -218,7 +220,7 @@ class Service:
         return record
 
     def download(self, record: Record, index: int) -> Operation[bytes]:
-        """The PNG's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once.
+        """The file's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once.
 
         Raises `NotFound` when the image was deleted.
         """
@@ -234,14 +236,6 @@ class Service:
                 raise
             response = yield from self.send(Call("GET", image.url, is_image=True))
         return response.content
-
-    def _create(
-        self, interface: Interface, path: str, fields: dict[str, Any], idempotency_key: str | None
-    ) -> Operation[Record]:
-        """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
-        headers = {**self.credential(interface), "Idempotency-Key": checked_key(idempotency_key)}
-        response = yield from self.send(Call("POST", self.base_url + path, headers, fields))
-        return Record.read(response.json(), interface, unknown_words=response.headers.get("X-Unknown-Words", ""))
 
     def credential(self, interface: Interface) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
@@ -285,13 +279,6 @@ def path_of(root: str, *parts: str) -> str:
 def then(operation: Operation[Any], read: Callable[[Any], T]) -> Operation[T]:
     """The operation whose result is what `read` makes of another's."""
     return read((yield from operation))
-
-
-def read_job(body: Mapping[str, Any]) -> Record:
-    """Read a job of `/v1/jobs`; one of interface A is never called queued."""
-    record = Record.read(body)
-    is_queued = (record.interface, record.status) == ("a", "queued")
-    return replace(record, status="processing") if is_queued else record
 
 
 Outcome = httpx.Response | httpx.TransportError | str | None
@@ -348,47 +335,49 @@ def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | Non
     return backoff if error.retry_after is None else max(error.retry_after, BACKOFF_S)
 
 
-class GenerationOptions(TypedDict, total=False):
-    """Options of `generate`: those left out, and None, take the service's defaults."""
+class JobOptions(TypedDict, total=False):
+    """Options of every job: those left out, and None, take the service's defaults."""
 
-    negative_prompt: str | None
-    """Interface B alone takes it."""
+    output_format: Literal["png", "jpeg", "webp"] | None
+    priority: Literal["normal", "low"] | None
+    """`low` waits behind all other jobs of the account."""
+    start_within: int | None
+    """A job that nobody has started after so many seconds ends as expired."""
+    metadata: dict[str, str] | None
+    """Texts that the job keeps."""
+    webhook_url: str | None
+    """An HTTPS address that the service tells when the job ends."""
+
+
+class GenerationOptions(JobOptions, total=False):
+    """Options of `generate`: those left out, and None, are as the LoRAs, or else their base model, say."""
+
     lora_weight: float | None
+    """The weight of the one LoRA that is given without its own."""
+    base_model: str | None
+    negative_prompt: str | None
+    sampler: str | None
+    steps: int | None
     guidance_scale: float | None
     width: int | None
     height: int | None
-    seed: int | None
-    steps: int | None
-    """Interface A alone takes it, and `num_images`."""
     num_images: int | None
+    seed: int | None
+    prompt_weights: bool | None
+    """Whether `(red:1.5)` and `[green]` in both prompts weight their words."""
+    image_id: str | None
+    """An image of the account to begin from; `strength` is how much of it is drawn anew."""
+    strength: float | None
+    mask_image_id: str | None
+    """An image of the account: white where `image_id` is drawn anew, black where it is kept."""
 
 
-FEWEST_STEPS = 20
-"""Interface A takes no fewer steps."""
-_NAMES_IN_B = {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"}
-_UNSUPPORTED: dict[Interface, set[str]] = {"a": {"negative_prompt"}, "b": {"steps", "num_images"}}
+def given_options(call: str, known: type[JobOptions], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given. Raises `TypeError` for one that the call does not know."""
+    for option in options.keys() - known.__annotations__.keys():
+        raise TypeError(f"{call}() got an unexpected keyword argument {option!r}")
+    return without_none(options)
 
 
-def generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
-    """The body that creates a job. Raises `TypeError` or `UnsupportedOption` for an option that it has no field for."""
-    for option in options.keys() - {"prompt", "lora_id", *GenerationOptions.__annotations__}:
-        raise TypeError(f"generate() got an unexpected keyword argument {option!r}")
-    given = without_none(options)
-    for option in given.keys() & _UNSUPPORTED[interface]:
-        other = "a" if interface == "b" else "b"
-        raise UnsupportedOption(
-            f"{option}: interface {interface!r} has no such field; Client(…, interface={other!r}) has it"
-        )
-    names = _NAMES_IN_B if interface == "b" else {}
-    return {names.get(option, option): value for option, value in given.items()}
-
-
-def recommended_options(interface: Interface, lora: Lora) -> dict[str, Any]:
-    """The options that a LoRA wants, as near to it as the interface takes them."""
-    steps = None if lora.recommended_steps is None else max(FEWEST_STEPS, lora.recommended_steps)
-    options = without_none({"steps": steps, "guidance_scale": lora.recommended_guidance})
-    return {name: value for name, value in options.items() if name not in _UNSUPPORTED[interface]}
-
-
-def without_none(options: dict[str, Any]) -> dict[str, Any]:
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}

@@ -1,11 +1,12 @@
-"""Jobs, images and LoRAs as the service returns them, parsed from either interface into one form."""
+"""Jobs, images, LoRAs and base models as the service returns them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -23,6 +24,28 @@ class Model:
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> "Model":
         return cls(row["id"], row["name"], row["description"], datetime.fromisoformat(row["created_at"]))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A base model on offer; `id` is what `generate(base_model=…)` takes.
+
+    `usual_side` (pixels), `steps`, `guidance_scale` and `sampler`, which is empty for its own, are those of a job that
+    names none. `longest_side` is the most that it draws. `prompt_weights` and `mask` say whether it takes these.
+    """
+
+    id: str
+    usual_side: int
+    longest_side: int
+    steps: int
+    guidance_scale: float
+    sampler: str
+    prompt_weights: bool
+    mask: bool
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "BaseModel":
+        return cls(**{name: row[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +128,6 @@ class Record:
     """Holds the state of a job as one answer of the service gives it."""
 
     id: str
-    interface: Literal["a", "b"]
     status: str
     progress: int
     images: tuple[ImageRecord, ...] = ()
@@ -124,19 +146,13 @@ class Record:
         return (self.status, self.progress) != (known.status, known.progress)
 
     @classmethod
-    def read(
-        cls, body: Mapping[str, Any], interface: Literal["a", "b"] | None = None, *, unknown_words: str = ""
-    ) -> "Record":
-        """Read what a new job is answered with on an interface; without `interface`, a job of `/v1/jobs`.
-
-        `unknown_words` is what the answer's `X-Unknown-Words` header says.
-        """
+    def read(cls, body: Mapping[str, Any], *, unknown_words: str = "") -> "Record":
+        """Read a job of `/v1/jobs`; `unknown_words` is what the answer's `X-Unknown-Words` header says."""
         status: str = body["status"]
         status = _STATUS_OF_JOB.get(status, status)
         error = body.get("error") or {}
         return cls(
-            id=body[{"a": "request_id", "b": "run_id", None: "id"}[interface]],
-            interface=interface or body["interface"],
+            id=body["id"],
             status=status,
             progress=100 if status == "completed" else body.get("progress", 0),
             images=tuple(ImageRecord.read(row) for row in body.get("images", ())),
@@ -254,7 +270,7 @@ class JobState:
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """What was asked for, such as `prompt` and `lora_id`, defaults filled in; empty before the first poll."""
+        """What was asked for, such as `prompt`, `loras` and `steps`, defaults filled in."""
         return self._record.request
 
     def __repr__(self) -> str:
@@ -289,6 +305,15 @@ class ImageInfo:
         self.seed = record.seed
 
     @property
+    def suffix(self) -> str:
+        """How the name of its file ends: `.png`, `.jpg` or `.webp`."""
+        return PurePosixPath(urlsplit(self.url).path).suffix
+
+    @property
+    def media_type(self) -> str:
+        return f"image/{self.suffix[1:].replace('jpg', 'jpeg')}"
+
+    @property
     def caption(self) -> str:
         """What a notebook writes below the picture."""
         return f"{self.width} × {self.height}" if self.seed is None else f"seed {self.seed}"
@@ -297,13 +322,13 @@ class ImageInfo:
         return f"<{type(self).__name__} {self.image_id} {self.caption}>"
 
 
-def open_png(png: bytes) -> "PilImage":
+def open_picture(picture: bytes) -> "PilImage":
     """Decode to a Pillow image; needs `pip install pillow`, which `ModuleNotFoundError` says without it."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("pil() needs Pillow: pip install pillow", name=error.name) from None
 
-    image = Image.open(BytesIO(png), formats=["PNG"])
+    image = Image.open(BytesIO(picture), formats=["PNG", "JPEG", "WEBP"])
     image.load()
     return image

@@ -1,6 +1,7 @@
 """The synchronous client, for scripts and notebooks."""
 
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from serve_app.client.display import data_uri
 from serve_app.client.errors import sends_events
 from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.protocol import Action, Interface, NextLine, Operation, Outcome, Sleep, advance
-from serve_app.client.records import Event, Lora, Model, Record, Usage, open_png
+from serve_app.client.records import BaseModel, Event, Lora, Model, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
@@ -27,24 +28,24 @@ class Image(ImageCalls["Image"]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
     def download(self, path: str | Path | None = None) -> bytes:
-        """The PNG's bytes, also written to `path` when one is given."""
-        png = self._client.execute(self._png())
+        """The file's bytes, also written to `path` when one is given."""
+        content = self._client.execute(self._content())
         if path is not None:
-            Path(path).write_bytes(png)
-        return png
+            Path(path).write_bytes(content)
+        return content
 
     def save(self, path: str | Path | None = None) -> Path:
-        """Write the PNG to `path`, or under the image's id into the working directory; returns the file."""
+        """Write the file to `path`, or under the image's id into the working directory; returns the file."""
         file = self._file(path)
         self.download(file)
         return file
 
     def pil(self) -> "PilImage":
         """The picture as a Pillow image; needs `pip install pillow`."""
-        return open_png(self.download())
+        return open_picture(self.download())
 
-    def _repr_png_(self) -> bytes:
-        return self.download()
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {self.media_type: b64encode(self.download()).decode()}
 
 
 class Job(JobCalls[Image, "Job", None]):
@@ -68,11 +69,11 @@ class Job(JobCalls[Image, "Job", None]):
                 following.response.close()
 
     def _embedded(self, image: Image) -> str:
-        return data_uri(image.download())
+        return data_uri(image.download(), image.media_type)
 
 
-class Client(AccountCalls[Job, list[Job], list[Model], list[Usage], None]):
-    """Client of one service with one key, on interface "a" (bearer key) or "b" (X-API-Key).
+class Client(AccountCalls[Job, list[Job], list[Model], list[BaseModel], list[Usage], None]):
+    """Client of one service with one key, which is sent as interface "a" (bearer key) or "b" (X-API-Key) wants it.
 
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honoring `Retry-After`, while
     the delays add up to at most `retry_budget` seconds; of those, an address at which nothing has ever answered gets

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
@@ -45,6 +45,19 @@ class Wish:
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     priority: Priority = Priority.NORMAL
     start_within: int | None = None
+
+    @classmethod
+    def like(cls, request: GenerationRequest) -> Self:
+        """Return the wish for the same images."""
+        shared = {each.name: getattr(request, each.name) for each in fields(cls) if hasattr(request, each.name)}
+        named: dict[str, Any] = {
+            "base_model": request.base_model or None,
+            "sampler": request.sampler or None,
+            "image_id": request.image and request.image.image_id,
+            "strength": request.strength if request.image else None,
+            "mask_image_id": request.mask and request.mask.image_id,
+        }
+        return cls(**shared | named)
 
     @property
     def digest(self) -> str:

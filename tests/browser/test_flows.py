@@ -27,7 +27,7 @@ async def job_of(page: Page, site: Site, *, steps: int = 20) -> str:
     """Ask for an image in the playground; return the path of the job's page."""
     await page.goto(f"{site.base_url}/console/playground?prompt={PROMPT}&steps={steps}&seed=1")
     await page.get_by_role("button", name="Generate").click()
-    await page.wait_for_url("**/playground/gen_*")
+    await page.wait_for_url("**/playground/job_*")
     return page.url
 
 
@@ -106,7 +106,7 @@ async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Sit
     await page.goto(f"{site.base_url}/console/playground")
     await page.get_by_label("Prompt", exact=True).fill(HOSTILE)
     await page.get_by_role("button", name="Generate").click()
-    await page.wait_for_url("**/playground/gen_*")
+    await page.wait_for_url("**/playground/job_*")
     job = page.url.rpartition("/")[2]
     for path in (
         f"playground/{job}",
@@ -133,7 +133,7 @@ async def test_the_keyboard_alone_draws(page: Page, site: Site) -> None:
     outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none", "where one is can be seen"
     await page.keyboard.press("Enter")
-    await page.wait_for_url("**/playground/gen_*")
+    await page.wait_for_url("**/playground/job_*")
     await wait_until_done(page)
     await _tab_to(page, "a[download]")
     async with page.expect_download() as download:

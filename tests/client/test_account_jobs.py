@@ -12,7 +12,7 @@ from tests.support import adapter_id
 LORA = adapter_id("neon")
 
 
-def test_jobs_of_both_interfaces_are_listed_newest_first_over_pages(
+def test_jobs_of_both_keys_are_listed_newest_first_over_pages(
     live: Live, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_app.client.lora_calls.PAGE", 2)

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+from base64 import b64encode
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import nbformat
@@ -11,16 +12,17 @@ import pytest
 import redis
 import yaml
 from nbclient import NotebookClient
+from PIL import Image as PilImage
 
 from serve_app.client import (
     AsyncClient,
     Client,
     Forbidden,
+    InvalidRequest,
     JobFailed,
     Unauthorized,
     UnknownLora,
     Unreachable,
-    UnsupportedOption,
     WaitTimeout,
     upload_bar,
 )
@@ -43,8 +45,52 @@ def test_one_call_draws_with_a_lora_by_its_name(client: Client, tmp_path: Path) 
     assert [(image.seed, image.caption) for image in job.images] == [(7, "seed 7"), (8, "seed 8")]
     assert (job.request["loras"][0]["id"], job.request["loras"][0]["weight"]) == (LORA, 0.8)
     file = job.images[1].save(tmp_path / "x.png")
-    assert file.read_bytes() == job.images[1].download() == job.images[1]._repr_png_()  # pyright: ignore[reportPrivateUsage]
+    assert file.read_bytes() == job.images[1].download()
     assert client.generate("a red dragon", loras=LORA).unknown_words == ("dragon",)
+
+
+@pytest.mark.parametrize(("output_format", "suffix"), [("png", ".png"), ("jpeg", ".jpg"), ("webp", ".webp")])
+async def test_a_file_is_named_and_shown_as_what_it_is(
+    live: Live,
+    key: str,
+    output_format: Literal["png", "jpeg", "webp"],
+    suffix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    media_type = f"image/{output_format}"
+    with Client(live.base_url, key) as client:
+        job = client.generate(PROMPT, output_format=output_format)
+        (image,) = job.images
+        assert image.save() == Path(f"{image.image_id}{suffix}")
+        with PilImage.open(image.save()) as picture:
+            assert (picture.format, image.pil().format) == (output_format.upper(),) * 2
+        shown = {media_type: b64encode(image.download()).decode()}
+        assert image._repr_mimebundle_() == shown  # pyright: ignore[reportPrivateUsage]
+        assert f"data:{media_type};base64,{shown[media_type]}" in (job._repr_html_() or "")  # pyright: ignore[reportPrivateUsage]
+    async with AsyncClient(live.base_url, key) as client:
+        (image,) = (await client.run(job.id)).images
+        assert await image.save() == Path(f"{image.image_id}{suffix}")
+
+
+def test_several_loras_one_or_none_are_drawn_with(client: Client) -> None:
+    def drawn(loras: Any = None, **options: Any) -> list[tuple[str, float]]:
+        job = client.generate(PROMPT, loras=loras, wait=False, **options)
+        return [(lora["id"], lora["weight"]) for lora in job.request["loras"]]
+
+    outline = adapter_id("outline")
+    assert drawn({"neon": 0.8, outline: 0.4}) == [(LORA, 0.8), (outline, 0.4)]
+    assert drawn() == drawn({}) == []
+    assert drawn("neon", lora_weight=0.3) == drawn(lora_id=LORA, lora_weight=0.3) == [(LORA, 0.3)]
+    assert drawn("neon") == [(LORA, 0.75)]
+    for loras in ({"neon": 0.8}, None):
+        with pytest.raises(TypeError, match="lora_weight: is for one LoRA"):
+            drawn(loras, lora_weight=0.3)
+    with pytest.raises(InvalidRequest, match="loras"):
+        drawn(lora_id="")
+    with pytest.raises(InvalidRequest, match=r"loras: .*4"):
+        drawn(dict.fromkeys(("neon", "outline", "stripes", "mosaic", "sepia"), 0.2))
 
 
 async def test_the_async_client_does_the_same(
@@ -70,22 +116,22 @@ def test_a_started_job_is_returned_at_once_when_wanted(live: Live, client: Clien
 
 
 def test_steps_and_guidance_are_those_that_the_lora_wants_unless_they_are_given(live: Live) -> None:
+    """The service fills them in, so that a LoRA given by its id has them too."""
     account, key = live.member()
     quick = adapter_of(account.id, name="Quick", steps=8, guidance=1.5)
     live.run(live.resources.adapter_registry.register(quick))
 
     def drawn(client: Client, name: str, **options: Any) -> tuple[int, float]:
-        request = client.generate(PROMPT, loras=name, wait=False, **options).refresh().request
+        request = client.generate(PROMPT, loras=name, wait=False, **options).request
         return request["steps"], request["guidance_scale"]
 
     with Client(live.base_url, key) as client, Client(live.base_url, key, interface="b") as of_b:
         found = client.loras.find("quick")
         assert (found.recommended_steps, found.recommended_guidance) == (8, 1.5)
         assert client.loras.find("neon").recommended_steps is None
-        assert drawn(client, "quick", guidance_scale=None) == (20, 1.5), "interface A takes no fewer"
+        assert drawn(client, "quick", guidance_scale=None) == drawn(of_b, quick.id) == (8, 1.5)
         assert drawn(client, "quick", steps=25, guidance_scale=2.0) == (25, 2.0)
-        assert drawn(client, "neon") == drawn(client, quick.id) == (30, 7.5), "an id is not looked up"
-        assert drawn(of_b, "quick") == (30, 1.5)
+        assert drawn(client, "neon") == (30, 7.5)
 
 
 def test_a_name_is_looked_up_once_and_an_id_never(live: Live, key: str) -> None:
@@ -95,7 +141,7 @@ def test_a_name_is_looked_up_once_and_an_id_never(live: Live, key: str) -> None:
         assert [request.method for request in transport.requests] == ["POST"]
         for _ in range(2):
             client.generate(PROMPT, loras="Neon", wait=False)
-    assert [request.url.path for request in transport.requests[1:]] == ["/v1/loras", "/v1/generate", "/v1/generate"]
+    assert [request.url.path for request in transport.requests[1:]] == ["/v1/loras", "/v1/jobs", "/v1/jobs"]
 
 
 def test_a_name_that_another_lora_has_now_is_looked_up_again(live: Live) -> None:
@@ -121,16 +167,12 @@ def test_a_lora_that_cannot_be_meant_is_refused_before_a_job_is_made(live: Live)
             client.generate(PROMPT, loras="neno")
         with pytest.raises(UnknownLora, match=rf"2 LoRAs are called 'ink'.*{twins[0].id}"):
             client.generate(PROMPT, loras={"ink": 1})
-        for loras in ({}, {"neon": 1.0, "outline": 1.0}):
-            with pytest.raises(UnsupportedOption, match=rf"loras: {len(loras)} are given.*one LoRA"):
-                client.generate(PROMPT, loras=loras)
-        with pytest.raises(UnsupportedOption, match="Client\\(…, interface='b'\\) has it"):
-            client.generate(PROMPT, loras="neno", negative_prompt="boats")
+        with pytest.raises(TypeError, match="guidence_scale"):
+            client.generate(PROMPT, loras="neno", guidence_scale=3)  # pyright: ignore[reportCallIssue]
         with pytest.raises(TypeError, match=r"a name, or \{name: weight\}, not \['neon'\]"):
             client.generate(PROMPT, loras=["neon"])  # pyright: ignore[reportArgumentType]
-        for words in ({}, {"lora_id": LORA, "loras": "neon"}):
-            with pytest.raises(TypeError, match="either loras or lora_id"):
-                client.generate(PROMPT, **words)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(TypeError, match="either loras or lora_id"):
+            client.generate(PROMPT, loras="neon", lora_id=LORA)
         assert client.jobs() == []
 
 
@@ -139,12 +181,6 @@ def test_an_image_is_enlarged_by_itself(client: Client) -> None:
     larger = image.upscale(4)
     assert (larger.width, larger.height, larger.seed, larger.caption) == (2048, 2048, None, "2048 × 2048")
     assert larger.download() != image.download()
-
-
-def test_an_image_of_interface_b_has_its_id_and_seed(live: Live, key: str) -> None:
-    with Client(live.base_url, key, interface="b") as client:
-        image = client.generate(PROMPT, loras={"neon": 1.5}, seed=3).images[0]
-        assert (image.seed, image.width, image.image_id[:4]) == (3, 512, "img_")
 
 
 def test_a_notebook_shows_pictures_with_their_seeds_and_escapes_the_prompt(client: Client) -> None:
@@ -165,6 +201,8 @@ def test_many_are_drawn_in_order_with_one_lora_for_all_or_each(client: Client) -
     jobs = client.map("a boat", loras=[{"neon": 0.5}, "outline"], seed=3, steps=20)
     assert [job.request["loras"][0]["id"] for job in jobs] == [LORA, adapter_id("outline")]
     assert [(job.request["loras"][0]["weight"], job.images[0].seed) for job in jobs] == [(0.5, 3), (0.75, 3)]
+    (job,) = client.map("a boat", loras={"neon": 0.5, "outline": 0.5})
+    assert len(job.request["loras"]) == 2
     assert client.map([], loras="neon") == []
     with pytest.raises(ValueError, match="3 prompts, 2 seeds: give as many of each"):
         client.map(["a boat"] * 3, loras="neon", seeds=[1, 2])
@@ -192,8 +230,8 @@ def test_a_refused_one_of_many_stands_in_its_place_and_the_others_are_drawn(clie
 def test_a_wrong_name_key_or_option_of_many_is_found_before_any_is_started(live: Live, client: Client) -> None:
     with pytest.raises(UnknownLora, match="noen"):
         client.map("a boat", loras=["neon", "noen"])
-    with pytest.raises(UnsupportedOption, match="take one LoRA"):
-        client.map("a boat", loras=["neon", {"neon": 1, "outline": 1}])
+    with pytest.raises(TypeError, match="lora_weight"):
+        client.map("a boat", loras=["neon", {"neon": 1}], lora_weight=0.5)
     with Client(live.base_url, "wrong") as stranger, pytest.raises(Unauthorized):
         stranger.map(["a boat", "a flower"], loras=LORA)
     with (
@@ -257,7 +295,7 @@ def test_events_tell_each_change_and_end_with_the_job(live: Live, client: Client
     live.outcome = "leave"
     job = client.generate(PROMPT, lora_id=LORA)
     events = job.events(timeout=20)
-    assert (next(events).progress, job.status) == (0, "processing")
+    assert (next(events).progress, job.status) == (0, "queued")
     (claim,) = live.run(claims(live))
     live.run(live.resources.queue.heartbeat(claim.lease, progress=40))
     event = next(events)

@@ -139,7 +139,7 @@ def test_an_answer_that_is_not_the_services_is_named(
         for call, path in (
             (client.models, "/v1/models"),
             (client.jobs, "/v1/jobs"),
-            (lambda: client.generate(PROMPT, lora_id=LORA), "/v1/generate"),
+            (lambda: client.generate(PROMPT, lora_id=LORA), "/v1/jobs"),
             (lambda: client.delete("gen_x"), "/v1/jobs/gen_x"),
         ):
             with pytest.raises(UnexpectedAnswer, match=f"{address}{path} .*{words}") as error:

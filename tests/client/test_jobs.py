@@ -1,23 +1,27 @@
-"""A job from the prompt to the image, through both clients and both interfaces."""
+"""A job from the prompt to the image, through both clients, with a key of either interface."""
 
 import asyncio
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import pytest
 
+from serve_app.api.jobs.creation import GenerationWish, UpscaleWish
 from serve_app.client import (
     AsyncClient,
     Client,
     Conflict,
+    GenerationOptions,
+    InvalidRequest,
     JobCanceled,
     JobFailed,
+    JobOptions,
     NotFound,
-    UnsupportedOption,
     WaitTimeout,
 )
+from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from tests.client.conftest import LossyTransport, RecordingTransport
 from tests.live import Live, live_service
@@ -35,12 +39,13 @@ def test_words_that_the_model_has_never_read_are_named(live: Live, key: str, int
         assert job.wait(timeout=20).unknown_words == ("dragon", "naïve")
 
 
-def test_generate_wait_and_open_the_image(client: Client) -> None:
+def test_generate_wait_and_open_the_image(live: Live, client: Client) -> None:
     percentages: list[int] = []
+    live.outcome = "leave"
     job = client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
-    assert job.id.startswith("gen_")
-    assert not job.images
-    assert job.unknown_words == ()
+    assert (job.id[:4], job.status, job.images, job.unknown_words) == ("job_", "queued", [], ())
+    live.outcome = "complete"
+    live.run(live.hint(JobKind.GENERATION, ""))
     job.wait(timeout=20, on_progress=percentages.append)
     assert (job.status, job.progress, job.done) == ("completed", 100, True)
     assert percentages == sorted(percentages)
@@ -53,8 +58,11 @@ def test_generate_wait_and_open_the_image(client: Client) -> None:
 
 async def test_the_async_client_does_the_same(live: Live, key: str, tmp_path: Path) -> None:
     percentages: list[int] = []
+    live.outcome = "leave"
     async with AsyncClient(live.base_url, key) as client:
         job = await client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
+        live.outcome = "complete"
+        await asyncio.to_thread(live.run, live.hint(JobKind.GENERATION, ""))
         await job.wait(timeout=20, on_progress=percentages.append)
         assert percentages[-1] == 100
         picture = await job.images[1].pil()
@@ -68,29 +76,44 @@ async def test_the_async_client_does_the_same(live: Live, key: str, tmp_path: Pa
             await client.run(job.id)
 
 
-@pytest.mark.parametrize("size", [256, 1024])
-def test_interface_b_accepts_its_own_sizes_and_a_negative_prompt(live: Live, key: str, size: int) -> None:
-    with Client(live.base_url, key, interface="b") as client:
-        job = client.generate(
-            PROMPT,
-            lora_id=LORA,
-            negative_prompt="boats",
-            width=size,
-            height=256,
-            lora_weight=1.5,
-            guidance_scale=3,
-            seed=1,
-        )
-        assert job.status == "queued"
-        assert job.wait(timeout=20).images[0].pil().size == (size, 256)
+@pytest.mark.parametrize("interface", ["a", "b"])
+def test_every_option_is_asked_for_with_a_key_of_either_interface(
+    live: Live, key: str, interface: Literal["a", "b"]
+) -> None:
+    options: GenerationOptions = {
+        "base_model": "pocket", "negative_prompt": "boats", "sampler": "dpm++2m-karras", "steps": 9,
+        "guidance_scale": 3.0, "width": 320, "height": 256, "num_images": 2, "seed": 7, "prompt_weights": True,
+        "output_format": "jpeg", "priority": "low", "start_within": 60, "metadata": {"order": "4711"},
+    }  # fmt: skip
+    with Client(live.base_url, key, interface=interface) as client:
+        job = client.generate(PROMPT, loras={"neon": 0.8, adapter_id("outline"): -0.4}, **options)
+    asked: dict[str, Any] = {**options, "prompt": PROMPT, "seeds": ["7", "8"]}
+    del asked["seed"]
+    asked["loras"] = [{"id": LORA, "weight": 0.8}, {"id": adapter_id("outline"), "weight": -0.4}]
+    assert job.request == asked
+
+
+def test_an_image_is_begun_from_another_and_base_models_say_what_they_take(client: Client) -> None:
+    (pocket,) = client.base_models()
+    assert (pocket.id, pocket.usual_side, pocket.steps, pocket.mask) == ("pocket", 512, 30, True)
+    image_id = client.generate(PROMPT).images[0].image_id
+    begun: GenerationOptions = {"image_id": image_id, "strength": 0.5, "mask_image_id": image_id}
+    request = client.generate(PROMPT, **begun).request
+    assert {name: request[name] for name in begun} == begun
+    with pytest.raises(InvalidRequest, match="strength: needs an image_id"):
+        client.generate(PROMPT, strength=0.5)
 
 
 @pytest.mark.slow
-def test_an_image_can_be_upscaled(client: Client) -> None:
-    image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
-    larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
-    assert (larger.width, larger.height) == (1024, 1024)
-    assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024
+@pytest.mark.parametrize("interface", ["a", "b"])
+def test_an_image_of_any_job_is_enlarged_in_any_format(live: Live, key: str, interface: Literal["a", "b"]) -> None:
+    with Client(live.base_url, key) as other, Client(live.base_url, key, interface=interface) as client:
+        image = other.generate(PROMPT, width=256, height=256).images[0]
+        larger = client.upscale(image.image_id, 4, output_format="webp").wait(timeout=20).images[0]
+        assert (larger.suffix, larger.pil().size, larger.pil().format) == (".webp", (1024, 1024), "WEBP")
+        assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 512
+        with pytest.raises(TypeError, match=r"upscale\(\) got an unexpected keyword argument 'steps'"):
+            image.upscale(steps=3)  # pyright: ignore[reportCallIssue]
 
 
 def test_models_are_those_the_account_may_use(client: Client) -> None:
@@ -99,23 +122,15 @@ def test_models_are_those_the_account_may_use(client: Client) -> None:
     assert "Private" not in names
 
 
-@pytest.mark.parametrize(
-    ("interface", "option", "value"),
-    [("a", "negative_prompt", "boats"), ("b", "steps", 30), ("b", "num_images", 2)],
-)
-def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
-    live: Live, key: str, interface: Literal["a", "b"], option: str, value: str | int
-) -> None:
-    transport = RecordingTransport()
-    with (
-        Client(live.base_url, key, interface=interface, transport=transport) as client,
-        pytest.raises(UnsupportedOption, match=option),
-    ):
-        client.generate(PROMPT, lora_id=LORA, **{option: value})  # pyright: ignore[reportArgumentType]
-    assert transport.requests == []
+def test_all_that_jobs_can_be_asked_for_are_options() -> None:
+    given_by_itself = {"kind", "prompt", "loras", "image_id", "scale_factor"}
+    assert GenerationOptions.__annotations__.keys() - {"lora_weight"} == (
+        GenerationWish.model_fields.keys() - given_by_itself | {"image_id"}
+    )
+    assert JobOptions.__annotations__.keys() == UpscaleWish.model_fields.keys() - given_by_itself
 
 
-def test_an_option_of_no_interface_is_a_type_error(client: Client) -> None:
+def test_an_option_that_there_is_not_is_a_type_error(client: Client) -> None:
     with pytest.raises(TypeError, match="guidence_scale"):
         client.generate(PROMPT, lora_id=LORA, guidence_scale=None)  # pyright: ignore[reportCallIssue]
 
@@ -147,7 +162,7 @@ def test_waiting_times_out_and_the_job_goes_on(live: Live, client: Client) -> No
     job = client.generate(PROMPT, lora_id=LORA)
     with pytest.raises(WaitTimeout, match=job.id):
         job.wait(timeout=0.5)
-    assert job.refresh().status == "processing"
+    assert job.refresh().status == "queued"
     assert job.estimated_completion_time is not None
 
 

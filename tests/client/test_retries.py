@@ -122,7 +122,6 @@ def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
     url = "http://storage.test/x.png"
     record = {
         "id": "gen_x",
-        "interface": "a",
         "status": "completed",
         "images": [{"image_id": "i", "url": url, "width": 1, "height": 1}],
     }
@@ -138,7 +137,7 @@ def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
 def test_a_deleted_image_is_not_taken_for_its_neighbour() -> None:
     url = "http://storage.test/{}.png"
     images = [{"image_id": each, "url": url.format(each), "width": 1, "height": 1} for each in ("i", "j")]
-    record = {"id": "gen_x", "interface": "a", "status": "completed", "images": images}
+    record = {"id": "gen_x", "status": "completed", "images": images}
     gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
 
     def fresh_url(index: int) -> str:
@@ -153,7 +152,7 @@ def test_a_deleted_image_is_not_taken_for_its_neighbour() -> None:
 
 
 def test_a_wait_ends_in_time_though_nobody_answers() -> None:
-    record = Record.read({"request_id": "gen_x", "status": "queued"}, "a")
+    record = Record.read({"id": "gen_x", "status": "queued"})
     operation = SERVICE.wait(record, 3, lambda _: None)
     delays: list[float] = []
 
@@ -173,7 +172,7 @@ def test_a_wait_ends_in_time_though_nobody_answers() -> None:
 
 def test_a_wait_ends_in_time_though_the_service_is_silent() -> None:
     """The service accepts the connection and says nothing."""
-    record = Record.read({"request_id": "gen_x", "status": "queued"}, "a")
+    record = Record.read({"id": "gen_x", "status": "queued"})
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Client(f"http://127.0.0.1:{silent.getsockname()[1]}", "atl_key") as client,
@@ -213,7 +212,7 @@ def test_a_missing_job_was_deleted_only_if_an_earlier_call_may_have_done_it(
 @pytest.mark.parametrize("key", ["", "order 1", "order-1\n", "ordér", "x" * 256])
 def test_an_idempotency_key_that_no_request_can_carry_is_refused_at_once(key: str) -> None:
     with pytest.raises(ValueError, match="idempotency_key"):
-        next(SERVICE.generate(key, {"prompt": "x", "lora_id": "model_x"}))
+        next(SERVICE.create(key, {"prompt": "x"}))
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
@@ -243,7 +242,7 @@ def test_a_connection_that_is_lost_is_retried_for_the_whole_budget() -> None:
 
 
 def test_a_retry_sends_the_same_idempotency_key() -> None:
-    operation = SERVICE.generate(None, {"prompt": "x", "lora_id": "model_x"})
+    operation = SERVICE.create(None, {"prompt": "x"})
     calls = [_call(next(operation))]
     assert isinstance(operation.send(httpx.Response(503)), Sleep)
     calls.append(_call(operation.send(None)))

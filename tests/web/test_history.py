@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,7 +13,7 @@ from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
-from serve_app.domain.requests import ImageFormat, Variant
+from serve_app.domain.requests import GenerationRequest, ImageFormat, UpscaleRequest, Variant
 from serve_app.jobs import history as job_history
 from serve_app.store.keys import redis_key
 from serve_app.web.console import history
@@ -108,6 +110,49 @@ async def test_a_jobs_page_shows_its_images_parameters_and_times(
     assert disposition == f'attachment; filename="{job.id}-1.png"'
     [playground] = [link for link in page.links if "/playground?" in link]
     assert parse_qs(urlsplit(playground).query)["seed"] == ["7"]
+
+
+async def test_a_job_of_several_loras_is_shown_with_all_that_it_asked_for_and_made_again(
+    service: TestService, member: Member, browser: Browser
+) -> None:
+    neon = adapter_id("neon")
+    asked: dict[str, Any] = {
+        "prompt": "a boat", "loras": [{"id": LORA, "weight": -0.5}, {"id": neon, "weight": 1.25}],
+        "sampler": "dpm++2m-karras", "steps": 9, "width": 256, "seed": 7, "prompt_weights": True,
+    }  # fmt: skip
+
+    async def made(body: dict[str, Any]) -> Job:
+        answer = await service.client.post("/v1/jobs", json=body, headers=member.b)
+        return await service.complete(answer.json()["id"])
+
+    job = await made(asked)
+    page = await browser.open(f"/console/history/{job.id}")
+    for words in ("Outline", "Neon", "-0.5", "1.25", neon, "pocket", "dpm++2m-karras"):
+        assert words in page.text, words
+    words = shlex.split(page.text[page.text.index("curl http") : page.text.index(" This job")])
+    body = json.loads(words[-1])
+    assert (words[1][-8:], body) == ("/v1/jobs", asked | {"guidance_scale": 7.5, "height": 512})
+    assert "X-API-Key: $ATELIER_KEY" in words
+    assert (await made(body)).request == job.request
+    plain = await made({"prompt": "a boat"})
+    assert "pocket" in (await browser.open(f"/console/history/{plain.id}")).text
+    shown = (await browser.open("/console/history")).text
+    assert "Outline + Neon" in shown
+    assert "LoRA removed" not in shown
+
+    page = await browser.open(f"/console/playground/{job.id}")
+    assert '"prompt_weights": True' in page.text
+    await browser.send(page.form("Again with the next seed"), seed="next")
+    await browser.send(page.form("Upscale 2×"), factor="2")
+    enlarged, again = (await service.resources.job_history.list(member.account.id))[:2]
+    assert isinstance(job.request, GenerationRequest)
+    assert again.request == replace(job.request, seeds=(8,))
+    compared = await browser.open(f"/console/compare?jobs={job.id},{again.id}")
+    assert ("Outline + Neon" in compared.text, "1 of 2 finished" in compared.text) == (True, True)
+    assert not [tag for tag, _ in compared.tags if tag == "table"], "a table has one LoRA in each row"
+    assert isinstance(enlarged.request, UpscaleRequest)
+    curl = (await browser.open(f"/console/history/{enlarged.id}")).text
+    assert json.dumps({"kind": "upscale", "image_id": job.images[0].image_id})[:-1] in curl
 
 
 async def test_an_image_of_another_format_is_downloaded_as_such(

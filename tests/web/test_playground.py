@@ -1,5 +1,7 @@
 """The playground makes an ordinary job and shows it until it ends, also without scripts."""
 
+from dataclasses import replace
+
 import pytest
 
 from serve_app.domain.accounts import Account
@@ -43,7 +45,8 @@ async def test_the_form_makes_a_job_with_its_fields_counted_in_the_plan(
     page = await _generate(browser)
     job = await _only_job(resources, owner)
     assert page.answer.url.path == f"/console/playground/{job.id}"
-    assert (job.request, job.variant, job.key_id) == (REQUEST, Variant.A, "")
+    assert (job.request, job.variant, job.key_id) == (replace(REQUEST, base_model="pocket"), Variant.A, "")
+    assert job.id.startswith("job_")
     assert (await resources.auth.window(owner.id, Variant.A)).remaining == before - 1
     assert "Waiting next in your queue" in page.text
     assert '<noscript><meta http-equiv="refresh"' in page.answer.text, "goes on without scripts"
@@ -124,8 +127,8 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     assert "hx-get" not in page.answer.text
     assert {"Seed 41", "Seed 42"} <= {f"Seed {seed}" for seed in ("41", "42") if f"Seed {seed}" in page.text}
     for words in (
-        "one image in 30 steps",
-        "X-API-Key: $ATELIER_KEY",
+        "/v1/jobs",
+        "Authorization: Bearer $ATELIER_KEY",
         "requests.post",
         "await fetch",
         "an API key of yours",
@@ -159,13 +162,14 @@ async def test_the_code_names_the_key_that_was_chosen_and_never_its_secret(
         for name in ("laptop\nrm -rf /", "server")
     }
     await keys.create(owner.id, name="bearer only", interfaces=frozenset({Variant.A}))
-    await _generate(browser)
+    await _generate(browser, num_images="1", steps="30")
     job = await service.complete((await _only_job(service.resources, owner)).id)
     key, secret = made["laptop\nrm -rf /"]
     page = await browser.open(f"/console/playground/{job.id}?key={key.id}")
     assert page.answer.text.count(f"ATELIER_KEY: your key &#34;laptop rm -rf /&#34;, {key.hint}\n") == 3
     assert secret not in page.answer.text
     assert "bearer only" not in page.text, "this request goes over the other interface"
+    assert "X-API-Key: $ATELIER_KEY" in page.text
     assert 'os.environ["ATELIER_KEY"]' in page.text
     assert "`${process.env.ATELIER_KEY}`" in page.text
 
@@ -223,5 +227,5 @@ async def test_the_form_begins_with_what_the_chosen_lora_wants(
     assert isinstance(job.request, GenerationRequest)
     assert (job.request.steps, job.request.guidance_scale) == (8, 1.5)
     page = await browser.open(f"/console/playground/{job.id}")
-    assert "The bearer interface takes 20 steps at least" in page.text
-    assert "&#34;steps&#34;: 20" in page.answer.text
+    assert "/v1/jobs" in page.text, "interface A takes 20 steps at least"
+    assert "&#34;steps&#34;: 8" in page.answer.text

@@ -23,7 +23,7 @@ from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession
 from serve_app.web.console.playground_form import values_of as fields_of
 from serve_app.web.console.snippets import curl_command
 from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
-from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.job_text import STATES, drawn_with, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
@@ -67,6 +67,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         offered=[_shown_lora(adapter.id, loras) for adapter in reversed(adapters[-MOST_OFFERED:])],
         keys=_newest_keys(await accounts_of(request).api_keys.list(account_id), chosen["key"]),
         title=title,
+        drawn_with=drawn_with,
         thumbnail_size=thumbnail_size,
     )
 
@@ -155,9 +156,9 @@ async def delete_image(request: Request, job_id: str, image_id: str, session: Fo
 async def _job_page(
     request: Request, session: ConsoleSession, job: Job, *, status: int = 200, notice: str = ""
 ) -> Response:
-    lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
-    lora = await loras_of(request).catalog.adapter_of(lora_id, session.who.id) if lora_id else None
-    names = {lora_id: lora.adapter.name} if lora else {}
+    uses = job.request.loras if isinstance(job.request, GenerationRequest) else ()
+    loras = [await loras_of(request).catalog.adapter_of(use.id, session.who.id) for use in uses]
+    names = {lora.adapter.id: lora.adapter.name for lora in loras if lora}
     keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.who.id)}
     key = keys.get(job.key_id)
     return render(

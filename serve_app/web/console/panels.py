@@ -142,7 +142,7 @@ def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
     requests = [panel.job.request for panel in panels]
     asked = [each for each in requests if isinstance(each, GenerationRequest)]
     has_weights, has_seeds = len({each.lora_weight for each in asked}) > 1, len({each.seeds[0] for each in asked}) > 1
-    if len(asked) < len(panels) or has_weights == has_seeds:
+    if len(asked) < len(panels) or has_weights == has_seeds or any(len(each.loras) != 1 for each in asked):
         return None
     columns = list(dict.fromkeys(_column(each, of_weight=has_weights) for each in asked))
     found = dict(zip(((each.lora_id, _column(each, of_weight=has_weights)) for each in asked), panels, strict=True))

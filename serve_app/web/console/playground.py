@@ -12,7 +12,8 @@ from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, UnreadableRecord
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.wishes import Wish
 from serve_app.web.console.history import ChosenJob
 from serve_app.web.console.pages import (
     ConsoleSession,
@@ -34,6 +35,7 @@ from serve_app.web.console.playground_page import (
     refusal,
 )
 from serve_app.web.site.forms import Form, check_form, redirect
+from serve_app.web.site.job_text import drawn_with
 from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
@@ -71,9 +73,9 @@ async def find_loras(request: Request, session: FormSession, form: Form) -> Resp
 async def generate(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
     try:
-        wanted = read_playground_form(form).to_domain()
+        wanted = Wish.like(read_playground_form(form).to_domain())
         caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
+        accepted = await jobs_of(request).submission.create(caller, wanted, call_of(request))
     except AtelierError as error:
         return await playground_page(request, session, form, **refusal(error))
     return redirect(request, f"playground/{accepted.job.id}")
@@ -104,10 +106,10 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     check_form(session, form, PURPOSE)
     job, before = generation
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
-    wanted = replace(before, seeds=image_seeds(seed, before.num_images))
+    wanted = replace(Wish.like(before), seed=seed)
     try:
         caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
+        accepted = await jobs_of(request).submission.create(caller, wanted, call_of(request))
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -119,7 +121,9 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     factor = 4 if form.get("factor") == "4" else 2
     try:
         caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.upscale(caller, image_id, factor, call_of(request))
+        accepted = await jobs_of(request).submission.upscale(
+            caller, image_id, factor, call_of(request), of_any_job=True
+        )
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -163,7 +167,7 @@ async def open_compare(request: Request, session: PageSession) -> Response:
     panels = await _panels(request, session)
     requests = [panel.job.request for panel in panels if isinstance(panel.job.request, GenerationRequest)]
     values = (values_of(requests[0]) if requests else {}) | query_values(request.query_params)
-    chosen = list(dict.fromkeys(each.lora_id for each in requests)) or _chosen(request.query_params)
+    chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or _chosen(request.query_params)
     return await playground_page(request, session, values, comparing=chosen, panels=panels)
 
 
@@ -188,7 +192,9 @@ async def open_grid(request: Request, session: PageSession) -> Response:
     if not panels:
         raise HTTPException(404)
     names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.who.id)}
-    return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
+    return render(
+        request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names), drawn_with=drawn_with
+    )
 
 
 @router.post("/compare")

@@ -17,8 +17,9 @@ from serve_app.web.console.lora_cards import LoraCards, choose_cards
 from serve_app.web.console.pages import ConsoleSession, render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
 from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES, TUNED
-from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
+from serve_app.web.console.snippets import Snippet, interface_of, snippets_of
 from serve_app.web.site.forms import form_token, service_url
+from serve_app.web.site.job_text import drawn_with
 
 PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
@@ -60,6 +61,7 @@ async def playground_page(
         panels=panels,
         grid=arrange(panels, names),
         names=names,
+        drawn_with=drawn_with,
         axes=AXES,
         status=status,
         notice=notice,
@@ -117,19 +119,20 @@ async def _cards(
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
     request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)
-    snippets, chosen = list[Snippet](), None
+    snippets, chosen, interface = list[Snippet](), None, None
     if isinstance(request_, GenerationRequest):
-        keys = [key for key in keys if variant_of(request_) in key.interfaces]
+        interface = interface_of(request_, *Variant)
+        keys = [key for key in keys if interface is None or interface in key.interfaces]
         wanted = request.query_params.get("key", "")
         chosen = next((key for key in keys if key.id == wanted), keys[0] if keys else None)
         snippets = snippets_of(request_, service_url(request), chosen)
-    is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
     return {
         "panel": await panel_of(request, job),
         "snippets": snippets,
         "keys": keys[:MOST_KEYS],
         "chosen_key": chosen,
-        "can_upscale": is_made_here,
+        "interface": interface,
+        "can_upscale": isinstance(request_, GenerationRequest),
         "token": form_token(session.token, PURPOSE),
     }
 

@@ -2,19 +2,21 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from serve_app.api.jobs.creation import GenerationWish, UpscaleWish
+from serve_app.api.jobs.schemas import request_record
 from serve_app.api.variant_a import schemas as variant_a
 from serve_app.api.variant_b import schemas as variant_b
-from serve_app.client.protocol import FEWEST_STEPS
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, Request, Variant
 
 KEY_VARIABLE = "ATELIER_KEY"
-
-Body = Mapping[str, Any]
 
 
 class Snippet(NamedTuple):
@@ -23,28 +25,31 @@ class Snippet(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """How an interface is called and polled."""
+    """How a request is sent, by default to `/v1/jobs`, and its job polled."""
 
     header: str
     scheme: str
-    id_field: str
-    poll_path: str
+    body: Mapping[str, Any]
+    path: str = "jobs"
+    id_field: str = "id"
+    poll_path: str = "jobs"
+    ends: Sequence[str] = ("completed", "failed", "canceled", "expired")
 
 
-_CALLS: Mapping[Variant, _Call] = {
-    Variant.A: _Call("Authorization", "Bearer ", "request_id", "generate"),
-    Variant.B: _Call("X-API-Key", "", "run_id", "generations"),
-}
+_HEADERS = {Variant.A: ("Authorization", "Bearer "), Variant.B: ("X-API-Key", "")}
+_BODIES = {Variant.A: variant_a.GenerationRequest, Variant.B: variant_b.GenerationRequest}
+_POLLS = {Variant.A: ("request_id", "generate"), Variant.B: ("run_id", "generations")}
 
 
 def snippets_of(request: GenerationRequest, base_url: str, key: ApiKey | None = None) -> list[Snippet]:
     """Return code that makes the same images; `key` is named in a comment, without its secret."""
-    variant = variant_of(request)
-    call, body, comment = _CALLS[variant], _body(request, variant), _key_comment(key)
+    interface = interface_of(request, *Variant)
+    header = Variant.B if key is not None and Variant.A not in key.interfaces else Variant.A
+    call, comment = _call(request, interface, interface or header), _key_comment(key)
     return [
-        Snippet("curl", f"# {comment}\n{_curl(call, 'generate', body, base_url)}"),
-        Snippet("Python", f"# {comment}\n{_python(call, body, base_url)}"),
-        Snippet("JavaScript", f"// {comment}\n{_javascript(call, body, base_url)}"),
+        Snippet("curl", f"# {comment}\n{_curl(call, base_url)}"),
+        Snippet("Python", f"# {comment}\n{_python(call, base_url)}"),
+        Snippet("JavaScript", f"// {comment}\n{_javascript(call, base_url)}"),
     ]
 
 
@@ -52,14 +57,43 @@ def curl_command(job: Job, base_url: str, key: ApiKey | None = None) -> str:
     """Write the job's request as a shell command; '' for a request that this version cannot read."""
     if job.request is None:
         return ""
-    operation = "upscale" if isinstance(job.request, UpscaleRequest) else "generate"
-    command = _curl(_CALLS[job.variant], operation, _body(job.request, job.variant), base_url)
-    return f"# {_key_comment(key)}\n{command}"
+    call = _call(job.request, interface_of(job.request, job.variant), job.variant)
+    return f"# {_key_comment(key)}\n{_curl(call, base_url)}"
 
 
-def variant_of(request: GenerationRequest) -> Variant:
-    """Return the interface that the code calls: the bearer one, or X-API-Key where there is a negative prompt."""
-    return Variant.B if request.negative_prompt else Variant.A
+def interface_of(request: Request, *tried: Variant) -> Variant | None:
+    """Return the first of these interfaces that can ask for all of a request; None where only `/v1/jobs` can."""
+    return next((each for each in tried if _fits(request, each)), None)
+
+
+def _fits(request: Request, interface: Variant) -> bool:
+    if not isinstance(request, GenerationRequest) or not request.loras:
+        return False
+    body = _BODIES[interface]
+    try:
+        asked = body.model_validate(body.fields_of(request)).to_domain()
+    except ValidationError:
+        return False
+    return asked == replace(request, base_model="")
+
+
+def _call(request: Request, interface: Variant | None, header: Variant) -> _Call:
+    if interface is None or not isinstance(request, GenerationRequest):
+        return _Call(*_HEADERS[header], _wish(request))
+    body = _BODIES[interface].fields_of(request)
+    return _Call(*_HEADERS[interface], body, "generate", *_POLLS[interface], ("completed", "failed"))
+
+
+def _wish(request: Request) -> Mapping[str, Any]:
+    """Return the body of `POST /v1/jobs`, without the fields that are as they are by default."""
+    fields: Mapping[str, Any] = request_record(request)
+    kind, wish = {"kind": "upscale"}, UpscaleWish.model_fields
+    if isinstance(request, GenerationRequest):
+        fields = {**fields, "seed": request.seed, "base_model": "" if request.loras else request.base_model}
+        kind, wish = {}, GenerationWish.model_fields
+    usual = {name: each.get_default(call_default_factory=True) for name, each in wish.items()}
+    given = {name: fields[name] for name in wish if fields.get(name) not in ("", None, usual[name])}
+    return kind | json.loads(json.dumps(given))
 
 
 def _key_comment(key: ApiKey | None) -> str:
@@ -70,45 +104,36 @@ def _key_comment(key: ApiKey | None) -> str:
     return f"{KEY_VARIABLE}: your key {name}{key.hint}"
 
 
-def _body(request: Request, variant: Variant) -> Body:
-    """Return the request as the interface takes it: A takes no fewer than 20 steps, B has no field for them nor for the
-    number of images.
-    """
-    if isinstance(request, UpscaleRequest):
-        return {"image_id": request.image_id, "scale_factor": request.scale_factor}
-    body = variant_b.GenerationRequest if variant is Variant.B else variant_a.GenerationRequest
-    fields = body.fields_of(request)
-    return fields if "steps" not in fields else {**fields, "steps": max(FEWEST_STEPS, request.steps)}
-
-
-def _curl(call: _Call, operation: str, body: Body, base_url: str) -> str:
+def _curl(call: _Call, base_url: str) -> str:
     return (
-        f'curl {shlex.quote(f"{base_url}/v1/{operation}")} \\\n  -H "{call.header}: {call.scheme}${KEY_VARIABLE}" \\\n'
-        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+        f'curl {shlex.quote(f"{base_url}/v1/{call.path}")} \\\n  -H "{call.header}: {call.scheme}${KEY_VARIABLE}" \\\n'
+        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(call.body, ensure_ascii=False))}"
     )
 
 
-def _python(call: _Call, body: Body, base_url: str) -> str:
+def _python(call: _Call, base_url: str) -> str:
+    body = "".join(f'    "{name}": {value!r},\n' for name, value in call.body.items())
     return f"""import os, time, requests
 
 headers = {{"{call.header}": {f'"{call.scheme}" + ' if call.scheme else ""}os.environ["{KEY_VARIABLE}"]}}
-body = {json.dumps(body, indent=4)}
-answer = requests.post("{base_url}/v1/generate", json=body, headers=headers)
+body = {{
+{body}}}
+answer = requests.post("{base_url}/v1/{call.path}", json=body, headers=headers)
 answer.raise_for_status()
 job_id = answer.json()["{call.id_field}"]
 while True:
     job = requests.get(f"{base_url}/v1/{call.poll_path}/{{job_id}}", headers=headers).json()
-    if job["status"] in ("completed", "failed"):
+    if job["status"] in {json.dumps(call.ends)}:
         break
     time.sleep(5)
 print(job)"""
 
 
-def _javascript(call: _Call, body: Body, base_url: str) -> str:
-    text = json.dumps(body, indent=2).replace("\n", "\n  ")
+def _javascript(call: _Call, base_url: str) -> str:
+    text = json.dumps(call.body, indent=2).replace("\n", "\n  ")
     key = f"`{call.scheme}${{process.env.{KEY_VARIABLE}}}`"
     return f"""const headers = {{ "{call.header}": {key}, "Content-Type": "application/json" }};
-const answer = await fetch("{base_url}/v1/generate", {{
+const answer = await fetch("{base_url}/v1/{call.path}", {{
   method: "POST", headers,
   body: JSON.stringify({text}),
 }});
@@ -117,5 +142,5 @@ let job;
 do {{
   await new Promise((done) => setTimeout(done, 5000));
   job = await (await fetch(`{base_url}/v1/{call.poll_path}/${{id}}`, {{ headers }})).json();
-}} while (!["completed", "failed"].includes(job.status));
+}} while (!{json.dumps(call.ends)}.includes(job.status));
 console.log(job);"""

@@ -8,7 +8,7 @@ from serve_app.api.responses import failure_of
 from serve_app.domain.durations import measured_duration
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationRequest, UpscaleRequest
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 
 STATES: Mapping[JobState, str] = {
     JobState.QUEUED: "Waiting",
@@ -70,16 +70,38 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
         ]
     if request is None:
         return []
-    return [
-        Part("LoRA", lora_names.get(request.lora_id, "no longer available")),
-        Part("LoRA id", request.lora_id, is_id=True),
-        Part("LoRA weight", f"{request.lora_weight:g}"),
+    parts: list[Part] = []
+    for lora in request.loras:
+        parts += [
+            Part("LoRA", lora_names.get(lora.id, "no longer available")),
+            Part("LoRA id", lora.id, is_id=True),
+            Part("LoRA weight", f"{lora.weight:g}"),
+        ]
+    if request.base_model:
+        parts.append(Part("Base model", request.base_model))
+    if request.image is not None:
+        parts += [
+            Part("Begun from", request.image.image_id, is_id=True),
+            Part("Drawn anew", f"{100 * request.strength:g} %"),
+        ]
+    if request.mask is not None:
+        parts.append(Part("Masked by", request.mask.image_id, is_id=True))
+    parts += [
         Part("Size", f"{request.width} × {request.height} pixels"),
         Part("Images", str(request.num_images)),
         Part("Steps", str(request.steps)),
+        Part("Sampler", request.sampler or "the base model's own"),
         Part("Guidance", f"{request.guidance_scale:g}"),
         Part("Seed" if request.num_images == 1 else "Seeds", ", ".join(map(str, request.seeds))),
     ]
+    return parts
+
+
+def drawn_with(request: Request | None, lora_names: Mapping[str, str]) -> str:
+    """Name the LoRAs of a generation, or its base model where it has none."""
+    if not isinstance(request, GenerationRequest):
+        return ""
+    return " + ".join(lora_names.get(lora.id, "LoRA removed") for lora in request.loras) or request.base_model
 
 
 def timeline(job: Job) -> list[Part]:
