@@ -21,7 +21,6 @@ from serve_app.domain.errors import Forbidden, IdempotencyConflict, ImageQuotaEx
 from serve_app.domain.jobs import StoredImage, new_image_id
 from serve_app.jobs.deletion import JobDeletion
 from serve_app.jobs.images import ImageStore
-from serve_app.jobs.picture_file import decode
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.process import Background
@@ -166,6 +165,8 @@ class Uploads:
     async def _add(self, caller: Caller, file: Path, idempotency_key: str | None, *, is_mask: bool) -> Added:
         target = file.with_suffix(".png")
         async with self.decoding:
+            from serve_app.jobs.picture_file import decode  # here, so that commands start without Pillow
+
             size = await decode(file, target, is_mask=is_mask)
         sent, png = await asyncio.to_thread(lambda: (file.read_bytes(), target.read_bytes()))
         image_id = new_image_id()

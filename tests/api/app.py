@@ -207,7 +207,7 @@ async def send_curl(client: httpx.AsyncClient, words: Sequence[str]) -> httpx.Re
             case _:
                 assert not url
                 url = word
-    method = method or ("GET" if body is None else "POST")
+    method = method or ("GET" if body is None and not form else "POST")
     return await client.request(method, url, headers=headers, content=body, files=form or None)
 
 

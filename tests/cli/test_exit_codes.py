@@ -22,7 +22,8 @@ def _commands(group: Any, *words: str) -> Iterator[str]:
         yield from _commands(each, *words, name)
 
 
-COMMANDS = list(_commands(typer.main.get_command(app)))
+COMMANDS = [each for each in _commands(typer.main.get_command(app)) if each != "mcp"]
+"""All but the server of MCP, which asks the service by its address and speaks to a program."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
