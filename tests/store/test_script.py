@@ -12,7 +12,7 @@ from serve_app.store.script import Argument, Script, load_script
 from tests.support import ROOT
 
 FILES = {f"{path.parts[-3]}/{path.stem}": path for path in (ROOT / "serve_app").glob("*/scripts/*.lua")}
-LAYERS = ("jobs", "loras", "accounts", "store")
+LAYERS = ("webhooks", "jobs", "loras", "accounts", "store")
 """A script includes files of its own concern and of those to the right."""
 
 
