@@ -137,9 +137,11 @@ class GenerationRequest(_AnyRequest):
     def work(self) -> float:
         """Return megapixel-steps of denoising, the unit of cost, fairness and time estimates.
 
-        They count twice where the base model's sampler makes two passes a step, which is known at accept.
+        They count twice where the base model's sampler makes two passes a step, which is known at accept. An image that
+        it begins from leaves a part of the steps.
         """
-        return self.num_images * self.steps * self.width * self.height / 1e6
+        steps = self.steps if self.image is None else max(1, int(self.steps * self.strength))
+        return self.num_images * steps * self.width * self.height / 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,7 +120,7 @@ class Wishes:
             request = replace(request, strength=wish.strength)
             if int(request.steps * wish.strength) < 1:
                 raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
-        return Resolved(request, _cost(request, adapters, passes_of(sampler)))
+        return Resolved(request, _cost(adapters, passes_of(sampler)))
 
     async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
         found = await self.catalog.adapter_of(lora_id, caller.account_id)
@@ -195,9 +195,6 @@ def _rank(adapter: Adapter) -> int:
     return int(rank)
 
 
-def _cost(request: GenerationRequest, adapters: list[Adapter], passes: int) -> float:
-    """Return how many times the work counts: each pass of a step, the part of the steps that an image leaves, and the
-    ranks of LoRAs beyond the first."""
-    further = sum(map(_rank, adapters[1:])) / RANK_OF_A_LAYER
-    drawn = request.strength if request.image else 1
-    return passes * drawn * (1 + further)
+def _cost(adapters: list[Adapter], passes: int) -> float:
+    """Return how many times the work counts: for each pass of a step, and for the ranks of LoRAs beyond the first."""
+    return passes * (1 + sum(map(_rank, adapters[1:])) / RANK_OF_A_LAYER)

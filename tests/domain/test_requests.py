@@ -1,9 +1,10 @@
 import hashlib
 import sys
+from dataclasses import replace
 
 import pytest
 
-from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, image_seeds, to_seed_space
+from serve_app.domain.requests import GenerationRequest, LoraUse, Picture, UpscaleRequest, image_seeds, to_seed_space
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**53, 2**63, 2**64 - 1])
@@ -34,6 +35,8 @@ def test_work_counts_images_steps_and_pixels() -> None:
     request = GenerationRequest(prompt="a star", loras=(LoraUse("x"),), width=768, height=512, steps=20, seeds=(1, 2))
     assert request.num_images == 2
     assert request.work == pytest.approx(2 * 20 * 768 * 512 / 1e6)
+    begun = replace(request, image=Picture("img_x", "memory://x"), strength=0.25)
+    assert begun.work == pytest.approx(request.work / 4), "an image leaves a part of the steps"
 
 
 def test_an_upscale_knows_its_size() -> None:
