@@ -4,10 +4,7 @@
 {"refused": reason}.
 """
 
-import asyncio
 import json
-import logging
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -16,8 +13,9 @@ from typing import NamedTuple
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType
+from serve_app.domain.errors import UnsupportedMediaType
 from serve_app.safetensors_file import limit_memory
+from serve_app.store.limited_process import read_in_process
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 KINDS = "a PNG, JPEG or WebP"
@@ -32,9 +30,6 @@ READ_LIMIT_S = 2.0
 """Reading a picture may take this much processor time: 16 megapixels with transparency take 0.7 s."""
 LIMIT_S = 30.0
 """The whole process may take this long on a busy machine; writing 16 megapixels takes it a second."""
-_ROOT = Path(__file__).resolve().parents[2]
-
-log = logging.getLogger(__name__)
 
 
 class Decoded(NamedTuple):
@@ -55,31 +50,12 @@ async def decode(source: Path, target: Path, *, is_mask: bool = False) -> Decode
     send it only the transparency counts: it becomes white, and all else black. Raises `InvalidParameter` with
     the reason, `UnsupportedMediaType` for what is no PNG, JPEG or WebP.
     """
-    environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT)}
-    command = (sys.executable, "-m", "serve_app.jobs.picture_file", str(source), str(target), *["mask"] * is_mask)
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
-    )
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise InvalidParameter(f"file: reading it takes longer than {LIMIT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode == -signal.SIGPROF:
-        raise InvalidParameter(f"file: reading it takes more than {READ_LIMIT_S:g} s of a processor")
-    if process.returncode:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        log.warning("the process that read a picture ended with %d: %s", process.returncode, "".join(last)[:200])
-        raise InvalidParameter("file: it cannot be read as a picture")
-    answer = json.loads(out)
+    answer = await read_in_process(
+        "serve_app.jobs.picture_file", source, target, *["mask"] * is_mask,
+        kind="a picture", seconds=LIMIT_S, processor_seconds=READ_LIMIT_S,
+    )  # fmt: skip
     if answer.get("is_other"):
         raise UnsupportedMediaType(f"file: must be {KINDS} picture")
-    if "refused" in answer:
-        raise InvalidParameter(f"file: {answer['refused']}")
     return Decoded(**answer)
 
 

@@ -11,8 +11,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -42,7 +40,8 @@ from serve_app.loras.registry import AdapterRegistry
 from serve_app.loras.sources import weight_files
 from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import LAYER_TABLES
-from serve_app.settings import ROOT, Settings
+from serve_app.settings import Settings
+from serve_app.store.limited_process import read_in_process
 
 log = logging.getLogger(__name__)
 
@@ -265,27 +264,8 @@ async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> 
     Raises `InvalidParameter` where it does not fit the base model or breaks a limit.
     """
     arguments = (base.config or base.source, base.id, path, max_rank, tables, PROCESSOR_LIMIT_S)
-    command = (sys.executable, "-m", "serve_app.engine.inspection", *map(str, arguments))
-    environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
-    )
-    try:
-        async with asyncio.timeout(INSPECTION_LIMIT_S):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise InvalidParameter(f"file: reading it takes longer than {INSPECTION_LIMIT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode == -signal.SIGXCPU:
-        raise InvalidParameter(f"file: reading it takes more than {PROCESSOR_LIMIT_S} s of a processor")
-    if process.returncode:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        log.warning("the inspection of a file ended with %d: %s", process.returncode, "".join(last)[:200])
-        raise InvalidParameter("file: it cannot be read as a LoRA")
-    answer = json.loads(out.splitlines()[-1])
-    if "refused" in answer:
-        raise InvalidParameter(f"file: {answer['refused']}")
+    answer = await read_in_process(
+        "serve_app.engine.inspection", *arguments,
+        kind="a LoRA", seconds=INSPECTION_LIMIT_S, processor_seconds=PROCESSOR_LIMIT_S,
+    )  # fmt: skip
     return answer["found"]
