@@ -1,5 +1,6 @@
 """Submits a request: one durable accept, which checks permission, then a hint to a replica."""
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -220,6 +221,8 @@ class Submission:
         memory = await self.space.check()
         span = self._span(caller, job_id)
         new = replace(self._new_job(caller, request, call, span, memory, job_id), **of_the_job)
+        if call.webhook:  # whoever repeats an idempotency key names the same address too
+            new = replace(new, body_sha256=hashlib.sha256(f"{new.body_sha256} {call.webhook}".encode()).hexdigest())
         acceptance = await self.queue.accept(new)
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)

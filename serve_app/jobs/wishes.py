@@ -118,8 +118,8 @@ class Wishes:
         )
         if wish.strength is not None:
             request = replace(request, strength=wish.strength)
-            if int(request.steps * wish.strength) < 1:
-                raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
+        if request.image is not None and int(request.steps * request.strength) < 1:
+            raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
         return Resolved(request, _cost(adapters, passes_of(sampler)))
 
     async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:

@@ -23,7 +23,7 @@ PUBLIC_PORT = 443
 RESOLVE_S = 5.0
 RESOLVED_AT_ONCE = 16
 CONNECTIONS_TRIED = 3
-"""Of a name with many addresses, so many are connected to in turn."""
+"""At most this many addresses of a name are connected to, one after the other."""
 
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

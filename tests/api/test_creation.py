@@ -162,8 +162,10 @@ async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService
     first = await create(service, member, headers=key, **SHORTEST)
     again = await create(service, member, headers=key, **SHORTEST)
     assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
-    other = await create(service, member, headers=key, **SHORTEST, metadata={"a": "b"})
-    assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
+    others: list[dict[str, Any]] = [{"metadata": {"a": "b"}}, {"webhook_url": "https://1.1.1.1/told"}]
+    for more in others:
+        other = await create(service, member, headers=key, **SHORTEST, **more)
+        assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
 
 
 async def test_a_job_of_low_priority_waits_behind_all_others_of_its_account(
@@ -213,6 +215,11 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     usual = {"output_format": "png", "priority": "normal"}
     assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **usual, "metadata": {"a": "b"}}
     assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
+    begun: dict[str, Any] = {**SHORTEST, "image_id": image_id, "steps": 1}
+    bodies: list[dict[str, Any]] = [begun, {**begun, "strength": 0.5}]
+    for body in bodies:
+        refused = await create(service, member, **body)
+        assert error_of(refused)["message"].startswith("strength: leaves none of 1 steps")
 
 
 async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:
