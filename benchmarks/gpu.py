@@ -85,7 +85,9 @@ def _left(out: Path) -> list[Piece]:
 
 def _measure_apart(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
     """Measure in a process of its own, so that a lost device, a hang or a lack of memory costs this piece alone."""
-    process = multiprocessing.get_context("fork").Process(target=measure, args=(piece, Setup(args.tiny), args.out))
+    process = multiprocessing.get_context("spawn").Process(
+        target=measure, args=(piece.name, Setup(args.tiny), args.out)
+    )
     process.start()
     process.join(deadline - time.monotonic())
     process.kill()
@@ -98,8 +100,9 @@ def _measure_apart(piece: Piece, args: argparse.Namespace, deadline: float) -> N
         )
 
 
-def measure(piece: Piece, setup: Setup, out: Path) -> None:
+def measure(name: str, setup: Setup, out: Path) -> None:
     """Measure a piece, and write the report with what it found or how it failed."""
+    (piece,) = (piece for piece in PIECES if piece.name == name)
     began = time.monotonic()
     try:
         one: dict[str, Any] = {"found": piece.measure(setup, piece.model)}
