@@ -41,7 +41,7 @@ from serve_app.engine.gathered_rows import (
     RowViews,
     ones,
 )
-from serve_app.engine.lora_layers import LoRALayer, LoRALinear
+from serve_app.engine.lora_layers import LoRAConv, LoRALayer, LoRALinear
 
 NO_SLOT = 0
 """The slot without an adapter, for rows that have none and for padding."""
@@ -114,6 +114,7 @@ class AdapterSlots:
         self._uniform = uniform
         self._keys: list[Hashable] = [None] * len(lanes)
         self._layers = list(self.layers.values())
+        self._convolutions, self._convolved = [layer for layer in self._layers if isinstance(layer, LoRAConv)], 0
         self.names = {name: i for i, name in enumerate(self.layers)}
         """Layer → its place in tables and layouts."""
         is_read = {
@@ -123,6 +124,8 @@ class AdapterSlots:
         self._add_lora = add_lora
         self._slots = [NOTHING] * count
         self._plans: dict[Layout, Plan] = {}
+        self._noise: tuple[Layout, list[Tensor]] = NOTHING, []
+        """The layout that random adapters were last bound by, and their numbers."""
         layers, parts = len(self._layers), len(KINDS) * len(self._layers)
         self._table = torch.empty(count, 2 * parts + 2 * layers, dtype=torch.int32, device=store.device)
         self._table[NO_SLOT] = 0
@@ -231,6 +234,12 @@ class AdapterSlots:
         bound.bound = rows
         self._keys[lane] = (layout, len(slots), bound.moves)
 
+    def convolve_by(self, rows: int) -> None:
+        """Let each convolution of the first lane take so many rows at once in the passes that follow; 0: all."""
+        for layer in self._convolutions if rows != self._convolved else ():
+            layer.rows_at_once = rows
+        self._convolved = rows
+
     def key(self, lane: int = 0) -> Hashable:
         """Return what tells whether a forward pass of the lane runs the same operators on the same addresses again.
 
@@ -243,16 +252,21 @@ class AdapterSlots:
 
         Row i of the pass gets the adapter of number `rows[i]`, below `max_rows`, the same in any company.
         """
-        generator = torch.Generator().manual_seed(1)
         scales = torch.linspace(0.5, 1.5, max_rows)[list(rows), None, None].to(self.store.device, self.store.dtype)
         layout = Layout(layout.rank, layout.changed)
         plan = self._plan(layout)
         views = plan.views(torch.zeros(len(rows) * plan.length, WORDS, dtype=WORD, device=self.store.device), len(rows))
+        parts: list[Tensor] = []
         for i, change in views.changes.items():
             ranks = self._layers[i].down_rank(layout.rank), self._layers[i].up_rank(layout.rank)
             for view, rank in zip((change.down, change.up), ranks, strict=True):
-                part = view[:, : view.shape[1] * RANK_BUCKETS[0] // rank]
-                part.copy_(torch.randn(part.shape[1:], generator=generator) * 0.05)
+                parts.append(view[:, : view.shape[1] * RANK_BUCKETS[0] // rank])
+        if self._noise[0] != layout:
+            generator = torch.Generator().manual_seed(1)
+            drawn = [torch.randn(part.shape[1:], generator=generator) * 0.05 for part in parts]
+            self._noise = layout, [noise.to(self.store.device, self.store.dtype) for noise in drawn]
+        for part, noise in zip(parts, self._noise[1], strict=True):
+            part.copy_(noise)
         views.ups.mul_(scales)
         if self._add_lora is not None:
             read = partial(self._add_lora, *plan.as_slots(views.lines, len(rows), RANK_BUCKETS[0]))

@@ -4,10 +4,12 @@ Rows never mix, but a kernel may add numbers in another order when it is given m
 result then differs in its last bit. Which shapes agree depends on the machine, so it is measured there: random rows go
 through every pass that a batch may be divided into, at shuffled places, and must come out bit for bit as they do in the
 widest batch. The result is a row multiple, to whose multiples batches are padded, how many passes may run side by side,
-and whether each takes one thread only. Where nothing narrower agrees it is the widest shape itself. A widest shape that
-does not fit in the device's memory is halved: then bits may differ from those of a larger device.
+whether each takes one thread only, and how many rows a convolution takes at once. Where nothing narrower agrees it is the
+widest shape itself. A widest shape that does not fit in the device's memory is halved: then bits may differ from those
+of a larger device.
 """
 
+import logging
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -25,6 +27,8 @@ from serve_app.engine.findings import Findings
 from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning
 
+log = logging.getLogger(__name__)
+
 ROW_MULTIPLES = (1, 2, 4, 8)
 MIN_ROWS = 2
 """A forward pass has at least the rows of one run with guidance."""
@@ -40,6 +44,8 @@ class Division(NamedTuple):
     """The row counts that have compiled graphs; empty where forward passes are not compiled."""
     single: bool = False
     """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
+    convolved: int = 0
+    """So many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0: all."""
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""
@@ -58,6 +64,10 @@ class Division(NamedTuple):
             if not shapes <= known:
                 yield passes
             known |= shapes
+
+
+WHOLE = Division(1, 1)
+"""Every pass is computed as it is."""
 
 
 class BatchInvariance:
@@ -141,7 +151,7 @@ class BatchInvariance:
                 passes = probe.in_order(division.passes(rows))
                 ranks = [rank for rank in RANK_BUCKETS if rank <= highest]
                 layouts = map(self._adapter_slots.layout_at, ranks)
-                low, *higher = (probe.output(passes, layout, single=division.single) for layout in layouts)
+                low, *higher = (probe.output(passes, layout, division) for layout in layouts)
                 agree = all(torch.equal(low, each) for each in higher)
                 self._findings.keep(name, agree)
             self._ranks_agree[batch_key, highest] = agree
@@ -172,7 +182,12 @@ class BatchInvariance:
         lane_counts = sorted({self._lanes.count, 1}, reverse=True)
         for row_multiple, lanes in product((each for each in ROW_MULTIPLES if each < widest), lane_counts):
             yield self._divided(row_multiple, lanes)
-        yield self._divided(widest, 1)
+        if self._lanes.count == 1 and not self._static:  # a GPU, or one thread
+            yield from (Division(rows, 1, convolved=rows) for rows in ROW_MULTIPLES if MIN_ROWS <= rows < widest)
+            yield self._divided(widest, 1)
+            yield Division(widest, 1, convolved=widest)
+        else:
+            yield self._divided(widest, 1)
         if self._lanes.count > 1:
             for row_multiple in (*(each for each in ROW_MULTIPLES if each < widest), widest):
                 yield Division(row_multiple, self._lanes.count, single=True)
@@ -183,27 +198,28 @@ class BatchInvariance:
     def _first_exact(
         self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]
     ) -> Generator[None, None, int]:
-        """Return the place of the first division that keeps bits; the last one has a single shape, and nothing is left.
+        """Return the place of the first division that keeps bits, or the last, which has a single shape.
 
         It yields after each pass.
         """
         widest = self._widest(batch_key)
         probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
         layout = self._adapter_slots.widest_layout
-        whole: dict[tuple[bool, tuple[int, ...]], Tensor] = {}
-        for place, division in enumerate(candidates[:-1]):
-            passes, single = tuple(division.passes(widest)), division.single
-            if (single, passes) not in whole:
-                whole[single, passes] = probe.output(probe.in_order(passes), layout, single=single)
+        whole: dict[tuple[bool, int, tuple[int, ...]], Tensor] = {}
+        for place, division in enumerate(candidates):
+            passes = tuple(division.passes(widest))
+            key = division.single, division.convolved, passes
+            if key not in whole:
+                whole[key] = probe.output(probe.in_order(passes), layout, division)
                 yield
-            expected = whole[single, passes]
             for each in division.all_passes(widest):
-                is_exact = probe.keeps(expected, each, layout, single=single)
+                is_exact = probe.keeps(whole[key], each, layout, division)
                 yield
                 if not is_exact:
                     break
             else:
                 return place
+        log.warning("%s: a seed's image may depend on the images beside it on this device", self._name(batch_key))
         return len(candidates) - 1
 
     def _probe(self, batch_key: BatchKey, like: Conditioning, rows: int) -> "Probe":
@@ -255,17 +271,20 @@ class Probe:
         """Return which rows each pass takes: the first, in their order."""
         return torch.arange(sum(passes)).split(list(passes))
 
-    def keeps(self, whole: Tensor, passes: Sequence[int], layout: Layout, *, single: bool) -> bool:
+    def keeps(self, whole: Tensor, passes: Sequence[int], layout: Layout, division: Division) -> bool:
         """Return whether some of the rows of `whole`, shuffled over such passes, come out as they are there."""
         rows = torch.randperm(len(whole), generator=torch.Generator().manual_seed(sum(passes)))[: sum(passes)]
-        output = self.output(rows.split(list(passes)), layout, single=single)
+        output = self.output(rows.split(list(passes)), layout, division)
         return torch.equal(output, whole[rows.to(whole.device)])
 
-    def output(self, passes: Sequence[Tensor], layout: Layout, *, single: bool = False) -> Tensor:
+    def output(self, passes: Sequence[Tensor], layout: Layout, division: Division = WHOLE) -> Tensor:
         """Return the denoiser's output for the rows of each pass side by side, their adapters bound by `layout`."""
+        self._adapter_slots.convolve_by(division.convolved)
         for lane, rows in enumerate(passes):
             self._adapter_slots.bind_random(rows.tolist(), self._max_rows, layout, lane=lane)
-        return self._lanes.run([partial(self._forward, lane, rows) for lane, rows in enumerate(passes)], single=single)
+        return self._lanes.run(
+            [partial(self._forward, lane, rows) for lane, rows in enumerate(passes)], single=division.single
+        )
 
     def _forward(self, lane: int, rows: Tensor) -> Tensor:
         rows = rows.to(self._latents.device)

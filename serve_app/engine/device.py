@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,23 +32,34 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
 
 
 def lora_kernel(options: EngineOptions) -> AddLora | None:
-    """Return the kernel that adds adapters' changes, or None where torch's products do.
+    """Return the kernel that adds adapters' changes to numbers of 16 bits, or None where torch's products do."""
+    return (
+        None if torch_dtype(options) == torch.float32 else getattr(_kernels("lora_kernels", options), "add_lora", None)
+    )
 
-    It is for NVIDIA GPUs since Ampere and numbers of 16 bits, where Triton can compile it; it is tried out first. A
-    compiled denoiser takes torch's products, which its compiler fuses.
+
+def unet_kernels(options: EngineOptions) -> Any:
+    """Return the module of a UNet's kernels, or None where torch's own operators do."""
+    return _kernels("unet_kernels", options)
+
+
+def _kernels(name: str, options: EngineOptions) -> Any:
+    """Return one of this package's modules of Triton kernels, which is tried out first, or None.
+
+    They are for NVIDIA GPUs since Ampere. A compiled denoiser takes torch's operators, which its compiler fuses.
     """
     device, dtype = torch_device(options), torch_dtype(options)
-    if device.type != "cuda" or dtype == torch.float32 or options.compile:
+    if device.type != "cuda" or options.compile:
         return None
     if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:
-        kernels = importlib.import_module("serve_app.engine.lora_kernels")
+        kernels = importlib.import_module(f"serve_app.engine.{name}")
         kernels.check(device, dtype)
     except Exception:
-        log.warning("adapters are added by torch's products: the LoRA kernel does not work here", exc_info=True)
+        log.warning("torch's own operators are used: the kernels of %s do not work here", name, exc_info=True)
         return None
-    return kernels.add_lora
+    return kernels
 
 
 def upload(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Replays the denoiser's forward pass as one CUDA graph for each shape and row count; what cannot be captured is eager.
 
-It has not run on a GPU yet: `tests/engine/test_graphs.py` drives it by a recorder of torch's operators on a CPU.
+Where there is no GPU, `tests/engine/test_graphs.py` drives it by a recorder of torch's operators.
 
 A graph repeats the launches of one pass at the addresses of that pass, and no Python. So a pass takes its inputs from
 buffers that stay, and reads adapters where they were bound: a graph serves passes of its own key (`AdapterSlots.key`).

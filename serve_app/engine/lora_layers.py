@@ -152,6 +152,11 @@ class LoRAPointwise(LoRALinear):
 class LoRAConv(LoRALayer):
     base: nn.Conv2d
 
+    rows_at_once = 0
+    """So many rows are convolved by one call, and one where the convolution has strides; 0: all by one. cuDNN sums small
+    images otherwise where there are more of them, and with strides it sums the last of a call otherwise (seen on an
+    H200): in calls of one shape a row keeps its bits."""
+
     def __init__(self, base: nn.Conv2d) -> None:
         super().__init__(base)
         self.folds = base.weight.device.type == "cpu"
@@ -161,13 +166,17 @@ class LoRAConv(LoRALayer):
         change = self.change
         if change is not None and change.input_gain is not None:
             x = x * change.input_gain[:, :, None, None]
-        y = self.base(x)
+        y = self._convolve(x)
         if change is None:
             return y
         last = y.permute(0, 2, 3, 1)
         shrunk = (self._shrink_by_fold if self.folds else self._shrink_by_groups)(x, change.down)
         flat = last.reshape(x.shape[0], -1, self.fan_out).baddbmm_(shrunk.flatten(2).transpose(1, 2), change.up)
         return _apply_gain(flat, change).view(last.shape).permute(0, 3, 1, 2)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        some = min(self.rows_at_once, 1 if max(self.base.stride) > 1 else x.shape[0])
+        return torch.cat([self.base(rows) for rows in x.split(some)]) if some else self.base(x)
 
     def _shrink_by_fold(self, x: Tensor, down: Tensor) -> Tensor:
         """Compute x·down as [rows, rank, height, width]: a batched product over the kernel, summed by `fold`.

@@ -127,9 +127,11 @@ class Runner:
         inputs = state[0] * _per_run(scale, state[0].dim() - 1)
         for lane, each in enumerate(batch.passes):
             self.adapter_slots.bind(each.slots, each.scales, lane=lane)
+        division = self._division(runs[0])
+        self.adapter_slots.convolve_by(division.convolved)
         output = self.lanes.run(
             [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)],
-            single=self._division(runs[0]).single,
+            single=division.single,
         )
         negative, positive = output[batch.sides].chunk(2)
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022

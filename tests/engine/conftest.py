@@ -4,12 +4,13 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from serve_app.engine import AdapterFile, Engine, EngineOptions
+from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
+from serve_app.engine.families import unet
 from tests.engine import tiny_models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,13 +37,27 @@ def two_lanes() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+class Kernels(NamedTuple):
+    """The modules of kernels, whose functions Triton interprets."""
+
+    lora: Any
+    unet: Any
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Let models that are loaded from now on compute by kernels, as on a GPU."""
+        patch.setattr(base_model, "lora_kernel", lambda _: self.lora.add_lora)
+        patch.setattr(unet, "unet_kernels", lambda _: self.unet)
+
+
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[Any]:
-    """Import the module of kernels, whose functions Triton interprets."""
-    pytest.importorskip("triton", reason="Triton is made for Linux alone")
-    os.environ["TRITON_INTERPRET"] = "1"
-    yield importlib.import_module("serve_app.engine.lora_kernels")
-    del os.environ["TRITON_INTERPRET"]
+def kernels() -> Iterator[Kernels]:
+    triton = pytest.importorskip("triton", reason="Triton is made for Linux alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        lora, unet = (importlib.import_module(f"serve_app.engine.{name}_kernels") for name in ("lora", "unet"))
+        # Triton's own functions are for a GPU, unless it was imported with the variable set.
+        patch.setattr(triton.language, "sum", triton.jit(triton.language.sum.fn))
+        yield Kernels(lora, unet)
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,29 @@ def test_every_row_count_and_number_of_threads_in_use_is_measured(sd: Path, hook
 
 
 @pytest.mark.slow
+def test_convolutions_whose_bits_depend_on_rows_or_place_keep_them_and_a_lone_image_is_not_padded(
+    engine: Engine,
+) -> None:
+    """As those of cuDNN on an H200: small images by the rows of a call, those with strides by being its last."""
+
+    def depend_on_being_last(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
+        return torch.cat([answer[:-1], answer[-1:] * 1.1])
+
+    (model,) = engine.base_models.values()
+    layers = model.family.components["unet"].layers
+    layers["down_blocks.0.downsamplers.0.conv"].base.register_forward_hook(depend_on_being_last)
+    layers["mid_block.resnets.0.conv1"].base.register_forward_hook(depend_on_batch)
+    passes: list[int] = []
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
+    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
+    alone, together = alone_and_beside_others(engine, request)
+    assert alone == together
+    passes.clear()
+    finish(engine, [request])
+    assert passes == [2, 2], "the rows of one guided image"
+
+
+@pytest.mark.slow
 def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile]) -> None:
     """Compare a rank of 4 beside one of 24, while the slots have ranks up to 40."""
     (model,) = engine.base_models.values()

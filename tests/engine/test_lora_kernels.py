@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serve_app.engine import RunRequest, base_model
+from serve_app.engine import RunRequest
 from serve_app.engine.adapter_slots import AdapterSlots, AddLora, LayerWeights, ModuleWeights
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.lora_layers import wrap_layers
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.conftest import EXACT_FLOAT32, Kernels
 from tests.engine.run_engine import final_latents
 
 pytest.importorskip("triton", reason="Triton is made for Linux alone")
@@ -28,8 +28,8 @@ SCALES = (0.0, 0.5, -1.0, 0.3, 1.5, 0.75, 0.1)
 
 
 @pytest.fixture
-def add_lora(kernels: Any) -> AddLora:
-    return kernels.add_lora
+def add_lora(kernels: Kernels) -> AddLora:
+    return kernels.lora.add_lora
 
 
 def adapter(rank: int) -> LayerWeights:
@@ -129,28 +129,31 @@ def test_batch_invariance_is_measured_by_the_kernel(add_lora: AddLora) -> None:
 
 @torch.inference_mode()
 def test_a_row_keeps_its_bits_when_its_outputs_are_spread_over_more_programs(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, slots = net_with_adapters(torch.float32, kernels.add_lora)
+    net, slots = net_with_adapters(torch.float32, kernels.lora.add_lora)
     x = torch.randn(2, 24, 9, 8)
     slots.bind([5, 6], [1.0, 1.0])
     spread = net(x)
-    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    monkeypatch.setattr(kernels.lora, "PROGRAMS", 1)
     assert torch.equal(net(x), spread)
 
 
 def test_the_check_at_load_passes_and_tells_of_a_kernel_that_is_wrong(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels.check(torch.device("cpu"), torch.float32)
-    monkeypatch.setattr(kernels, "LINE_BYTES", 64)
-    with pytest.raises(RuntimeError, match="off by up to"):
-        kernels.check(torch.device("cpu"), torch.float32)
+    for module in kernels:
+        module.check(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(kernels.lora, "LINE_BYTES", 64)
+    monkeypatch.setattr(kernels.unet, "geglu", lambda pairs: pairs.chunk(2, -1)[0])
+    for module in kernels:
+        with pytest.raises(RuntimeError, match="off by up to"):
+            module.check(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.slow
 def test_an_image_is_drawn_as_by_torch(
-    small_sd: Path, tmp_path: Path, add_lora: AddLora, monkeypatch: pytest.MonkeyPatch
+    small_sd: Path, tmp_path: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = replace(EXACT_FLOAT32, max_rows=2, exact=False)
     files = [
@@ -168,7 +171,7 @@ def test_an_image_is_drawn_as_by_torch(
     plain = RunRequest(run_id="", prompt="a cat", guidance=1.0, steps=1, width=32, height=32)
     requests = [replace(plain, run_id=f"{i}", adapter=file, seed=i) for i, file in enumerate(files)]
     expected = final_latents(BaseModel.load("m", small_sd, options, lambda: None), requests)
-    monkeypatch.setattr(base_model, "lora_kernel", lambda _: add_lora)  # as on a GPU
+    kernels.use(monkeypatch)
     latents = final_latents(BaseModel.load("m", small_sd, options, lambda: None), requests)
     for key in expected:
         assert torch.allclose(latents[key], expected[key], atol=1e-5)
@@ -190,7 +193,7 @@ source = ASTSource(
     attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
 )
 for capability in (80, 90):
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
     print(capability, made.metadata.shared, "mma" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
 """
 

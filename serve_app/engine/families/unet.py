@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.domain.prompt_weights import Part, literal, weighted
-from serve_app.engine.device import torch_device, torch_dtype
+from serve_app.engine.device import torch_device, torch_dtype, unet_kernels
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.sgm import sgm_aliases
-from serve_app.engine.families.unet_blocks import run_constants, use_blocks
+from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
 from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -78,6 +78,9 @@ class UNetFamily:
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
         )
+        kernels = unet_kernels(options)
+        use_kernels(self.unet, kernels)
+        use_kernels(self.vae, kernels)
         self._crosses = use_blocks(self.unet)
         self.components = {"unet": unet_component(self.unet)}
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}

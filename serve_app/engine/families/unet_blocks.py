@@ -5,9 +5,9 @@ They hold nothing that belongs to a batch. Channels stay last in memory from blo
 by `run_constants` and given to every pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,59 @@ _OPTIONS = {
     "time_embedding_act_fn": None,
 }
 """With these options a UNet's blocks compute what this module's do: Stable Diffusion 1, 2 and XL have them."""
+
+
+class Kernels(NamedTuple):
+    """Functions of `unet_kernels`, where a device runs them."""
+
+    group_norm: Callable[[Tensor, Tensor, Tensor, int, float, bool], Tensor]
+    geglu: Callable[[Tensor], Tensor]
+
+
+def use_kernels(module: Any, kernels: Kernels | None) -> None:
+    """Let a UNet's or an autoencoder's group norms, and products of GEGLU, be computed by kernels."""
+    if kernels is None:
+        return
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.GroupNorm and child.affine:
+                setattr(parent, name, GroupNorm(child, kernels.group_norm))
+            elif type(child).__name__ == "GEGLU":
+                setattr(parent, name, GatedGELU(child.proj, kernels.geglu))
+
+
+class GroupNorm(nn.GroupNorm):
+    """torch's, computed by a kernel where the channels of the input lie last in memory."""
+
+    def __init__(
+        self, plain: nn.GroupNorm, kernel: Callable[[Tensor, Tensor, Tensor, int, float, bool], Tensor]
+    ) -> None:
+        super().__init__(plain.num_groups, plain.num_channels, plain.eps, device="meta")
+        self.weight, self.bias, self._kernel = plain.weight, plain.bias, kernel
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._by_kernel(input, silu=False) if _is_last(input) else super().forward(input)
+
+    def with_silu(self, x: Tensor) -> Tensor:
+        """Return the SiLU of the norm."""
+        return self._by_kernel(x, silu=True) if _is_last(x) else F.silu(super().forward(x), inplace=True)
+
+    def _by_kernel(self, x: Tensor, *, silu: bool) -> Tensor:
+        return self._kernel(x, self.weight, self.bias, self.num_groups, self.eps, silu)
+
+
+def _is_last(x: Tensor) -> bool:
+    """Return whether the channels of x [rows, channels, …] lie last in memory."""
+    return x.movedim(1, -1).is_contiguous()
+
+
+class GatedGELU(nn.Module):
+    def __init__(self, proj: nn.Module, kernel: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.proj, self._kernel = proj, kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernel(self.proj(x))
 
 
 def use_blocks(unet: Any) -> "list[CrossAttention]":
@@ -170,7 +223,11 @@ class Residual(nn.Module):
         self.norm2, self.conv2, self.conv_shortcut = plain.norm2, plain.conv2, plain.conv_shortcut
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        y = self.conv1(F.silu(self.norm1(x), inplace=True))
+        y = self.conv1(_silu_of(self.norm1, x))
         y += self.time_emb_proj(time)[:, :, None, None]
-        y = self.conv2(F.silu(self.norm2(y), inplace=True))
+        y = self.conv2(_silu_of(self.norm2, y))
         return y.add_(x if self.conv_shortcut is None else self.conv_shortcut(x))
+
+
+def _silu_of(norm: nn.Module, x: Tensor) -> Tensor:
+    return norm.with_silu(x) if isinstance(norm, GroupNorm) else F.silu(norm(x), inplace=True)
