@@ -79,11 +79,11 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def properties_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of each field; that of a list holds its items' own."""
+    """Return the schema of each field, and of a list's items, with what they refer to written out."""
     whole = model.model_json_schema()
     for field in whole["properties"].values():
-        if "$ref" in field.get("items", {}):
-            field["items"] = whole["$defs"][field["items"]["$ref"].rpartition("/")[2]]
+        for schema in (field, field.get("items", {})):
+            schema |= whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     return whole["properties"]
 
 

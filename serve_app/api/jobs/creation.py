@@ -59,10 +59,13 @@ class LoraWish(RequestBody):
 
 
 class _AnyWish(RequestBody):
-    output_format: Annotated[Literal["png", "jpeg", "webp"], Field(description="The images' file format.")] = "png"
+    output_format: Annotated[
+        ImageFormat, Field(strict=False, description="The images' file format, by default `png`.")
+    ] = ImageFormat.PNG
     priority: Annotated[
-        Literal["normal", "low"], Field(description="`low` waits behind all other jobs of your account.")
-    ] = "normal"
+        Priority,
+        Field(strict=False, description="`low` waits behind all other jobs of your account; by default `normal`."),
+    ] = Priority.NORMAL
     start_within: Annotated[
         Annotated[int, Field(ge=1, le=604_800)] | SkipJsonSchema[None],
         NOT_NULL,
@@ -75,13 +78,9 @@ class _AnyWish(RequestBody):
         Field(description="This HTTPS address is told by POST when the job ends, beside the account's webhooks."),
     ] = None
 
-    def _of_the_job(self) -> dict[str, Any]:
-        return {
-            "output_format": ImageFormat(self.output_format),
-            "priority": Priority(self.priority),
-            "start_within": self.start_within,
-            "metadata": self.metadata,
-        }
+    def of_the_job(self) -> dict[str, Any]:
+        """Return what a request of either kind says of its job, by the domain's names."""
+        return self.model_dump(include={"output_format", "priority", "start_within", "metadata"})
 
 
 class GenerationWish(_AnyWish):
@@ -141,21 +140,18 @@ class GenerationWish(_AnyWish):
     def to_domain(self) -> Wish:
         fields = self.model_dump(exclude={"kind", "loras", *_AnyWish.model_fields})
         loras = tuple(LoraUse(lora.id, lora.weight) for lora in self.loras)
-        return Wish(loras=loras, **fields, **self._of_the_job())
+        return Wish(loras=loras, **fields, **self.of_the_job())
 
 
 class UpscaleWish(_AnyWish):
     """A larger copy of an image."""
 
-    kind: Literal["upscale"] = "upscale"
+    kind: Literal["upscale"]
     image_id: Annotated[CatalogId, Field(description="An image of your account.")]
     scale_factor: Annotated[
         Literal[2, 4],
         Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
     ] = 2
-
-    def options(self) -> dict[str, Any]:
-        return self._of_the_job()
 
 
 def _kind_of(body: Any) -> Any:
@@ -225,7 +221,7 @@ async def create_job(
         call = replace(call, webhook=body.webhook_url)
     if isinstance(body, UpscaleWish):
         acceptance = await parts.submission.upscale(
-            caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.options()
+            caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.of_the_job()
         )
     else:
         acceptance = await parts.submission.create(caller, body.to_domain(), call)
