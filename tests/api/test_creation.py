@@ -113,7 +113,7 @@ async def test_usage_names_the_loras_of_a_job_together(service: TestService, mem
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prompt": ({}, "prompt: is required, must be a string of 1 to 4000 characters"),
     "an unknown kind": ({"kind": "video"}, "kind: must be generation or upscale"),
-    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field"),
+    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field; only another kind"),
     "too many LoRAs": (SHORTEST | {"loras": [{"id": LORA}] * 5}, "loras: must be at most 4 objects"),
     "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "weight must be between -2 and 2"),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
@@ -124,6 +124,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no multiple of eight": (SHORTEST | {"width": 260}, "width: must be a multiple of 8 between 256 and 2048"),
     "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
     "metadata of numbers": (SHORTEST | {"metadata": {"a": 1}}, "metadata: must be an object of at most 16 texts"),
+    "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras: must be a list of at most 4 objects"),
+    "a LoRA's unknown field": (SHORTEST | {"loras": [{"id": LORA, "x": 1}]}, "in each of which id must be 1 to 128"),
     "no truth value": (SHORTEST | {"prompt_weights": "yes"}, "prompt_weights: must be true or false"),
     "a heavy word": (SHORTEST | {"prompt_weights": True, "negative_prompt": "(a:11)"}, "a weight must be at most 10"),
     "a factor of three": ({"kind": "upscale", "image_id": "img_x", "scale_factor": 3}, "scale_factor: must be 2 or 4"),
