@@ -74,7 +74,9 @@ async def test_every_field_reaches_the_job_and_its_record(
 
 
 async def test_what_is_left_out_is_as_the_first_base_model_says(service: TestService, member: Member) -> None:
-    request = await generation_of(service, await create(service, member, **SHORTEST))
+    answer = await create(service, member, **SHORTEST)
+    assert answer.headers["x-unknown-words"] == "lighthouse"
+    request = await generation_of(service, answer)
     expected = GenerationRequest(prompt="a lighthouse", base_model="pocket", seeds=request.seeds)
     assert request == expected
     lora = await generation_of(service, await create(service, member, **SHORTEST, loras=[{"id": LORA}]))
