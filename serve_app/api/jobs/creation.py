@@ -79,8 +79,9 @@ class _AnyWish(RequestBody):
     ] = None
 
     def of_the_job(self) -> dict[str, Any]:
-        """Return what a request of either kind says of its job, by the domain's names."""
-        return self.model_dump(include={"output_format", "priority", "start_within", "metadata"})
+        """Return what a request of either kind says of its job; the order of `metadata` asks for nothing."""
+        told = self.model_dump(include={"output_format", "priority", "start_within"})
+        return told | {"metadata": dict(sorted(self.metadata.items()))}
 
 
 class GenerationWish(_AnyWish):
