@@ -1,19 +1,22 @@
 """`POST /v1/jobs` takes all that the base models can do, with either key, and says what was resolved."""
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from serve_app.api.jobs.creation import BaseModels
 from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
-from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.app import LORA, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
-from tests.support import adapter_id, adapter_of, store_image, wait_until
+from tests.support import adapter_id, adapter_of, store_image, wait_until, write_catalog
 
 NEON = adapter_id("neon")
 SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
@@ -121,6 +124,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
     "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
+    "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras: must be a list of at most 4 objects"),
+    "a LoRA's unknown field": (SHORTEST | {"loras": [{"id": LORA, "x": 1}]}, "in each of which id must be 1 to 128"),
     "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, "),
     "another family's sampler": (SHORTEST | {"sampler": "flow-euler"}, "sampler: pocket takes euler or "),
     "too wide": (SHORTEST | {"width": 1032}, "width: must be at most 1024 with pocket"),
@@ -214,8 +219,8 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     first = (await create(service, member, **SHORTEST)).json()["id"]
     await service.complete(first)
     image_id = (await show(service, member.a, first))["images"][0]["image_id"]
-    asked: dict[str, Any] = {"kind": "upscale", "image_id": image_id, "scale_factor": 4, "metadata": {"a": "b"}}
-    answer = await create(service, member, variant, **asked)
+    of_any = {name: WHOLE[name] for name in ("output_format", "priority", "start_within", "metadata")}
+    answer = await create(service, member, variant, kind="upscale", image_id=image_id, scale_factor=4, **of_any)
     assert answer.status_code == 202, answer.text
     usual = {"output_format": "png", "priority": "normal"}
     assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **usual, "metadata": {"a": "b"}}

@@ -37,6 +37,7 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type
 
 LONGEST_SIDE = 2048
 _SAMPLERS, _SPACINGS = ("|".join(map(str, names)).replace("+", r"\+") for names in (Sampler, SigmaSpacing))
+_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$"
 
 Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
@@ -100,7 +101,7 @@ class GenerationWish(_AnyWish):
         Field(description="That of the LoRAs; without one, by default the first of `GET /v1/base-models`."),
     ] = None
     sampler: Annotated[
-        Annotated[str, Field(min_length=1, max_length=40, pattern=f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$")]
+        Annotated[str, Field(min_length=1, max_length=40, json_schema_extra={"pattern": _SAMPLER_PATTERN})]
         | SkipJsonSchema[None],
         NOT_NULL,
         Field(description="Such as `euler` or `dpm++2m-karras`."),
@@ -248,7 +249,7 @@ class BaseModelInfo(ResponseBody):
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
-    mask: Annotated[bool, Field(description="Whether `mask_image_id` may be asked for.")]
+    mask: Annotated[bool, Field(description="Whether `mask_image_id` and `strength` may be asked for.")]
 
 
 class BaseModels(ResponseBody):
@@ -290,7 +291,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
                 "sampler": model.sampler,
                 "prompt_weights": abilities.prompt_weights,
-                "mask": abilities.mask,
+                "mask": abilities.begins_late,
             }
         )
     return record_response({"base_models": rows})
