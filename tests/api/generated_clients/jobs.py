@@ -72,6 +72,7 @@ def main(base_url: str, key: str, *loras: str) -> None:
     sent = wish.to_dict()
     del sent["kind"], sent["seed"]
     assert sent.items() <= asked.to_dict().items()
+    assert GenerationWish.from_dict(sent).output_format is asked.output_format, "both are of one type"
     assert [image.seed for image in drawn.images] == asked.seeds == ["7", "8"]
     assert drawn.finished_at, "a job that has ended"
 
