@@ -79,11 +79,11 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def properties_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of each field; that of a list holds its items' own."""
+    """Return the schema of each field, and of a list's items, with what they refer to written out."""
     whole = model.model_json_schema()
     for field in whole["properties"].values():
-        if "$ref" in field.get("items", {}):
-            field["items"] = whole["$defs"][field["items"]["$ref"].rpartition("/")[2]]
+        for schema in (field, field.get("items", {})):
+            schema |= whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     return whole["properties"]
 
 
@@ -107,19 +107,21 @@ class Rules:
 
     def explain(self, faults: Any) -> str:
         """Write a clause for each parameter that is unknown, missing or breaks its rule."""
-        names = [(self._name(fault["loc"]), str(fault["type"])) for fault in faults]
+        names = [self._named(fault["loc"], str(fault["type"])) for fault in faults]
         unknown = [name for name, kind in names if kind == "extra_forbidden"]
         broken = {name: kind for name, kind in names if kind != "extra_forbidden"}
         clauses = [self._unknown(name) for name in unknown[:SHOWN_UNKNOWN_FIELDS]]
         clauses += [f"{name}: {self._broken(name, kind)}" for name, kind in broken.items()]
         return "; ".join(clauses)
 
-    def _name(self, place: Sequence[Any]) -> str:
+    def _named(self, place: Sequence[Any], kind: str) -> tuple[str, str]:
+        """Return the parameter that a fault is in, and the fault's kind for it."""
         if place[0] != "body":
-            return str(place[-1])
+            return str(place[-1]), kind
         if len(place) == 1:
-            return "kind"  # of a body that has several, and is of none
-        return str(place[2] if place[1] in self._kinds and len(place) > 2 else place[1])
+            return "kind", kind  # of a body that has several, and is of none
+        name, *inner = place[2:] if place[1] in self._kinds and len(place) > 2 else place[1:]
+        return str(name), "inner_type" if inner and kind in ("missing", "extra_forbidden") else kind
 
     def _broken(self, name: str, kind: str) -> str:
         rule = rule_of(self._schemas[name])
@@ -130,6 +132,8 @@ class Rules:
     def _unknown(self, name: str) -> str:
         if name in self._other_api_fields:
             return f"{name}: {self._other_api_fields[name]}"
+        if name in self._schemas:
+            return f"{name}: unknown field; only another kind has it"
         shown = name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
         near = get_close_matches(name[:SHOWN_NAME_LENGTH].lower(), self._schemas, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(self._schemas)}"

@@ -2,7 +2,7 @@
 
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
@@ -28,7 +28,7 @@ class RequestBody(BaseModel):
     @classmethod
     def kind_of_body(cls) -> str:
         """Return the `kind` of one model of a body that has several."""
-        return cls.model_fields["kind"].default
+        return get_args(cls.model_fields["kind"].annotation)[0]
 
 
 class GenerationBody(RequestBody):

@@ -18,7 +18,7 @@ STORED_RETRY_S = 3_600
 class Acceptance:
     """An accepted job, read without its request; `replayed` when an earlier call with the same idempotency key made it.
 
-    `base_model` and `trigger_words` are of the LoRAs that it uses.
+    `base_model` is what it is drawn by, and `trigger_words` are of the LoRAs that it uses.
     """
 
     job: Job

@@ -117,7 +117,8 @@ class Submission:
             raise Forbidden(next(filter(None, named), error.message)) from None
         job_id = new_job_id(JobKind.GENERATION, "job")
         await self._check_prompt(caller, request, job_id, "prompt")
-        return await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
+        accepted = await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
+        return replace(accepted, base_model=request.base_model)
 
     async def _picture(self, caller: Caller, image_id: str | None) -> Picture | None:
         if image_id is None:

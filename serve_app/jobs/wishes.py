@@ -94,7 +94,7 @@ class Wishes:
         abilities = abilities_of(base.pipeline)
         width, height = _size(wish, base, abilities)
         _check_abilities(wish, base, abilities)
-        sampler = _sampler(wish.sampler) or next((each.sampler for each in adapters if each.sampler), base.sampler)
+        sampler = wish.sampler or next((each.sampler for each in adapters if each.sampler), base.sampler)
         steps = wish.steps or next((each.steps for each in adapters if each.steps), base.steps)
         guidance = wish.guidance_scale or next((each.guidance for each in adapters if each.guidance), base.guidance)
         request = GenerationRequest(
@@ -116,10 +116,10 @@ class Wishes:
             priority=wish.priority,
             start_within=wish.start_within,
         )
-        if wish.strength is not None:
-            request = replace(request, strength=wish.strength)
-        if request.image is not None and int(request.steps * request.strength) < 1:
-            raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
+        if image is not None:
+            request = replace(request, strength=wish.strength or (request.strength if abilities.begins_late else 1.0))
+            if abilities.rounds_down and int(request.steps * request.strength) < 1:
+                raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
         return Resolved(request, _cost(adapters, passes_of(sampler)))
 
     async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
@@ -167,10 +167,12 @@ def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:
         raise InvalidParameter(f"prompt_weights: {base.id} does not take them")
     if wish.prompt_weights:
         _check_weights(wish)
-    if wish.mask_image_id is not None and not abilities.mask:
-        raise InvalidParameter(f"mask_image_id: {base.id} looks at an image as a whole and takes no mask")
+    if wish.sampler is not None:
+        _check_sampler(wish.sampler, base, abilities)
     for name in ("strength", "mask_image_id"):
-        if wish.image_id is None and getattr(wish, name) is not None:
+        if getattr(wish, name) is not None and not abilities.begins_late:
+            raise InvalidParameter(f"{name}: {base.id} looks at an image as a whole and takes none")
+        if getattr(wish, name) is not None and wish.image_id is None:
             raise InvalidParameter(f"{name}: needs an image_id")
 
 
@@ -182,11 +184,13 @@ def _check_weights(wish: Wish) -> None:
         raise InvalidParameter(str(error)) from None
 
 
-def _sampler(name: str | None) -> str:
+def _check_sampler(name: str, base: BaseModel, abilities: Abilities) -> None:
     try:
-        return name if name and parse_sampler(name) else ""
+        sampler, _ = parse_sampler(name)
     except ValueError as error:
         raise InvalidParameter(str(error)) from None
+    if sampler not in abilities.samplers:
+        raise InvalidParameter(f"sampler: {base.id} takes {' or '.join(abilities.samplers)}")
 
 
 def _rank(adapter: Adapter) -> int:

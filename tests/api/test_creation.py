@@ -1,19 +1,22 @@
 """`POST /v1/jobs` takes all that the base models can do, with either key, and says what was resolved."""
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from serve_app.api.jobs.creation import BaseModels
 from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
-from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.app import LORA, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
-from tests.support import adapter_id, adapter_of, store_image, wait_until
+from tests.support import adapter_id, adapter_of, store_image, wait_until, write_catalog
 
 NEON = adapter_id("neon")
 SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
@@ -34,7 +37,7 @@ WHOLE: dict[str, Any] = {
     "output_format": "webp",
     "priority": "low",
     "start_within": 60,
-    "metadata": {"order": "4711"},
+    "metadata": {"order": "4711", "customer": "acme"},
 }
 
 
@@ -59,7 +62,9 @@ async def generation_of(service: TestService, answer: httpx.Response) -> Generat
 async def test_every_field_reaches_the_job_and_its_record(
     service: TestService, member: Member, variant: Variant
 ) -> None:
-    answer = await create(service, member, variant, **WHOLE)
+    begun = (await service.complete(await service.submit(member, num_images=2))).images
+    pictures: dict[str, Any] = {"image_id": begun[0].image_id, "mask_image_id": begun[1].image_id, "strength": 0.5}
+    answer = await create(service, member, variant, **WHOLE, **pictures)
     request = await generation_of(service, answer)
     body = await show(service, member.headers(variant), answer.json()["id"])
     assert answer.headers["location"] == f"/v1/jobs/{body['id']}"
@@ -69,12 +74,15 @@ async def test_every_field_reaches_the_job_and_its_record(
     assert (body["id"].partition("_")[0], body["interface"], body["status"]) == ("job", variant, "queued")
     seeds = ["18446744073709551615", str(request.seeds[1])]
     told = {name: value for name, value in WHOLE.items() if name not in ("kind", "seed")}
-    assert body["request"] == told | {"seeds": seeds}
+    assert body["request"] == told | pictures | {"seeds": seeds}
     assert request.loras == (LoraUse(LORA, 0.5), LoraUse(NEON, -0.25))
+    assert [each and each.uri for each in (request.image, request.mask)] == [image.image_uri for image in begun]
 
 
 async def test_what_is_left_out_is_as_the_first_base_model_says(service: TestService, member: Member) -> None:
-    request = await generation_of(service, await create(service, member, **SHORTEST))
+    answer = await create(service, member, **SHORTEST)
+    assert answer.headers["x-unknown-words"] == "lighthouse"
+    request = await generation_of(service, answer)
     expected = GenerationRequest(prompt="a lighthouse", base_model="pocket", seeds=request.seeds)
     assert request == expected
     lora = await generation_of(service, await create(service, member, **SHORTEST, loras=[{"id": LORA}]))
@@ -113,13 +121,16 @@ async def test_usage_names_the_loras_of_a_job_together(service: TestService, mem
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prompt": ({}, "prompt: is required, must be a string of 1 to 4000 characters"),
     "an unknown kind": ({"kind": "video"}, "kind: must be generation or upscale"),
-    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field"),
+    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field; only another kind"),
     "too many LoRAs": (SHORTEST | {"loras": [{"id": LORA}] * 5}, "loras: must be at most 4 objects"),
     "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "weight must be between -2 and 2"),
+    "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras: must be a list of at most 4 objects"),
+    "a LoRA's unknown field": (SHORTEST | {"loras": [{"id": LORA, "x": 1}]}, "in each of which id must be 1 to 128"),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
     "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
-    "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be"),
+    "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, "),
+    "another family's sampler": (SHORTEST | {"sampler": "flow-euler"}, "sampler: pocket takes euler or "),
     "too wide": (SHORTEST | {"width": 1032}, "width: must be at most 1024 with pocket"),
     "no multiple of eight": (SHORTEST | {"width": 260}, "width: must be a multiple of 8 between 256 and 2048"),
     "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
@@ -159,13 +170,19 @@ async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, memb
 
 async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:
     key = {"Idempotency-Key": "one"}
-    first = await create(service, member, headers=key, **SHORTEST)
-    again = await create(service, member, headers=key, **SHORTEST)
-    assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
-    others: list[dict[str, Any]] = [{"metadata": {"a": "b"}}, {"webhook_url": "https://1.1.1.1/told"}]
-    for more in others:
-        other = await create(service, member, headers=key, **SHORTEST, **more)
-        assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
+    metadata = {"order": "4711", "customer": "acme"}
+    upscale = {"kind": "upscale", "image_id": await service.completed_image(member)}
+    bodies: list[dict[str, Any]] = [SHORTEST, upscale]
+    for body in bodies:
+        first = await create(service, member, headers=key, **body, metadata=metadata)
+        again = await create(service, member, headers=key, **body, metadata=dict(reversed(metadata.items())))
+        assert (again.json()["id"], again.headers["idempotency-replayed"]) == (first.json()["id"], "true")
+        told = {"metadata": metadata, "webhook_url": "https://1.1.1.1/told"}
+        others: list[dict[str, Any]] = [{"metadata": {"a": "b"}}, told]
+        for more in others:
+            other = await create(service, member, headers=key, **body, **more)
+            assert (other.status_code, error_of(other)["code"]) == (409, "idempotency_conflict")
+        key = {"Idempotency-Key": "two"}
 
 
 async def test_a_job_of_low_priority_waits_behind_all_others_of_its_account(
@@ -209,11 +226,13 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     first = (await create(service, member, **SHORTEST)).json()["id"]
     await service.complete(first)
     image_id = (await show(service, member.a, first))["images"][0]["image_id"]
-    asked: dict[str, Any] = {"kind": "upscale", "image_id": image_id, "scale_factor": 4, "metadata": {"a": "b"}}
-    answer = await create(service, member, variant, **asked)
+    of_any = {name: WHOLE[name] for name in ("output_format", "priority", "start_within", "metadata")}
+    answer = await create(service, member, variant, kind="upscale", image_id=image_id, scale_factor=4, **of_any)
     assert answer.status_code == 202, answer.text
-    usual = {"output_format": "png", "priority": "normal"}
-    assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **usual, "metadata": {"a": "b"}}
+    assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **of_any}
+    shortest = await create(service, member, kind="upscale", image_id=image_id)
+    usual = {"output_format": "png", "priority": "normal", "metadata": {}}
+    assert shortest.json()["request"] == {"image_id": image_id, "scale_factor": 2, **usual}
     assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
     begun: dict[str, Any] = {**SHORTEST, "image_id": image_id, "steps": 1}
     bodies: list[dict[str, Any]] = [begun, {**begun, "strength": 0.5}]
@@ -227,3 +246,33 @@ async def test_base_models_say_what_may_be_asked_of_them(service: TestService, m
     (pocket,) = BaseModels.model_validate_json(answer.content).base_models
     assert (pocket.id, pocket.usual_side, pocket.longest_side) == ("pocket", 512, 1024)
     assert (pocket.steps, pocket.guidance_scale, pocket.prompt_weights, pocket.mask) == (30, 7.5, True, True)
+
+
+async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_asked_for(tmp_path: Path) -> None:
+    catalog = write_catalog(tmp_path / "offered")
+    rows = yaml.safe_load(catalog.read_text())
+    rows["base_models"][0] |= {"steps": 12, "guidance": 3.5, "sampler": "ddim"}
+    rows["adapters"][0] |= {"steps": 4, "guidance": 1.5, "sampler": "lcm"}
+    for name in ("Flux2Klein", "ZImage"):
+        rows["base_models"].append({"id": name, "folder": str(tmp_path / name)})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model_index.json").write_text(json.dumps({"_class_name": f"{name}Pipeline"}))
+    catalog.write_text(yaml.safe_dump(rows))
+    async with open_service(tmp_path, catalog=catalog) as service:
+        member = await service.member()
+        for loras, usual in (([], (12, 3.5, "ddim")), ([{"id": LORA}], (4, 1.5, "lcm"))):
+            drawn = await generation_of(service, await create(service, member, **SHORTEST, loras=loras))
+            assert (drawn.steps, drawn.guidance_scale, drawn.sampler) == usual
+        begun: dict[str, Any] = {**SHORTEST, "steps": 1, "image_id": await service.completed_image(member)}
+        klein = await generation_of(service, await create(service, member, **begun, base_model="Flux2Klein"))
+        assert (klein.base_model, klein.width, klein.strength, klein.work) == ("Flux2Klein", 1024, 1, 1024**2 / 1e6)
+        z_image = await generation_of(service, await create(service, member, **begun, base_model="ZImage"))
+        assert (z_image.base_model, z_image.strength) == ("ZImage", 0.8)
+        refused: dict[str, Any] = {"strength": 0.5, "mask_image_id": begun["image_id"], "prompt_weights": True}
+        refused["sampler"] = "euler"
+        for field, value in refused.items():
+            answer = await create(service, member, **begun, base_model="Flux2Klein", **{field: value})
+            assert error_of(answer)["message"].startswith(f"{field}: Flux2Klein ")
+        listed = await service.client.get("/v1/base-models", headers=member.a)
+        models = {each.id: each for each in BaseModels.model_validate_json(listed.content).base_models}
+        assert [models[name].mask for name in ("pocket", "Flux2Klein", "ZImage")] == [True, False, True]

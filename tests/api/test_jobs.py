@@ -143,6 +143,7 @@ async def pages(service: TestService, member: Member, *, limit: int) -> list[str
     query = f"?limit={limit}"
     while query:
         page = await listing(service, member, query)
+        assert len(page["jobs"]) <= limit
         seen += [job["id"] for job in page["jobs"]]
         query = f"?limit={limit}&cursor={page['next_cursor']}" if "next_cursor" in page else ""
     return seen

@@ -70,7 +70,10 @@ def test_images_are_drawn_by_a_lora_s_name_as_base64(caller: Caller) -> None:
         size="256x320",  # pyright: ignore[reportArgumentType] # any size of the base model
         response_format="b64_json",
         output_format="webp",
+        background="opaque",
         quality="high",
+        style="vivid",
+        moderation="low",
         user="someone",
     )
     images = [base64.b64decode(image.b64_json or "") for image in answer.data or []]
@@ -102,6 +105,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     image, mask = png("RGB", (255, 0, 0)), png("RGBA", (0, 0, 255, 255), (9, 9, 9, 0))
     key, edit = {"Idempotency-Key": "one"}, caller.openai.images.edit
     asked: Any = {"image": image, "mask": mask, "prompt": "a boat", "n": 2, "size": "512x512", "extra_headers": key}
+    asked["input_fidelity"] = "high"
     first, again = edit(**asked), edit(**asked)
     assert len(first.data or []) == 2
     assert first.data == again.data
@@ -126,6 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None
     "no multiple of eight": ({"size": "300x300"}, openai.BadRequestError, "size"),
     "too large": ({"size": "256x2048"}, openai.BadRequestError, "size"),
     "too many": ({"n": 9}, openai.BadRequestError, "n"),
+    "a background that is none": ({"background": "transparent"}, openai.BadRequestError, "background"),
     "an unknown field": ({"extra_body": {"negative": "x"}}, openai.BadRequestError, "negative"),
     "an unknown model": ({"model": "gpt-image-1"}, openai.NotFoundError, "model"),
     "a LoRA of others": ({"model": "Private"}, openai.NotFoundError, "model"),

@@ -1,8 +1,12 @@
 """`GET /v1/usage`: an account's own, by day, key and LoRA, with either credential."""
 
+from datetime import date, timedelta
+
 import pytest
 
+from serve_app.store.keys import redis_key
 from tests.api.app import LORA, Member, TestService, error_of
+from tests.support import plain_redis
 
 
 async def test_usage_is_the_accounts_own_by_day_key_and_lora(service: TestService, member: Member) -> None:
@@ -10,9 +14,9 @@ async def test_usage_is_the_accounts_own_by_day_key_and_lora(service: TestServic
     await service.complete(await service.submit(await service.member()))
     answer = await service.client.get("/v1/usage?days=2", headers=member.b)
     assert answer.status_code == 200, answer.text
-    today = (await service.resources.usage.today()).isoformat()
-    assert answer.json()["last_day"] == today
-    assert answer.json()["first_day"] < today
+    day = await service.resources.usage.today()
+    today, yesterday = day.isoformat(), (day - timedelta(days=1)).isoformat()
+    assert (answer.json()["first_day"], answer.json()["last_day"]) == (yesterday, today)
     assert answer.json()["usage"] == [
         {
             "day": today,
@@ -24,6 +28,12 @@ async def test_usage_is_the_accounts_own_by_day_key_and_lora(service: TestServic
         }
     ]
     assert job.key_id
+    with plain_redis(service.resources.redis_url) as redis:
+        ago = [str((day - date(1970, 1, 1)).days - days) for days in (0, 1)]
+        redis.rename(*(redis_key("usage", member.account.id, each) for each in ago))
+    for days, shown in (("1", []), ("2", [yesterday])):
+        answer = await service.client.get(f"/v1/usage?days={days}", headers=member.a)
+        assert [row["day"] for row in answer.json()["usage"]] == shown
 
 
 @pytest.mark.parametrize("days", ["0", "367", "x"])

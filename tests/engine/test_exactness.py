@@ -14,7 +14,7 @@ from torch import Tensor
 
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.unet import SAMPLERS
+from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.run import Applied
 from serve_app.engine_options import SigmaSpacing
 from tests.engine import tiny_models

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serve_app.engine import AdapterFile, Engine, RunRequest, as_one
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.unet import SAMPLERS
+from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.run import Run
 from serve_app.engine_options import Sampler
 from tests.engine import tiny_models

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.families.unet import SAMPLERS
+from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.sampler import Schedule, advance, make_schedule, make_scheduler, scaled_input
 from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler
 from tests.engine.diffusers_reference import BrownianPath

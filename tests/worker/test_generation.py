@@ -215,13 +215,15 @@ async def test_a_picture_that_is_gone_or_broken_is_named_and_not_tried_again(
     assert not executor.has_work
 
 
-async def test_a_lora_of_a_base_model_that_is_not_loaded_is_left_to_others(
+async def test_a_request_for_a_base_model_that_is_not_loaded_is_left_to_others(
     executor: GenerationExecutor, resources: Resources
 ) -> None:
     adapter = adapter_of("", base_model="sdxl")
     await resources.adapter_registry.register(adapter)
-    with pytest.raises(NotLoaded, match="base model sdxl is not loaded here"):
-        await executor.start(claim_of(dataclasses.replace(REQUEST, loras=(LoraUse(adapter.id),))), ["1"])
+    of_a_lora = dataclasses.replace(REQUEST, loras=(LoraUse(adapter.id),))
+    for request in (of_a_lora, dataclasses.replace(REQUEST, loras=(), base_model="sdxl")):
+        with pytest.raises(NotLoaded, match="base model sdxl is not loaded here"):
+            await executor.start(claim_of(request), ["1"])
     assert not executor.has_work
 
 

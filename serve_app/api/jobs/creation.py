@@ -37,6 +37,7 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type
 
 LONGEST_SIDE = 2048
 _SAMPLERS, _SPACINGS = ("|".join(map(str, names)).replace("+", r"\+") for names in (Sampler, SigmaSpacing))
+_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$"
 
 Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
@@ -59,10 +60,13 @@ class LoraWish(RequestBody):
 
 
 class _AnyWish(RequestBody):
-    output_format: Annotated[Literal["png", "jpeg", "webp"], Field(description="The images' file format.")] = "png"
+    output_format: Annotated[
+        ImageFormat, Field(strict=False, description="The images' file format, by default `png`.")
+    ] = ImageFormat.PNG
     priority: Annotated[
-        Literal["normal", "low"], Field(description="`low` waits behind all other jobs of your account.")
-    ] = "normal"
+        Priority,
+        Field(strict=False, description="`low` waits behind all other jobs of your account; by default `normal`."),
+    ] = Priority.NORMAL
     start_within: Annotated[
         Annotated[int, Field(ge=1, le=604_800)] | SkipJsonSchema[None],
         NOT_NULL,
@@ -75,13 +79,10 @@ class _AnyWish(RequestBody):
         Field(description="This HTTPS address is told by POST when the job ends, beside the account's webhooks."),
     ] = None
 
-    def _of_the_job(self) -> dict[str, Any]:
-        return {
-            "output_format": ImageFormat(self.output_format),
-            "priority": Priority(self.priority),
-            "start_within": self.start_within,
-            "metadata": self.metadata,
-        }
+    def of_the_job(self) -> dict[str, Any]:
+        """Return what a request of either kind says of its job; the order of `metadata` asks for nothing."""
+        told = self.model_dump(include={"output_format", "priority", "start_within"})
+        return told | {"metadata": dict(sorted(self.metadata.items()))}
 
 
 class GenerationWish(_AnyWish):
@@ -100,7 +101,7 @@ class GenerationWish(_AnyWish):
         Field(description="That of the LoRAs; without one, by default the first of `GET /v1/base-models`."),
     ] = None
     sampler: Annotated[
-        Annotated[str, Field(min_length=1, max_length=40, pattern=f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$")]
+        Annotated[str, Field(min_length=1, max_length=40, json_schema_extra={"pattern": _SAMPLER_PATTERN})]
         | SkipJsonSchema[None],
         NOT_NULL,
         Field(description="Such as `euler` or `dpm++2m-karras`."),
@@ -141,21 +142,18 @@ class GenerationWish(_AnyWish):
     def to_domain(self) -> Wish:
         fields = self.model_dump(exclude={"kind", "loras", *_AnyWish.model_fields})
         loras = tuple(LoraUse(lora.id, lora.weight) for lora in self.loras)
-        return Wish(loras=loras, **fields, **self._of_the_job())
+        return Wish(loras=loras, **fields, **self.of_the_job())
 
 
 class UpscaleWish(_AnyWish):
     """A larger copy of an image."""
 
-    kind: Literal["upscale"] = "upscale"
+    kind: Literal["upscale"]
     image_id: Annotated[CatalogId, Field(description="An image of your account.")]
     scale_factor: Annotated[
         Literal[2, 4],
         Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
     ] = 2
-
-    def options(self) -> dict[str, Any]:
-        return self._of_the_job()
 
 
 def _kind_of(body: Any) -> Any:
@@ -225,7 +223,7 @@ async def create_job(
         call = replace(call, webhook=body.webhook_url)
     if isinstance(body, UpscaleWish):
         acceptance = await parts.submission.upscale(
-            caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.options()
+            caller, body.image_id, body.scale_factor, call, of_any_job=True, **body.of_the_job()
         )
     else:
         acceptance = await parts.submission.create(caller, body.to_domain(), call)
@@ -251,7 +249,7 @@ class BaseModelInfo(ResponseBody):
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
-    mask: Annotated[bool, Field(description="Whether `mask_image_id` may be asked for.")]
+    mask: Annotated[bool, Field(description="Whether `mask_image_id` and `strength` may be asked for.")]
 
 
 class BaseModels(ResponseBody):
@@ -293,7 +291,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
                 "sampler": model.sampler,
                 "prompt_weights": abilities.prompt_weights,
-                "mask": abilities.mask,
+                "mask": abilities.begins_late,
             }
         )
     return record_response({"base_models": rows})

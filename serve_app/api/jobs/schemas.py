@@ -19,6 +19,7 @@ Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{
 
 Count = Annotated[int, Field(ge=0)]
 OptionalTime = UtcTime | SkipJsonSchema[None]
+ExpectedEnd = Annotated[OptionalTime, Field(description="Only for a single job, not in lists.")]
 
 
 MAX_LORAS = 4
@@ -117,14 +118,21 @@ class _AnyJob(ResponseBody):
     started_at: Annotated[OptionalTime, Field(description="Present once a worker has started it.")] = None
 
 
-class UnfinishedJob(_AnyJob):
-    """A job that waits or runs."""
+class QueuedJob(_AnyJob):
+    """A job that waits."""
 
-    status: Literal["queued", "running"]
+    status: Literal["queued"]
     jobs_ahead: Annotated[
-        Count | SkipJsonSchema[None], Field(description="How many jobs of your account are before it, while it waits.")
+        Count | SkipJsonSchema[None], Field(description="How many jobs of your account are before it.")
     ] = None
-    estimated_completion_time: Annotated[OptionalTime, Field(description="Only for a single job, not in lists.")] = None
+    estimated_completion_time: ExpectedEnd = None
+
+
+class RunningJob(_AnyJob):
+    """A job that a worker has started."""
+
+    status: Literal["running"]
+    estimated_completion_time: ExpectedEnd = None
 
 
 class CompletedJob(_AnyJob):
@@ -145,7 +153,8 @@ class EndedJob(_AnyJob):
     error: Failure
 
 
-AnyJob = UnfinishedJob | CompletedJob | EndedJob
+# TypeScript rules a shape out by `status` only where the shape has a single one.
+AnyJob = QueuedJob | RunningJob | CompletedJob | EndedJob
 
 
 class Job(RootModel[Annotated[AnyJob, Field(discriminator="status")]]):

@@ -4,8 +4,11 @@ The families themselves are in `registry.py`; this is what an interface must kno
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from serve_app.engine_options import Sampler
 
 
 class Abilities(NamedTuple):
@@ -16,18 +19,26 @@ class Abilities(NamedTuple):
     longest_side: int = 1536
     prompt_weights: bool = False
     """Whether `(red:1.5)` in a prompt can weight its words."""
-    mask: bool = True
-    """Whether a mask can keep a part of an image that another is begun from."""
+    begins_late: bool = True
+    """Whether an image that another is begun from leaves out steps, by its strength, and a mask can keep a part of it.
+
+    Otherwise every step looks at it as a whole.
+    """
+    rounds_down: bool = False
+    """Whether a low strength can leave no step."""
+    samplers: Sequence[Sampler] = (Sampler.FLOW_EULER,)
 
 
-_UNET = Abilities(usual_side=512, longest_side=1024, prompt_weights=True)
+UNET_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
+_SDXL = Abilities(prompt_weights=True, rounds_down=True, samplers=UNET_SAMPLERS)
+_UNET = _SDXL._replace(usual_side=512, longest_side=1024)
 _BY_PIPELINE = {
     "StableDiffusionPipeline": _UNET,
     "LatentConsistencyModelPipeline": _UNET,
-    "StableDiffusionXLPipeline": Abilities(prompt_weights=True),
-    "Flux2KleinPipeline": Abilities(mask=False),
+    "StableDiffusionXLPipeline": _SDXL,
+    "Flux2KleinPipeline": Abilities(begins_late=False),
 }
-UNKNOWN = Abilities(usual_side=512, prompt_weights=True)
+UNKNOWN = Abilities(usual_side=512, prompt_weights=True, samplers=tuple(Sampler))
 """Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.engine.device import torch_device, torch_dtype, unet_kernels
+from serve_app.engine.families.abilities import UNET_SAMPLERS
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
@@ -27,9 +28,8 @@ from serve_app.engine.lanes import forwards_over, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, NoSteps, Schedule, make_schedule, make_scheduler
-from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
+from serve_app.engine_options import EngineOptions, parse_sampler
 
-SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 PREFIXES = {
     "unet": ("lora_unet_",),
     "text_encoder": ("lora_te_", "lora_te1_", "clip_l.", "text_encoders.clip_l.transformer."),
@@ -177,14 +177,14 @@ class UNetFamily:
         if sampler and hasattr(self._scheduler, "precondition_outputs"):
             raise ValueError(f"sampler {sampler}: an EDM model draws with its own scheduler only; leave `sampler:` out")
         try:
-            if sampler and parse_sampler(sampler)[0] not in SAMPLERS:
+            if sampler and parse_sampler(sampler)[0] not in UNET_SAMPLERS:
                 raise ValueError(f"sampler {sampler} is for another family")
             scheduler = make_scheduler(sampler, self._scheduler)
             return make_schedule(scheduler, steps, skipped=skipped).to(self.device)
         except NoSteps:
             raise
         except ValueError as error:
-            raise ValueError(f"{error}; sampler: may be one of {', '.join(SAMPLERS)}") from error
+            raise ValueError(f"{error}; sampler: may be one of {', '.join(UNET_SAMPLERS)}") from error
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         added = dict(conditioning.added)

@@ -48,7 +48,7 @@ def use_kernels(module: Any, kernels: Kernels | None) -> None:
             if type(child) is nn.GroupNorm and child.affine:
                 setattr(parent, name, GroupNorm(child, kernels.group_norm))
             elif type(child).__name__ == "GEGLU":
-                setattr(parent, name, GatedGELU(child.proj, kernels.geglu))
+                setattr(parent, name, GatedGELU(child.get_submodule("proj"), kernels.geglu))
 
 
 class GroupNorm(nn.GroupNorm):
