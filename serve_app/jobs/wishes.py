@@ -88,7 +88,7 @@ class Wishes:
         Raises `Forbidden` alike for a LoRA that does not exist and one that is not the account's, and
         `InvalidParameter` for what its base model does not take.
         """
-        adapters = [await self._adapter(caller, use.id) for use in wish.loras]
+        adapters = [await self._adapter(caller, use.id, place) for place, use in enumerate(wish.loras)]
         base = _base_model(wish, adapters, await self.applied_catalog.applied_base_models())
         self._check_loras(adapters)
         abilities = abilities_of(base.pipeline)
@@ -122,10 +122,10 @@ class Wishes:
                 raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
         return Resolved(request, _cost(adapters, passes_of(sampler)))
 
-    async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
+    async def _adapter(self, caller: Caller, lora_id: str, place: int) -> Adapter:
         found = await self.catalog.adapter_of(lora_id, caller.account_id)
         if found is None or not caller.may_use(lora_id):
-            raise Forbidden("You may not use this LoRA.")
+            raise Forbidden(f"loras[{place}].id: must be a LoRA that you may use")
         return found.adapter
 
     def _check_loras(self, adapters: list[Adapter]) -> None:

@@ -1,7 +1,7 @@
 """Path operations that make a job of anything that the base models on offer can do, and that list these."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import Discriminator, Field, Tag
@@ -29,15 +29,15 @@ from serve_app.domain import jobs
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound
 from serve_app.domain.requests import ImageFormat, LoraUse, Priority
 from serve_app.engine.families.abilities import abilities_of
-from serve_app.engine_options import Sampler, SigmaSpacing
+from serve_app.engine_options import Sampler, spacings_of
 from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, USUAL_GUIDANCE, USUAL_STEPS, Wish
 from serve_app.webhooks.targets import LONGEST_URL
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
 
 LONGEST_SIDE = 2048
-_SAMPLERS, _SPACINGS = ("|".join(map(str, names)).replace("+", r"\+") for names in (Sampler, SigmaSpacing))
-_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$"
+_SAMPLERS = "|".join(f"{each}(?:-(?:{'|'.join(spacings_of(each))}))?" for each in Sampler).replace("+", r"\+")
+_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})$"
 
 Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
@@ -88,6 +88,18 @@ class _AnyWish(RequestBody):
 class GenerationWish(_AnyWish):
     """Images of a prompt. What is left out is as the LoRAs, or else their base model, say."""
 
+    other_api_fields: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n", "num_outputs"), "is called `num_images` here"),
+        **dict.fromkeys(("size", "image_size", "aspect_ratio", "resolution"), "send `width` and `height`, in pixels"),
+        **dict.fromkeys(("num_inference_steps", "num_steps"), "is called `steps` here"),
+        **dict.fromkeys(("cfg", "cfg_scale", "guidance"), "is called `guidance_scale` here"),
+        **dict.fromkeys(("scheduler", "sampler_name"), "is called `sampler` here"),
+        **dict.fromkeys(("lora", "lora_id", "model_id"), 'send `loras`, as in [{"id": "model_…", "weight": 0.8}]'),
+        "model": "send `base_model`, or LoRAs as `loras`",
+        "positive_prompt": "is called `prompt` here",
+        **dict.fromkeys(("image", "image_url"), "send the picture to `POST /v1/images`, and its id as `image_id`"),
+        **dict.fromkeys(("mask", "mask_url"), "send the picture to `POST /v1/images`, and its id as `mask_image_id`"),
+    }
     kind: Literal["generation"] = "generation"
     prompt: Annotated[Prompt, Field(description="What the images show. White space around it does not count.")]
     negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""
