@@ -16,7 +16,6 @@ from serve_app.domain.jobs import Job, JobKind, NewJob, StoredImage, new_job_id
 from serve_app.domain.requests import (
     MAX_RANDOM_SEED,
     GenerationRequest,
-    Picture,
     Request,
     UpscaleRequest,
     Variant,
@@ -120,15 +119,14 @@ class Submission:
         accepted = await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
         return replace(accepted, base_model=request.base_model)
 
-    async def _picture(self, caller: Caller, wish: Wish, field: str) -> Picture | None:
+    async def _picture(self, caller: Caller, wish: Wish, field: str) -> StoredImage | None:
         image_id: str | None = getattr(wish, field)
         if image_id is None:
             return None
         try:
-            image = await self._stored_image(caller, image_id, None)
+            return await self._stored_image(caller, image_id, None)
         except NotFound:
             raise NotFound(f"{field}: your account has no such image") from None
-        return Picture(image_id, image.image_uri)
 
     async def _stored_image(self, caller: Caller, image_id: str, variant: Variant | None) -> StoredImage:
         """Return an image of the account: of a job of one interface, or of any job or uploaded where `variant` is None.

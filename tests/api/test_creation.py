@@ -248,6 +248,15 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
         assert error_of(refused)["message"].startswith("strength: leaves none of 1 steps")
 
 
+async def test_an_image_keeps_its_proportions_where_no_size_is_asked_for(service: TestService, member: Member) -> None:
+    first = (await create(service, member, **SHORTEST, width=768, height=512)).json()["id"]
+    begun: dict[str, Any] = {**SHORTEST, "image_id": (await service.complete(first)).images[0].image_id}
+    sizes: list[tuple[dict[str, Any], tuple[int, int]]] = [({}, (624, 416)), ({"width": 640}, (640, 512))]
+    for asked, expected in sizes:
+        request = await generation_of(service, await create(service, member, **begun, **asked))
+        assert (request.width, request.height) == expected
+
+
 async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:
     answer = await service.client.get("/v1/base-models", headers=member.b)
     (pocket,) = BaseModels.model_validate_json(answer.content).base_models

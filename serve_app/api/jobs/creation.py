@@ -42,7 +42,10 @@ _SAMPLER_PATTERN = f"^(?:{_SAMPLERS})$"
 Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
     NOT_NULL,
-    Field(description="Pixels; the base model says how many it takes, and how many are usual."),
+    Field(
+        description="Pixels; the base model says how many it takes, and how many are usual. Without width and height, "
+        "an image to begin from keeps its proportions, with the usual area."
+    ),
 ]
 Metadata = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -138,7 +141,7 @@ class GenerationWish(_AnyWish):
     image_id: Annotated[
         CatalogId | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="An image of your account to begin from, scaled to the size asked for."),
+        Field(description="An image of your account to begin from, stretched to the width and height asked for."),
     ] = None
     strength: Annotated[
         Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],
