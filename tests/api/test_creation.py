@@ -292,3 +292,4 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
         listed = await service.client.get("/v1/base-models", headers=member.a)
         models = {each.id: each for each in BaseModels.model_validate_json(listed.content).base_models}
         assert [models[name].mask for name in ("pocket", "Flux2Klein", "ZImage")] == [True, False, True]
+        assert ("lcm" in models["pocket"].samplers, models["ZImage"].samplers) == (True, ["flow-euler"])

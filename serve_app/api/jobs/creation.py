@@ -263,6 +263,7 @@ class BaseModelInfo(ResponseBody):
     steps: Annotated[int, Field(description="What it was made for, or 30 where nobody says it.")]
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
+    samplers: Annotated[list[str], Field(description="What may be asked for, alone or with a spacing as in `-karras`.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
     mask: Annotated[bool, Field(description="Whether `mask_image_id` and `strength` may be asked for.")]
 
@@ -278,7 +279,7 @@ BASE_MODELS = {
         "base_models": [
             {
                 "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
-                "prompt_weights": True, "mask": True,
+                "samplers": ["euler", "dpm++2m"], "prompt_weights": True, "mask": True,
             }
         ]
     }
@@ -305,6 +306,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "steps": model.steps or USUAL_STEPS,
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
                 "sampler": model.sampler,
+                "samplers": list(abilities.samplers),
                 "prompt_weights": abilities.prompt_weights,
                 "mask": abilities.begins_late,
             }
