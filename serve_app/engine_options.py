@@ -53,11 +53,26 @@ class SigmaSpacing(StrEnum):
     SGM_UNIFORM = "sgm-uniform"
 
 
+NO_SIGMAS = (Sampler.EULER_A, Sampler.DDIM, Sampler.DDPM, Sampler.PNDM, Sampler.LCM, Sampler.TCD)
+"""Samplers of whose noise levels diffusers chooses none: they are spaced by their timesteps alone."""
+NO_TIMESTEPS = (Sampler.DPMPP_2S, Sampler.FLOW_EULER)
+"""Samplers for whose timesteps diffusers has no spacing."""
+
+
+def spacings_of(sampler: Sampler) -> tuple[SigmaSpacing, ...]:
+    """Return the spacings that diffusers has for a sampler."""
+    by_timesteps = (SigmaSpacing.TRAILING, SigmaSpacing.SGM_UNIFORM)
+    return tuple(each for each in SigmaSpacing if sampler not in (NO_TIMESTEPS if each in by_timesteps else NO_SIGMAS))
+
+
 def parse_sampler(name: str) -> tuple[Sampler, SigmaSpacing | None]:
     """Return a sampler and its spacing from a name such as `dpm++2m` or `dpm++2m-karras`. Raises ValueError."""
     for spacing in (None, *SigmaSpacing):
         method = name if spacing is None else name.removesuffix(f"-{spacing}")
         if method in {*Sampler} and name == (method if spacing is None else f"{method}-{spacing}"):
+            possible = spacings_of(Sampler(method))
+            if spacing not in (None, *possible):
+                raise ValueError(f"sampler: {method} may be alone or with -{', -'.join(possible)}, not {name!r}")
             return Sampler(method), spacing
     raise ValueError(
         f"sampler: must be one of {', '.join(Sampler)}, alone or with -{', -'.join(SigmaSpacing)}, not {name!r}"

@@ -41,6 +41,8 @@ section ~ /^global/ {
 
 section ~ /^defaults/ {
     if ($1 == "errorfile" || $0 ~ /option httplog/) next
+    # With it, a caller whose body came after its headers hangs up unnoticed (HAProxy 2.8.25).
+    if ($0 ~ /option splice-request/) next
     # A request whose replica dies is sent to another, also after the connection was made, where frontend.cfg allows it.
     if ($1 == "retry-on") retries += sub(/retry-on .*/, "retry-on conn-failure empty-response")
     if ($1 == "mode") { print; insert("defaults.cfg"); defaults++; next }

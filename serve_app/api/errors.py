@@ -112,6 +112,14 @@ COUNTED_ERRORS = (*EITHER_KEY_ERRORS, errors.RateLimitExceeded)
 """Every such path operation that counts against the plan may answer with these errors."""
 
 
+SHOWN_NAME_LENGTH = 64
+
+
+def shown_name(name: str) -> str:
+    """Return the name of an unknown field as a message may repeat it; `body` for an odd one."""
+    return name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
+
+
 def install(app: FastAPI) -> None:
     """Make every exception an error response.
 

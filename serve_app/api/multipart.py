@@ -11,6 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from serve_app.api.body import check_length, is_encoded, media_type, too_large
+from serve_app.api.errors import shown_name
 from serve_app.domain.errors import InvalidParameter, StoreUnavailable, UnsupportedMediaType
 
 MEDIA_TYPE = "multipart/form-data"
@@ -98,7 +99,8 @@ class _Form:
     def on_headers_finished(self) -> None:
         name = parse_options_header(self._disposition)[1].get(b"name", b"").decode("utf-8", "replace")
         if name not in self._texts and name not in self._limits:
-            raise InvalidParameter(f"body: unknown field; the fields are {', '.join((*self._texts, *self._limits))}")
+            fields = ", ".join((*self._texts, *self._limits))
+            raise InvalidParameter(f"{shown_name(name)}: unknown field; the fields are {fields}")
         if name in self.fields or name in self._sizes:
             raise InvalidParameter(f"{name}: must be sent once")
         self._name = name

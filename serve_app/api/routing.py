@@ -1,6 +1,6 @@
 """ContractRoute: the contract's order of checks as a FastAPI route."""
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from serve_app.api.body import read_json
 from serve_app.api.dependencies import authenticate
+from serve_app.api.errors import SHOWN_NAME_LENGTH, shown_name
 from serve_app.api.schemas import LINE_PATTERN, RequestBody
 from serve_app.api.strict_json import MAX_DIGITS
 from serve_app.domain.errors import InvalidParameter
 from serve_app.tracing import set_caller
 
-SHOWN_NAME_LENGTH, SHOWN_UNKNOWN_FIELDS = 64, 5
+SHOWN_UNKNOWN_FIELDS = 5
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 M = TypeVar("M", bound=BaseModel)
@@ -55,10 +56,10 @@ class ContractRoute(APIRoute):
         model = self.body_field.field_info.annotation if self.body_field else None
         if isinstance(model, type) and issubclass(model, RequestBody):
             return Rules(schemas | properties_of(model), model.other_api_fields)
-        kinds = {each.kind_of_body(): each for each in _models_of(model)}
-        for each in kinds.values():
-            schemas |= properties_of(each)
-        return Rules(schemas | ({"kind": {"enum": [*kinds]}} if kinds else {}), {}, kinds)
+        models = {each.kind_of_body(): each for each in _models_of(model)}
+        kind = {"kind": {"enum": [*models]}} if models else {}
+        others = {name: text for each in models.values() for name, text in each.other_api_fields.items()}
+        return Rules(schemas | kind, others, {name: properties_of(each) | kind for name, each in models.items()})
 
 
 def _models_of(union: Any) -> list[type[RequestBody]]:
@@ -94,50 +95,72 @@ class Rule(NamedTuple):
     type: str
 
 
+class Field(NamedTuple):
+    """A field of a request, `owner` being what stands before its name, with the schemas of its siblings."""
+
+    owner: str
+    name: str
+    siblings: dict[str, dict[str, Any]]
+    kind: str = ""
+
+    @property
+    def whole_name(self) -> str:
+        return self.owner + self.name
+
+
 class Rules:
     """What each parameter of a path operation takes, in words."""
 
     def __init__(
-        self, schemas: dict[str, dict[str, Any]], other_api_fields: dict[str, str], kinds: Collection[str] = ()
+        self,
+        schemas: dict[str, dict[str, Any]],
+        other_api_fields: dict[str, str],
+        kinds: Mapping[str, dict[str, dict[str, Any]]] | None = None,
     ) -> None:
         """`kinds` are those of a body, of which each has its own fields."""
         self._schemas = schemas
         self._other_api_fields = other_api_fields
-        self._kinds = kinds
+        self._kinds = kinds or {}
 
     def explain(self, faults: Any) -> str:
         """Write a clause for each parameter that is unknown, missing or breaks its rule."""
-        names = [self._named(fault["loc"], str(fault["type"])) for fault in faults]
-        unknown = [name for name, kind in names if kind == "extra_forbidden"]
-        broken = {name: kind for name, kind in names if kind != "extra_forbidden"}
-        clauses = [self._unknown(name) for name in unknown[:SHOWN_UNKNOWN_FIELDS]]
-        clauses += [f"{name}: {self._broken(name, kind)}" for name, kind in broken.items()]
+        found = [(self._field(fault["loc"]), str(fault["type"])) for fault in faults]
+        unknown = [field for field, kind in found if kind == "extra_forbidden"]
+        broken = {field.whole_name: (field, kind) for field, kind in found if kind != "extra_forbidden"}
+        clauses = [self._unknown(field) for field in unknown[:SHOWN_UNKNOWN_FIELDS]]
+        clauses += [f"{name}: {self._broken(*fault)}" for name, fault in broken.items()]
         return "; ".join(clauses)
 
-    def _named(self, place: Sequence[Any], kind: str) -> tuple[str, str]:
-        """Return the parameter that a fault is in, and the fault's kind for it."""
+    def _field(self, place: Sequence[Any]) -> "Field":
+        """Return the field at a fault's place: of the query, of the body, of one of its kinds or of an object in a list."""
         if place[0] != "body":
-            return str(place[-1]), kind
+            return Field("", str(place[-1]), self._schemas)
         if len(place) == 1:
-            return "kind", kind  # of a body that has several, and is of none
-        name, *inner = place[2:] if place[1] in self._kinds and len(place) > 2 else place[1:]
-        return str(name), "inner_type" if inner and kind in ("missing", "extra_forbidden") else kind
+            return Field("", "kind", self._schemas)  # of a body that has several, and is of none
+        is_tagged = place[1] in self._kinds and len(place) > 2
+        kind, place = (str(place[1]), place[2:]) if is_tagged else ("", place[1:])
+        schemas, name = self._kinds.get(kind, self._schemas), str(place[0])
+        items = schemas.get(name, {}).get("items", {}).get("properties")
+        if items is not None and len(place) > 2:
+            return Field(f"{name}[{place[1]}].", str(place[2]), items)
+        return Field("", name, schemas, kind)
 
-    def _broken(self, name: str, kind: str) -> str:
-        rule = rule_of(self._schemas[name])
+    def _broken(self, field: "Field", kind: str) -> str:
+        rule = rule_of(field.siblings[field.name])
         if kind == "missing":
             return f"is required, {rule.type}"
         return rule.type if kind.endswith("_type") or kind == "value_error" else rule.bounds
 
-    def _unknown(self, name: str) -> str:
-        if name in self._other_api_fields:
+    def _unknown(self, field: "Field") -> str:
+        name = field.name
+        if not field.owner and name in self._other_api_fields:
             return f"{name}: {self._other_api_fields[name]}"
-        if name in self._schemas:
-            return f"{name}: unknown field; only another kind has it"
-        shown = name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
-        near = get_close_matches(name[:SHOWN_NAME_LENGTH].lower(), self._schemas, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(self._schemas)}"
-        return f"{shown}: unknown field; {hint}"
+        of_other = next((kind for kind, schemas in self._kinds.items() if name in schemas and field.kind), None)
+        if of_other:
+            return f"{name}: is for `kind: {of_other}` alone"
+        near = get_close_matches(name[:SHOWN_NAME_LENGTH].lower(), field.siblings, n=1, cutoff=0.55)
+        hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(field.siblings)}"
+        return f"{field.owner}{shown_name(name)}: unknown field; {hint}"
 
 
 def rule_of(schema: dict[str, Any]) -> Rule:

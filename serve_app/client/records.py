@@ -31,7 +31,8 @@ class BaseModel:
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 
     `usual_side` (pixels), `steps`, `guidance_scale` and `sampler`, which is empty for its own, are those of a job that
-    names none. `longest_side` is the most that it draws. `prompt_weights` and `mask` say whether it takes these.
+    names none. `longest_side` is the most that it draws, and `samplers` are what it takes, each also with a spacing as
+    in `dpm++2m-karras`. `prompt_weights` and `mask` say whether it takes these.
     """
 
     id: str
@@ -40,6 +41,7 @@ class BaseModel:
     steps: int
     guidance_scale: float
     sampler: str
+    samplers: list[str]
     prompt_weights: bool
     mask: bool
 

@@ -137,8 +137,8 @@ def advance(state: Sequence[Tensor], output: Tensor, table: Tensor, noise: Tenso
 def make_scheduler(sampler: str, own: Any) -> Any:
     """Return diffusers' scheduler of a sampler's name for the base model whose own scheduler is `own`; '' means that one.
 
-    What the checkpoint says, and what diffusers' pipeline corrected in it, is kept. Raises ValueError on what the
-    scheduler has no setting for.
+    What the checkpoint says, and what diffusers' pipeline corrected in it, is kept. Raises ValueError as `parse_sampler`
+    does.
     """
     config = dict(own.config)
     defaults = {name: parameter.default for name, parameter in inspect.signature(type(own).__init__).parameters.items()}
@@ -154,8 +154,6 @@ def make_scheduler(sampler: str, own: Any) -> Any:
         if spacing is not None:
             chosen = {**NO_SIGMAS, **chosen, **SPACING[spacing]}
     known = inspect.signature(cls.__init__).parameters
-    if lacking := [name for name, value in chosen.items() if name not in known and value is not False]:
-        raise ValueError(f"sampler {sampler}: diffusers' {cls.__name__} has no {', '.join(lacking)}")
     chosen = {name: value for name, value in chosen.items() if name in known}
     if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" not in known:
         chosen["trained_betas"] = _zero_snr_betas(own)

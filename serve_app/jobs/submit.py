@@ -16,7 +16,6 @@ from serve_app.domain.jobs import Job, JobKind, NewJob, StoredImage, new_job_id
 from serve_app.domain.requests import (
     MAX_RANDOM_SEED,
     GenerationRequest,
-    Picture,
     Request,
     UpscaleRequest,
     Variant,
@@ -108,23 +107,26 @@ class Submission:
 
         Raises what `Wishes.resolve` and `generate` raise, and `NotFound` for an image that is not the account's.
         """
-        image, mask = [await self._picture(caller, each) for each in (wish.image_id, wish.mask_image_id)]
+        image, mask = [await self._picture(caller, wish, name) for name in ("image_id", "mask_image_id")]
         seed = secrets.randbelow(MAX_RANDOM_SEED) if wish.seed is None else wish.seed
         try:
             request, cost = await self.wishes.resolve(caller, wish, seed=seed, image=image, mask=mask)
         except Forbidden as error:
-            named = [await self._id_of_name(caller, use.id, "loras") for use in wish.loras]
+            named = [await self._id_of_name(caller, use.id, f"loras[{i}].id") for i, use in enumerate(wish.loras)]
             raise Forbidden(next(filter(None, named), error.message)) from None
         job_id = new_job_id(JobKind.GENERATION, "job")
         await self._check_prompt(caller, request, job_id, "prompt")
         accepted = await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
         return replace(accepted, base_model=request.base_model)
 
-    async def _picture(self, caller: Caller, image_id: str | None) -> Picture | None:
+    async def _picture(self, caller: Caller, wish: Wish, field: str) -> StoredImage | None:
+        image_id: str | None = getattr(wish, field)
         if image_id is None:
             return None
-        image = await self._stored_image(caller, image_id, None)
-        return Picture(image_id, image.image_uri)
+        try:
+            return await self._stored_image(caller, image_id, None)
+        except NotFound:
+            raise NotFound(f"{field}: your account has no such image") from None
 
     async def _stored_image(self, caller: Caller, image_id: str, variant: Variant | None) -> StoredImage:
         """Return an image of the account: of a job of one interface, or of any job or uploaded where `variant` is None.

@@ -1,6 +1,7 @@
 """Makes a whole request of what `POST /v1/jobs` asks for: LoRAs that act together, and what their base model says."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import Forbidden, InvalidParameter
+from serve_app.domain.jobs import StoredImage
 from serve_app.domain.prompt_weights import weighted
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
 from serve_app.engine.families.abilities import Abilities, abilities_of
@@ -81,18 +83,18 @@ class Wishes:
     max_rank: int = DEFAULT_MAX_RANK
 
     async def resolve(
-        self, caller: Caller, wish: Wish, *, seed: int, image: Picture | None = None, mask: Picture | None = None
+        self, caller: Caller, wish: Wish, *, seed: int, image: StoredImage | None, mask: StoredImage | None
     ) -> Resolved:
         """Return the request of a wish.
 
         Raises `Forbidden` alike for a LoRA that does not exist and one that is not the account's, and
         `InvalidParameter` for what its base model does not take.
         """
-        adapters = [await self._adapter(caller, use.id) for use in wish.loras]
+        adapters = [await self._adapter(caller, use.id, place) for place, use in enumerate(wish.loras)]
         base = _base_model(wish, adapters, await self.applied_catalog.applied_base_models())
         self._check_loras(adapters)
         abilities = abilities_of(base.pipeline)
-        width, height = _size(wish, base, abilities)
+        width, height = _size(wish, base, abilities, image)
         _check_abilities(wish, base, abilities)
         sampler = wish.sampler or next((each.sampler for each in adapters if each.sampler), base.sampler)
         steps = wish.steps or next((each.steps for each in adapters if each.steps), base.steps)
@@ -109,8 +111,8 @@ class Wishes:
             sampler=sampler,
             seeds=image_seeds(seed, wish.num_images),
             prompt_weights=wish.prompt_weights,
-            image=image,
-            mask=mask,
+            image=image and Picture(image.image_id, image.image_uri),
+            mask=mask and Picture(mask.image_id, mask.image_uri),
             output_format=wish.output_format,
             metadata=wish.metadata,
             priority=wish.priority,
@@ -122,10 +124,10 @@ class Wishes:
                 raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
         return Resolved(request, _cost(adapters, passes_of(sampler)))
 
-    async def _adapter(self, caller: Caller, lora_id: str) -> Adapter:
+    async def _adapter(self, caller: Caller, lora_id: str, place: int) -> Adapter:
         found = await self.catalog.adapter_of(lora_id, caller.account_id)
         if found is None or not caller.may_use(lora_id):
-            raise Forbidden("You may not use this LoRA.")
+            raise Forbidden(f"loras[{place}].id: must be a LoRA that you may use")
         return found.adapter
 
     def _check_loras(self, adapters: list[Adapter]) -> None:
@@ -152,10 +154,15 @@ def _base_model(wish: Wish, adapters: list[Adapter], offered: list[BaseModel]) -
     raise InvalidParameter(f"base_model: must be {names}" if names else "base_model: none is offered")
 
 
-def _size(wish: Wish, base: BaseModel, abilities: Abilities) -> tuple[int, int]:
+def _size(wish: Wish, base: BaseModel, abilities: Abilities, begun: StoredImage | None) -> tuple[int, int]:
+    """Return width and height. Without any, an image to begin from keeps its proportions at the usual area."""
     longest = base.max_side or abilities.longest_side
     usual = min(abilities.usual_side, longest)
     sizes = {"width": wish.width or usual, "height": wish.height or usual}
+    if begun is not None and wish.width is None and wish.height is None:
+        steps = usual / math.sqrt(begun.width * begun.height) / SIDE_STEP
+        around = (round(side * steps) * SIDE_STEP for side in (begun.width, begun.height))
+        sizes = {name: min(max(side, SHORTEST_SIDE), longest) for name, side in zip(sizes, around, strict=True)}
     for name, side in sizes.items():
         if side > longest:
             raise InvalidParameter(f"{name}: must be at most {longest} with {base.id}")

@@ -121,15 +121,18 @@ async def test_usage_names_the_loras_of_a_job_together(service: TestService, mem
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no prompt": ({}, "prompt: is required, must be a string of 1 to 4000 characters"),
     "an unknown kind": ({"kind": "video"}, "kind: must be generation or upscale"),
-    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: unknown field; only another kind"),
+    "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: is for `kind: upscale` alone"),
+    "a field of the usual kind": ({"kind": "upscale", "prompt": "a"}, "prompt: is for `kind: generation` alone"),
+    "another service's name": (SHORTEST | {"num_inference_steps": 4}, "num_inference_steps: is called `steps` here"),
     "too many LoRAs": (SHORTEST | {"loras": [{"id": LORA}] * 5}, "loras: must be at most 4 objects"),
-    "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "weight must be between -2 and 2"),
-    "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras: must be a list of at most 4 objects"),
-    "a LoRA's unknown field": (SHORTEST | {"loras": [{"id": LORA, "x": 1}]}, "in each of which id must be 1 to 128"),
+    "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "loras[0].weight: must be between"),
+    "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras[0].id: is required, must be a string"),
+    "a LoRA's strange field": (SHORTEST | {"loras": [{"id": LORA, "scale": 1}]}, "loras[0].scale: unknown field; the"),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
     "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
-    "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, "),
+    "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, euler-a, heun"),
+    "a spacing that it has not": (SHORTEST | {"sampler": "lcm-karras"}, "sampler: lcm may be alone or with -trailing"),
     "another family's sampler": (SHORTEST | {"sampler": "flow-euler"}, "sampler: pocket takes euler or "),
     "too wide": (SHORTEST | {"width": 1032}, "width: must be at most 1024 with pocket"),
     "no multiple of eight": (SHORTEST | {"width": 260}, "width: must be a multiple of 8 between 256 and 2048"),
@@ -151,9 +154,9 @@ async def test_a_bad_field_is_named(service: TestService, member: Member, body: 
 async def test_every_lora_must_be_the_accounts_own_to_use(service: TestService, member: Member) -> None:
     loras = [{"id": LORA}, {"id": "model_of_nobody"}]
     refused = await create(service, member, **SHORTEST, loras=loras)
-    assert (refused.status_code, error_of(refused)["message"]) == (403, "You may not use this LoRA.")
+    assert (refused.status_code, error_of(refused)["message"]) == (403, "loras[1].id: must be a LoRA that you may use")
     named = await create(service, member, **SHORTEST, loras=[{"id": LORA}, {"id": "Neon"}])
-    assert error_of(named)["message"] == f"loras: must be an id, not a name; send {NEON}"
+    assert error_of(named)["message"] == f"loras[1].id: must be an id, not a name; send {NEON}"
     job_id = (await create(service, member, **SHORTEST, loras=[{"id": LORA}, {"id": NEON}])).json()["id"]
     await service.resources.adapter_grants.revoke(NEON, member.account.id)
     assert await service.resources.queue.reap()
@@ -235,10 +238,23 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     assert shortest.json()["request"] == {"image_id": image_id, "scale_factor": 2, **usual}
     assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
     begun: dict[str, Any] = {**SHORTEST, "image_id": image_id, "steps": 1}
+    for name in ("image_id", "mask_image_id"):
+        strange: dict[str, Any] = {**begun, name: "img_" + "a" * 26}
+        refused = await create(service, member, **strange)
+        assert error_of(refused) == {"code": "not_found", "message": f"{name}: your account has no such image"}
     bodies: list[dict[str, Any]] = [begun, {**begun, "strength": 0.5}]
     for body in bodies:
         refused = await create(service, member, **body)
         assert error_of(refused)["message"].startswith("strength: leaves none of 1 steps")
+
+
+async def test_an_image_keeps_its_proportions_where_no_size_is_asked_for(service: TestService, member: Member) -> None:
+    first = (await create(service, member, **SHORTEST, width=768, height=512)).json()["id"]
+    begun: dict[str, Any] = {**SHORTEST, "image_id": (await service.complete(first)).images[0].image_id}
+    sizes: list[tuple[dict[str, Any], tuple[int, int]]] = [({}, (624, 416)), ({"width": 640}, (640, 512))]
+    for asked, expected in sizes:
+        request = await generation_of(service, await create(service, member, **begun, **asked))
+        assert (request.width, request.height) == expected
 
 
 async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:
@@ -276,3 +292,4 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
         listed = await service.client.get("/v1/base-models", headers=member.a)
         models = {each.id: each for each in BaseModels.model_validate_json(listed.content).base_models}
         assert [models[name].mask for name in ("pocket", "Flux2Klein", "ZImage")] == [True, False, True]
+        assert ("lcm" in models["pocket"].samplers, models["ZImage"].samplers) == (True, ["flow-euler"])

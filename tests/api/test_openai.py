@@ -103,10 +103,10 @@ def png(mode: str, *pixels: Any) -> bytes:
 
 def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> None:
     image, mask = png("RGB", (255, 0, 0)), png("RGBA", (0, 0, 255, 255), (9, 9, 9, 0))
-    key, edit = {"Idempotency-Key": "one"}, caller.openai.images.edit
-    asked: Any = {"image": image, "mask": mask, "prompt": "a boat", "n": 2, "size": "512x512", "extra_headers": key}
+    edit: Any = caller.openai.images.edit
+    asked: dict[str, Any] = {"image": image, "mask": mask, "prompt": "a boat", "n": 2, "size": "512x512"}
     asked["input_fidelity"] = "high"
-    first, again = edit(**asked), edit(**asked)
+    first, again = (edit(**asked, extra_headers={"Idempotency-Key": "one"}) for _ in range(2))
     assert len(first.data or []) == 2
     assert first.data == again.data
     request, images = caller.request(), caller.live.resources.images
@@ -114,15 +114,21 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     stored = [caller.live.run(images.get(each.uri)) for each in (request.image, request.mask) if each]
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
-    for fields, param in (({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")):
+    wrong: list[Any] = [({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
+    for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
-            edit(**{"image": [image], "prompt": "a boat", **fields})  # pyright: ignore[reportArgumentType, reportCallIssue]
+            edit(**{"image": [image], "prompt": "a boat", **fields})
         assert error.value.param == param or (param is None and error.value.status_code == 415)
+    events = edit(**asked, stream=True)
+    assert [event.type for event in events] == ["image_edit.completed"] * 2
 
 
 def test_models_are_loras_and_base_models(caller: Caller) -> None:
     models = {model.id: getattr(model, "name", "") for model in caller.openai.models.list()}
     assert (models["pocket"], models[LORA]) == ("", "Outline")
+    assert [caller.openai.models.retrieve(name).id for name in ("pocket", LORA, "outline")] == ["pocket", LORA, LORA]
+    with pytest.raises(openai.NotFoundError):
+        caller.openai.models.retrieve("Private")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = {

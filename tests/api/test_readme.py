@@ -51,7 +51,7 @@ def _shown() -> list[Shown]:
     documents = (ROOT / "README.md", ROOT / "docs" / "how-to" / "call-the-interfaces.md")
     text = "".join(document.read_text() for document in documents).replace("\\\n", "")
     pairs = re.findall(r"^(curl -s [^#]*)\n((?:# .*\n)+)", text, flags=re.MULTILINE)
-    assert len(pairs) == text.count("curl -s") == 12
+    assert len(pairs) == text.count("curl -s") == 14
     return [Shown(line, answer.removeprefix("# ")) for line, answer in pairs]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -129,10 +131,19 @@ def running(home: Path, *, status: int = 200, **given: Any) -> Generator[Proxy]:
         proxy.stop()
 
 
+unanswered: Queue[str] = Queue()
+"""What reached the server of a request that it does not answer."""
+
+
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """`X-Answer: 500 plain` answers as Serve does, without rate headers."""
+    """`X-Answer: 500 plain` answers as Serve does, without rate headers; `none` waits until the caller hangs up."""
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
     status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
+    if status == "none":
+        unanswered.put("headers")
+        while unanswered.put(kind := (await receive())["type"]) or kind != "http.disconnect":
+            pass
+        return
     sent = {**scope, "headers": headers}
     content = {name: sent[name] for name in ("method", "path", "scheme", "client", "headers")}
     rows = [(b"content-type", b"text/plain" if plain else b"application/json")]
@@ -337,6 +348,16 @@ def test_a_request_is_passed_on_before_its_body(proxy: Proxy) -> None:
     """The application refuses it, or asks for the body by 100 Continue."""
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
     assert first_line(proxy.port, head) == b"HTTP/1.1 200 OK"
+
+
+def test_a_caller_that_hangs_up_is_noticed_although_its_body_came_after_its_headers(proxy: Proxy) -> None:
+    """So send httpx, OpenAI's client and most others; one packet for both hides what this test sees."""
+    with socket.create_connection(("127.0.0.1", proxy.port)) as caller:
+        caller.sendall(b"POST /openai/ HTTP/1.1\r\nHost: a\r\nX-Answer: none\r\nContent-Length: 2\r\n\r\n")
+        assert unanswered.get(timeout=5) == "headers"
+        caller.sendall(b"{}")
+        assert unanswered.get(timeout=5) == "http.request"
+    assert unanswered.get(timeout=5) == "http.disconnect"
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ models on offer can do, and list, read, cancel and delete your account's jobs, w
 `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
 
 A job has up to four LoRAs, or none. It shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, \
-`expired`), its fields with defaults filled in, and the seed of each image. Creating one counts against the plan of the \
-interface whose credential you send; reading one does not."""
+`expired`), its fields with defaults filled in, and the seed of each image. Every request counts against the plan of \
+the interface whose credential you send, except for reading or following one job."""
 
 
 def create_app() -> FastAPI:

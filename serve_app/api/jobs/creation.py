@@ -1,7 +1,7 @@
 """Path operations that make a job of anything that the base models on offer can do, and that list these."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import Discriminator, Field, Tag
@@ -29,20 +29,23 @@ from serve_app.domain import jobs
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound
 from serve_app.domain.requests import ImageFormat, LoraUse, Priority
 from serve_app.engine.families.abilities import abilities_of
-from serve_app.engine_options import Sampler, SigmaSpacing
+from serve_app.engine_options import Sampler, spacings_of
 from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, USUAL_GUIDANCE, USUAL_STEPS, Wish
 from serve_app.webhooks.targets import LONGEST_URL
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
 
 LONGEST_SIDE = 2048
-_SAMPLERS, _SPACINGS = ("|".join(map(str, names)).replace("+", r"\+") for names in (Sampler, SigmaSpacing))
-_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})(?:-(?:{_SPACINGS}))?$"
+_SAMPLERS = "|".join(f"{each}(?:-(?:{'|'.join(spacings_of(each))}))?" for each in Sampler).replace("+", r"\+")
+_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})$"
 
 Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
     NOT_NULL,
-    Field(description="Pixels; the base model says how many it takes, and how many are usual."),
+    Field(
+        description="Pixels; the base model says how many it takes, and how many are usual. Without width and height, "
+        "an image to begin from keeps its proportions, with the usual area."
+    ),
 ]
 Metadata = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -88,6 +91,18 @@ class _AnyWish(RequestBody):
 class GenerationWish(_AnyWish):
     """Images of a prompt. What is left out is as the LoRAs, or else their base model, say."""
 
+    other_api_fields: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n", "num_outputs"), "is called `num_images` here"),
+        **dict.fromkeys(("size", "image_size", "aspect_ratio", "resolution"), "send `width` and `height`, in pixels"),
+        **dict.fromkeys(("num_inference_steps", "num_steps"), "is called `steps` here"),
+        **dict.fromkeys(("cfg", "cfg_scale", "guidance"), "is called `guidance_scale` here"),
+        **dict.fromkeys(("scheduler", "sampler_name"), "is called `sampler` here"),
+        **dict.fromkeys(("lora", "lora_id", "model_id"), 'send `loras`, as in [{"id": "model_…", "weight": 0.8}]'),
+        "model": "send `base_model`, or LoRAs as `loras`",
+        "positive_prompt": "is called `prompt` here",
+        **dict.fromkeys(("image", "image_url"), "send the picture to `POST /v1/images`, and its id as `image_id`"),
+        **dict.fromkeys(("mask", "mask_url"), "send the picture to `POST /v1/images`, and its id as `mask_image_id`"),
+    }
     kind: Literal["generation"] = "generation"
     prompt: Annotated[Prompt, Field(description="What the images show. White space around it does not count.")]
     negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""
@@ -126,7 +141,7 @@ class GenerationWish(_AnyWish):
     image_id: Annotated[
         CatalogId | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="An image of your account to begin from, scaled to the size asked for."),
+        Field(description="An image of your account to begin from, stretched to the width and height asked for."),
     ] = None
     strength: Annotated[
         Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],
@@ -248,6 +263,7 @@ class BaseModelInfo(ResponseBody):
     steps: Annotated[int, Field(description="What it was made for, or 30 where nobody says it.")]
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
+    samplers: Annotated[list[str], Field(description="What may be asked for, alone or with a spacing as in `-karras`.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
     mask: Annotated[bool, Field(description="Whether `mask_image_id` and `strength` may be asked for.")]
 
@@ -263,7 +279,7 @@ BASE_MODELS = {
         "base_models": [
             {
                 "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
-                "prompt_weights": True, "mask": True,
+                "samplers": ["euler", "dpm++2m"], "prompt_weights": True, "mask": True,
             }
         ]
     }
@@ -290,6 +306,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "steps": model.steps or USUAL_STEPS,
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
                 "sampler": model.sampler,
+                "samplers": list(abilities.samplers),
                 "prompt_weights": abilities.prompt_weights,
                 "mask": abilities.begins_late,
             }

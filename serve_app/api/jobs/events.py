@@ -60,7 +60,8 @@ data: {"id":"gen_c4zq2e7wvbbxm5l3r6yhtajd2i","kind":"generation","status":"compl
 
 """
 _DESCRIPTION = f"""\
-Server-sent events, as browsers' `EventSource` and every client of it reads them. The data of each is one line of JSON.
+Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; use a client that \
+sets headers.
 
 - `snapshot`: the job, as `getJob` answers, at once.
 - `progress`: `status`, `attempt` and `progress` (percent), whenever one of them changes.

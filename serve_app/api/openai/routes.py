@@ -88,6 +88,7 @@ async def edit(request: Request, caller: CallerDep, idempotency_key: Idempotency
 
 async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
     """Answer once the job of a wish has ended, or by a stream."""
+    name = "image_generation" if wish.image_id is None else "image_edit"
     states = _states(request, caller, wish, call)
     try:
         job = await anext(states)
@@ -95,7 +96,8 @@ async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: W
         raise InvalidParameter(re.sub(r"^(?=(width|height):)", "size: ", error.message)) from None
     if body.stream:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(request, states, job, body), media_type="text/event-stream", headers=headers)
+        events = _events(request, states, job, body, name)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
     hang_up = asyncio.create_task(_hang_up(request))
     try:
         async with aclosing(states):
@@ -114,13 +116,25 @@ async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: W
 
 @router.get("/openai/v1/models")
 async def list_models(request: Request, caller: CallerDep) -> Response:
+    return record_response({"object": "list", "data": await _models(request, caller)})
+
+
+@router.get("/openai/v1/models/{model:path}")
+async def get_model(request: Request, caller: CallerDep, model: str) -> Response:
+    base_model, lora_id = await _model_of(request, caller, model)
+    rows = await _models(request, caller)
+    return record_response(next(row for row in rows if row["id"] in (base_model, lora_id)))
+
+
+async def _models(request: Request, caller: Caller) -> list[dict[str, Any]]:
+    """Return the base models, and the LoRAs with their names."""
     parts = loras_of(request)
     rows = [_model(base.id) for base in await parts.applied_catalog.applied_base_models()]
     for lora in await parts.catalog.adapters(caller.account_id):
         if caller.may_use(lora.id):
             owner = caller.account_id if lora.owner == caller.account_id else ""
             rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
-    return record_response({"object": "list", "data": rows})
+    return rows
 
 
 def _model(model_id: str, created: int = 0, owner: str = "") -> dict[str, Any]:
@@ -129,7 +143,7 @@ def _model(model_id: str, created: int = 0, owner: str = "") -> dict[str, Any]:
 
 def error_body(status: int, code: str, message: str) -> dict[str, Any]:
     """Return OpenAI's envelope of an error; `param` is the parameter that a message begins with."""
-    parameter = re.match(r"([a-z_]+): ", message)
+    parameter = re.match(r"([a-z_]+)(?:\[\])?: ", message)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": parameter and parameter[1], "code": code}}
 
@@ -256,9 +270,12 @@ async def _states(request: Request, caller: Caller, wish: Wish, call: Call) -> A
 
 
 async def _events(
-    request: Request, states: AsyncGenerator[Job], job: Job, body: ImagesRequest
+    request: Request, states: AsyncGenerator[Job], job: Job, body: ImagesRequest, name: str
 ) -> AsyncGenerator[bytes]:
-    """Yield previews of the first image, spread over its steps, and then each image, as server-sent events."""
+    """Yield previews of the first image, spread over its steps, and then each image, as server-sent events.
+
+    `name` is what their types begin with.
+    """
     parts, partials, sent = jobs_of(request), body.partial_images or 0, 0
     created = {"created_at": int(job.created_at.timestamp()), "quality": "auto", "background": "opaque"}
     try:
@@ -273,14 +290,14 @@ async def _events(
                     yield b": waiting\n\n"  # proxies end connections on which nothing passes
                 else:
                     shown = {"b64_json": b64encode(preview.png).decode(), "output_format": "png", "size": "auto"}
-                    yield _event("image_generation.partial_image", created | shown | {"partial_image_index": sent})
+                    yield _event(f"{name}.partial_image", created | shown | {"partial_image_index": sent})
                     sent += 1
                 job = await anext(states)
         if job.state is not JobState.COMPLETED:
             yield _event("error", _failure(job)[0])
             return
         for image in await _images(request, job, "b64_json"):
-            yield _event("image_generation.completed", created | _drawn(job, body) | image)
+            yield _event(f"{name}.completed", created | _drawn(job, body) | image)
     except AtelierError as error:
         status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
         yield _event("error", error_body(status, error.code, error.message))
