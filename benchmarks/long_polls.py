@@ -117,18 +117,21 @@ async def claimed_jobs(resources: Resources, accounts: Sequence[Account], count:
         return acceptance.job.id, account
 
     polls: list[Poll] = []
-    accepted: dict[str, Account] = {}
-    for first in range(0, count, AT_ONCE):
-        accepted |= dict(
-            await asyncio.gather(*(accept(number) for number in range(first, min(first + AT_ONCE, count))))
-        )
-        while len(polls) < len(accepted) and (leases := await _claim(resources)):
-            polls += [Poll(lease, accepted[lease.job_id]) for lease in leases]
+    while len(polls) < count:
+        numbers = range(len(polls), min(len(polls) + AT_ONCE, count))
+        accepted = dict(await asyncio.gather(*(accept(number) for number in numbers)))
+        while leases := await _claim(resources, adapter.sha256):
+            polls += [Poll(lease, accepted.pop(lease.job_id)) for lease in leases]
+        for job_id, account in accepted.items():  # the service's own generator was quicker
+            await resources.queue.cancel(job_id, account_id=account.id)
     return polls
 
 
-async def _claim(resources: Resources) -> list[Lease]:
-    claims = await resources.queue.claim("benchmark", kind=JobKind.GENERATION, nonce=new_nonce(), limit=AT_ONCE)
+async def _claim(resources: Resources, group: str) -> list[Lease]:
+    """Claim as a worker that holds the jobs' LoRA, or they would be left to the generator, which holds it."""
+    claims = await resources.queue.claim(
+        "benchmark", kind=JobKind.GENERATION, nonce=new_nonce(), resident=[group], limit=AT_ONCE
+    )
     return [claim.lease for claim in claims]
 
 
@@ -268,7 +271,7 @@ def quantiles(values: Sequence[float]) -> str:
 
 
 def each_of(server: Server, values: Sequence[float]) -> str:
-    return ", ".join(f"{title_of(pid)} {value:.1f}" for pid, value in zip(server.pids, values, strict=True))
+    return ", ".join(f"{title_of(pid)} {value:.2f}" for pid, value in zip(server.pids, values, strict=True))
 
 
 if __name__ == "__main__":

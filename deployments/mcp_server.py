@@ -3,12 +3,15 @@
 It is a caller like any other: the SDK finds the service and the key, and of the service's packages it needs none.
 """
 
+import asyncio
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from serve_app.client import AsyncClient, AsyncImage, AtelierClientError
+from anyio import CancelScope
+
+from serve_app.client import AsyncClient, AsyncImage, AsyncJob, AtelierClientError
 
 NOT_INSTALLED = 2
 _INSTRUCTIONS = (
@@ -35,6 +38,23 @@ def main() -> None:
         except (AtelierClientError, ValueError, TypeError) as error:
             raise ToolError(str(error)) from error
 
+    @contextmanager
+    def uncancelable() -> Generator[None]:
+        """Finish what the block does before the call is canceled."""
+        with CancelScope(shield=True):
+            yield
+
+    async def ended(starting: Awaitable[AsyncJob]) -> AsyncJob:
+        """Return the job once it has ended; an assistant that gives the call up, or has gone, cancels it."""
+        with uncancelable():  # or the service would draw a job whose id nobody has
+            job = await starting
+        try:
+            return await job.wait()
+        except asyncio.CancelledError:
+            with uncancelable():
+                await job.cancel()
+            raise
+
     async def shown(image: AsyncImage) -> list[Any]:
         png = await image.download()
         return [Image(data=png, format="png"), f"{image.image_id}, {image.caption}: {image.url}"]
@@ -56,18 +76,15 @@ def main() -> None:
         """
         with told():
             async with AsyncClient() as client:
-                job = await client.generate(
-                    prompt, loras=loras, width=width, height=height, seed=seed, wait=True, progress=False
-                )
-                return await shown(job.images[0])
+                started = client.generate(prompt, loras=loras, width=width, height=height, seed=seed, wait=False)
+                return await shown((await ended(started)).images[0])
 
     @server.tool(structured_output=False)
     async def upscale(image_id: str, scale_factor: Literal[2, 4] = 2) -> list[Any]:
         """Enlarge an image that generate drew, by its id."""
         with told():
             async with AsyncClient() as client:
-                job = await client.upscale(image_id, scale_factor)
-                return await shown((await job.wait()).images[0])
+                return await shown((await ended(client.upscale(image_id, scale_factor))).images[0])
 
     @server.tool()
     async def list_loras() -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The MCP SDK's own client talks to `atelier mcp`, which draws with the running service."""
 
+import asyncio
 import base64
 import re
 import sys
@@ -9,9 +10,11 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import ImageContent, TextContent
 
+from serve_app.domain.accounts import Account
+from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse
 from tests.live import Live
-from tests.support import ROOT, adapter_id
+from tests.support import ROOT, adapter_id, wait_until
 
 
 def drawn(content: Sequence[object]) -> tuple[bytes, str]:
@@ -23,8 +26,12 @@ def drawn(content: Sequence[object]) -> tuple[bytes, str]:
     return base64.b64decode(picture.data), words.text
 
 
+def newest_is(state: JobState, live: Live, account: Account) -> bool:
+    return next(iter(live.run(live.resources.job_history.list(account.id)))).state is state
+
+
 @pytest.mark.slow
-async def test_an_assistant_draws_enlarges_and_lists(live: Live) -> None:
+async def test_an_assistant_draws_enlarges_lists_and_cancels_what_it_gives_up(live: Live) -> None:
     account, key = live.member()
     environment = {"ATELIER_URL": live.base_url, "ATELIER_KEY": key}
     command = StdioServerParameters(
@@ -47,6 +54,15 @@ async def test_an_assistant_draws_enlarges_and_lists(live: Live) -> None:
         refused = await client.call_tool("generate", asked | {"loras": {"nothing": 1.0}})
         assert refused.is_error
         assert "Neon" in str(refused.content), "it says which there are"
+        live.outcome = "leave"
+        given_up = asyncio.create_task(client.call_tool("generate", {"prompt": "given up"}))
+        await wait_until(lambda: newest_is(JobState.QUEUED, live, account))
+        given_up.cancel()
+        await wait_until(lambda: newest_is(JobState.CANCELED, live, account))
+        left = asyncio.create_task(client.call_tool("upscale", {"image_id": found[1]}))
+        await wait_until(lambda: newest_is(JobState.QUEUED, live, account))
+    await asyncio.gather(given_up, left, return_exceptions=True)
+    await wait_until(lambda: newest_is(JobState.CANCELED, live, account))
     requests = [job.request for job in live.run(live.resources.job_history.list(account.id))]
-    (request,) = (each for each in requests if isinstance(each, GenerationRequest))
+    *_, request = (each for each in requests if isinstance(each, GenerationRequest))
     assert (request.loras, request.width, request.seed) == ((LoraUse(adapter_id("neon"), 0.5),), 768, 7)

@@ -53,7 +53,9 @@ async def ready(request: Request) -> JSONResponse:
 @router.get("/metrics", dependencies=OPERATOR_ONLY)
 async def metrics(request: Request) -> Response:
     jobs, plans = jobs_of(request), settings_of(request).plan_table
-    page = await render_metrics(operations_of(request).measures, jobs.stats, jobs.images, jobs.space, plans)
+    page = await render_metrics(
+        operations_of(request).measures, jobs.stats, jobs.images, jobs.space, plans, event_streams=jobs.waits.streams
+    )
     return Response(page, media_type=CONTENT_TYPE)
 
 

@@ -94,6 +94,7 @@ OLDEST_WAITING = _gauge(
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
 WORKERS = _gauge("workers", "Workers seen in the last minute.", "pool")
 ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accepts new jobs, else 0.")
+EVENT_STREAMS = _gauge("event_streams", "Streams of jobs' events that are open at the ingress replica that answers.")
 WEBHOOKS_WAITING = _gauge("webhooks_waiting", "Deliveries of webhooks that wait for their next attempt.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Redis's maxmemory; 0 means none.")

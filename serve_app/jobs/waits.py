@@ -98,6 +98,11 @@ class JobWaits:
     def count(self) -> int:
         return sum(self._accounts.values())
 
+    @property
+    def streams(self) -> int:
+        """How many of the callers listen to a job's progress."""
+        return sum(not watch.only_end for watched in self._watched.values() for watch in watched.watches)
+
     async def until_ended(self, job_id: str, *, account_id: str, seconds: float) -> bool:
         """Return once the job has ended, or after so many seconds; False at once when too many wait already."""
         with self.watch(job_id, account_id=account_id, only_end=True) as watch:

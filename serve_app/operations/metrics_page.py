@@ -34,12 +34,21 @@ Samples = Mapping[Metric, Sequence[Sample]]
 
 
 async def render_metrics(
-    measures: Measures, stats: QueueStats, images: ImageStore, space: Space, plans: Iterable[tuple[Variant, str]]
+    measures: Measures,
+    stats: QueueStats,
+    images: ImageStore,
+    space: Space,
+    plans: Iterable[tuple[Variant, str]],
+    *,
+    event_streams: int,
 ) -> bytes:
     """Render the metrics in Prometheus' text format. Raises `StoreUnavailable`."""
     await measures.send()
     registry = CollectorRegistry()
-    samples = await _read(measures, stats, images, space, plans)
+    samples = {
+        **await _read(measures, stats, images, space, plans),
+        metrics.EVENT_STREAMS: [Sample((), event_streams)],
+    }
     from_zero = dict.fromkeys(metrics.fields_from_zero(await stats.pools()), 0.0)
     registry.register(Metrics(samples=samples, measured={**from_zero, **await measures.measured()}))
     return generate_latest(registry)

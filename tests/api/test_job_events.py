@@ -123,6 +123,8 @@ async def test_a_drain_lets_everybody_go_and_the_end_comes_from_the_next_ingress
         poll = first.client.get(f"/v1/jobs/{job_id}", headers=member.a | {"Prefer": "wait=30"})
         polling = asyncio.create_task(poll)
         await wait_until(lambda: first.waits.count == 2)
+        numbers = (await first.client.get("/metrics", headers=service.operator)).text
+        assert "\natelier_event_streams 1.0\n" in numbers, "a poll that waits is no stream"
         first.waits.end_all()
         assert [each async for each in told] == []
         assert (await polling).json()["status"] == "queued"

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -50,6 +50,14 @@ def run_program(module: str, home: Path, report: Path, *, limit_s: float, **envi
     assert done.returncode == 0, done.stdout + done.stderr
     sys.stdout.write(f"\n{report.read_text()}\n")  # shown by -s
     return json.loads(report.read_text())
+
+
+class Event(NamedTuple):
+    """What a stream of a job's events told."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
 
 
 class Service:
@@ -112,6 +120,17 @@ class Service:
     def wait(self, request_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         self.until(lambda: condition(self.record(request_id)))
         return self.record(request_id)
+
+    def events(self, request_id: str, last_id: str = "") -> Iterator[Event]:
+        """Follow a job on one connection, from the event with this id on. Raises `httpx.HTTPError` when it breaks."""
+        headers = {**self.bearer, "Last-Event-ID": last_id}
+        with self.client.stream("GET", f"/v1/jobs/{request_id}/events", headers=headers) as answer:
+            answer.raise_for_status()
+            fields: dict[str, str] = {}
+            for name, _, value in (line.partition(": ") for line in answer.iter_lines()):
+                if not name and "event" in fields:
+                    yield Event(fields["event"], fields["id"], json.loads(fields["data"]))
+                fields = {**fields, name: value} if name else {}
 
     until = staticmethod(until)
 

@@ -1,11 +1,13 @@
 """The whole service, started by one command: both interfaces, kills, a restart."""
 
+import base64
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -19,7 +21,7 @@ from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from tests.composition import open_resources
-from tests.deployments.service import STOP_LIMIT_S, Service
+from tests.deployments.service import STOP_LIMIT_S, Event, Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
@@ -97,16 +99,36 @@ def test_no_request_writes_a_line_of_an_access_log(service: Service) -> None:
 
 def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> None:
     request_id = service.post(body(service, steps=50, seed=3))
-    service.wait(request_id, is_denoising)
+    events = service.events(request_id)
+    preview = next(event for event in events if event.name == "preview")
+    assert preview.data["step"] >= 3
+    assert Image.open(BytesIO(base64.b64decode(preview.data["image"]))).format == "PNG"
     service.kill("ServeReplica:atelier:generator")
+    rest = list(events)
+    assert {event.data["attempt"] for event in rest if event.name == "progress"} >= {2}
+    assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
     assert len(list((service.data_dir / FINDINGS).iterdir())) == 1, "both replicas found the same circumstances"
 
 
 def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
-    request_id = service.post(body(service))
+    request_id = service.post(body(service, steps=50))
+    events = service.events(request_id)
+    told = [next(event for event in events if event.name == "progress")]
     service.kill("ServeReplica:atelier:ingress")
+    with pytest.raises(httpx.TransportError):
+        told.extend(events)  # which keeps what came before
+    rest: list[Event] = []
+
+    def is_resumed() -> bool:
+        with suppress(httpx.HTTPError):
+            rest[:] = service.events(request_id, told[-1].id)
+        return bool(rest)
+
+    service.until(is_resumed)
+    assert "snapshot" not in [event.name for event in rest]
+    assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     assert len(service.pngs(service.result(request_id))) == 1
 
 

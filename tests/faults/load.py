@@ -137,6 +137,11 @@ class Callers:
             lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
         return cls(base_url, account, secret, lora_ids=lora_ids, prompt=prompt, **more)
 
+    async def add_webhook(self, url: str) -> str:
+        """Have every end of the account's jobs told there; return the secret that signs the messages."""
+        answer = await self._client.post("/v1/webhooks", json={"url": url}, headers=self.headers["b"])
+        return answer.raise_for_status().json()["secret"]
+
     @property
     def unfinished(self) -> int:
         return len(self._unfinished)

@@ -1,4 +1,4 @@
-"""Processes of the service are killed and frozen under load; every acknowledged job is accounted for.
+"""Processes of the service are killed and frozen under load; every acknowledged job is accounted for, and its end told.
 
 `CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """
@@ -24,6 +24,7 @@ from tests.faults.load import Callers, say
 from tests.faults.reconciliation import audit_service, records_of, states
 from tests.faults.service import Service
 from tests.support import wait_until
+from tests.webhooks.receiver import CheckingReceiver, listening
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 SEED = int(os.environ.get("CHAOS_SEED", "20261121"))
@@ -32,8 +33,8 @@ SETTLE_LIMIT_S = 300.0
 """For what was accepted before the last kill: its lease, its retries, and the queue."""
 ACCEPTING_LIMIT_S = 120.0
 """After any one fault, requests must be accepted again by then; on a quiet machine it is seconds."""
-NODE_FAULT_FROM_S = 300.0
-"""In runs this long, everything is killed once and started again, as by a power cut."""
+POWER_CUTS = 3 if SECONDS >= 300 else 1
+"""So often everything is killed and started again."""
 FROZEN = ("frozen generator", "frozen ingress", "frozen upscaler", "frozen housekeeper")
 """They stay so, until Serve replaces them."""
 REPLACED_LIMIT_S = 75.0
@@ -66,11 +67,9 @@ class Chaos:
 
     async def run(self, seconds: float) -> None:
         began = time.monotonic()
-        is_whole = seconds < NODE_FAULT_FROM_S
         while (passed := time.monotonic() - began) < seconds:
             await asyncio.sleep(self._rnd.uniform(3, 9))
-            if not is_whole and passed > seconds / 2:
-                is_whole = True
+            if passed > seconds * (self.killed["everything"] + 1) / (POWER_CUTS + 1):
                 await self._power_cut()
             else:
                 self._next = self._next or self._rnd.sample(FAULTS, len(FAULTS))
@@ -127,33 +126,43 @@ async def _thaw(pid: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.ray
-async def test_nothing_accepted_is_lost_while_processes_are_killed_and_frozen(service: Service) -> None:
+async def test_nothing_accepted_is_lost_or_told_as_two_ends_while_processes_are_killed_and_frozen(
+    service: Service,
+) -> None:
+    service.environment["ATELIER_WEBHOOK_NETWORKS"] = "127.0.0.0/8"
     await service.start()
     canary = f"a lighthouse and a {secrets.token_hex(8)} canary"
     callers = await Callers.of(service.settings, service.base_url, prompt=canary, seed=SEED)
     chaos = Chaos(service, callers, random.Random(SEED))
-    calling = asyncio.create_task(callers.run())
-    try:
-        await chaos.run(SECONDS)
-        callers.stop.set()
-        began = time.monotonic()
-        await asyncio.wait({calling}, timeout=SETTLE_LIMIT_S)
-        settled = time.monotonic() - began
-    finally:
-        calling.cancel()
+    accepted = callers.acknowledged
+    async with listening(CheckingReceiver()) as receiver:
+        receiver.secret = await callers.add_webhook(receiver.url())
+        calling = asyncio.create_task(callers.run())
+        try:
+            await chaos.run(SECONDS)
+            callers.stop.set()
+            began = time.monotonic()
+            await asyncio.wait({calling}, timeout=SETTLE_LIMIT_S)
+            settled = time.monotonic() - began
+        finally:
+            calling.cancel()
+        with suppress(TimeoutError):
+            await wait_until(lambda: not receiver.untold(accepted.all), timeout=SETTLE_LIMIT_S)
     hits = chaos.hits + canary_hits(service, callers)
     await service.stop()
     async with open_resources(service.settings) as resources:
-        problems = await audit_service(resources, callers.acknowledged)
-        records = await records_of(resources, callers.acknowledged.all)
+        problems = [*await audit_service(resources, accepted), *receiver.problems(accepted.all)]
+        records = await records_of(resources, accepted.all)
         problems += _as_callers_saw(resources, callers, records)
         count = dict(await resources.queue_stats.counts())
     report = {
         "seconds": SECONDS,
-        "accepted": len(callers.acknowledged.all),
+        "accepted": len(accepted.all),
         "states": states(records),
         "attempts": dict(sorted(Counter(job.attempt for job in records.values()).items())),
         "downloaded": len(callers.seen.digests),
+        "told": len(receiver.attempts),
+        "attempts_to_tell": dict(sorted(Counter(max(each.values()) for each in receiver.attempts.values()).items())),
         "killed": dict(chaos.killed),
         "accepting_after_s": {part: _spread(times) for part, times in chaos.recovery.items()},
         "replaced_after_s": {part: _spread(times) for part, times in chaos.replaced.items()},

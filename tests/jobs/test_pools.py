@@ -150,7 +150,12 @@ async def test_limits_and_operators_numbers_are_of_every_pool(resources: Resourc
     await claim(resources, pool=SDXL, limit=0)
     page = (
         await render_metrics(
-            resources.measures, resources.queue_stats, resources.images, resources.space, settings.plan_table
+            resources.measures,
+            resources.queue_stats,
+            resources.images,
+            resources.space,
+            settings.plan_table,
+            event_streams=0,
         )
     ).decode()
     for line in (

@@ -29,7 +29,7 @@ async def scrape(resources: Resources) -> Numbers:
     These tests have one group: `tests/jobs/test_pools.py` has two.
     """
     parts = (resources.measures, resources.queue_stats, resources.images, resources.space)
-    text = (await render_metrics(*parts, resources.settings.plan_table)).decode()
+    text = (await render_metrics(*parts, resources.settings.plan_table, event_streams=0)).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
         (sample.name, *(value for label, value in sample.labels.items() if label != "group")): sample.value

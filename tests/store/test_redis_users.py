@@ -126,7 +126,12 @@ async def _live_one_job(folder: Path, url: str) -> None:
         assert await resources.deletions.delete_upload(image.image_id, "", account_id=account.id)
         await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings)
         assert b"atelier_redis_memory_bytes" in await render_metrics(
-            resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
+            resources.measures,
+            resources.queue_stats,
+            resources.images,
+            resources.space,
+            resources.settings.plan_table,
+            event_streams=0,
         )
         assert await overview(resources.measures, resources.queue_stats, resources.dead_letters, resources.workers, {})
         assert (await job_of(resources, job_id)).images

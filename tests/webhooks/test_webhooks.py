@@ -3,8 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -26,49 +25,9 @@ from tests.composition import Resources
 from tests.faults.clock import by_the_callers_clock
 from tests.made_jobs import ACCOUNT, accept
 from tests.support import end_tasks, wait_until
+from tests.webhooks.receiver import receiving
 
 LOOPBACK = ip_network("127.0.0.0/8")
-
-
-@dataclass
-class Receiver:
-    """An HTTP server on the loopback that answers each POST by `answer`, and keeps what it was sent."""
-
-    tls: ssl.SSLContext | None = None
-    answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n"
-    is_silent: bool = False
-    port: int = 0
-    got: list[tuple[str, dict[str, str], str]] = field(default_factory=lambda: list[tuple[str, dict[str, str], str]]())
-
-    def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
-        return f"http{'s' if self.tls else ''}://{host}:{self.port}{path}"
-
-    def of(self, path: str) -> list[tuple[dict[str, str], str]]:
-        return [(headers, body) for at, headers, body in self.got if at == path]
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-            body = await reader.readexactly(int(headers["content-length"]))
-            self.got.append((head[0].split()[1], headers, body.decode()))
-            if self.is_silent:
-                await reader.read()  # until the sender gives up
-            else:
-                writer.write(self.answer)
-                await writer.drain()
-        writer.close()
-
-
-@asynccontextmanager
-async def receiving(**more: Any) -> AsyncGenerator[Receiver]:
-    receiver = Receiver(**more)
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=receiver.tls)
-    receiver.port = server.sockets[0].getsockname()[1]
-    try:
-        yield receiver
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")
