@@ -44,8 +44,8 @@ EMBEDDED_IMAGES = 16
 """A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 
-Loras = Mapping[str, float] | str
-"""LoRAs by name or id, each with its weight, or one alone, with `lora_weight` or the service's default."""
+Loras = Mapping[str, float | None] | str
+"""LoRAs by name or id, each with its weight (None: the service's), or one alone, with `lora_weight` or that."""
 
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
