@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,15 +46,29 @@ def add_image_commands(app: typer.Typer, loras: typer.Typer) -> None:
 def _generate(
     settings: Settings,
     prompt: Annotated[str, typer.Argument(help="What the image shows.", show_default=False)],
-    lora: Annotated[str, typer.Option(help="The adapter's name or id (see: atelier loras list).", show_default=False)],
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(help="A LoRA's name or id (see: atelier loras list), alone or as NAME=WEIGHT. At most four."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None,
     steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: -2 to 2.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Strength of LoRAs that name none: -2 to 2.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None,
+    image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None,
+    strength: Annotated[float | None, typer.Option(help="How much of it is drawn anew: 0.01 to 1.")] = None,
+    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is drawn anew.")] = None,
     guidance: Annotated[float | None, typer.Option(help="How closely the image follows the prompt: 1 to 20.")] = None,
     width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
     height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
     num_images: Annotated[int | None, typer.Option(help="1 to 8.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What to avoid.")] = None,
+    prompt_weights: Annotated[
+        bool, typer.Option("--prompt-weights", help="Read (red:1.5) and [green] in prompts as weights.")
+    ] = False,
+    output_format: Annotated[
+        Literal["png", "jpeg", "webp"] | None, typer.Option("--format", help="The files: png by default.")
+    ] = None,
     interface: Annotated[
         Literal["a", "b"], typer.Option(help="How the key is sent: a as a bearer key, b as X-API-Key.")
     ] = "a",
@@ -64,20 +78,31 @@ def _generate(
     key: Key = None,
     timeout: Timeout = 600.0,
 ) -> Result:
-    """Generate images from a prompt with a LoRA adapter."""
+    """Generate images from a prompt, with LoRAs or without."""
+    loras = dict(_use_of(each, weight) for each in lora or ())
     with _client(settings, out, base_url, key, interface) as client:
-        found = client.loras.find(lora)
         job = client.generate(
-            prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
-            width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
+            prompt, loras=loras, wait=False, seed=seed, steps=steps, sampler=sampler, guidance_scale=guidance,
+            width=width, height=height, num_images=num_images, negative_prompt=negative_prompt, base_model=base_model,
+            image=image, strength=strength, mask=mask, prompt_weights=prompt_weights or None,
+            output_format=output_format,
         )  # fmt: skip
         _warn_of(job.unknown_words)
-        return _wait_and_save(job, out, timeout, doing=_drawing(job, found.name), open_images=open_images)
+        return _wait_and_save(job, out, timeout, doing=_drawing(job, ", ".join(loras)), open_images=open_images)
+
+
+def _use_of(text: str, weight: float | None) -> tuple[str, float | None]:
+    """Read `NAME=WEIGHT`, or a name alone, which may hold `=` too."""
+    name, equals, own = text.rpartition("=")
+    with suppress(ValueError):
+        if equals and name:
+            return name, float(own)
+    return text, weight
 
 
 def _upscale(
     settings: Settings,
-    image_id: Annotated[str, typer.Argument(help="Id of an image of this account: img_…", show_default=False)],
+    image: Annotated[str, typer.Argument(help="An image of this account by its id, or a file.", show_default=False)],
     factor: Annotated[int | None, typer.Option(help="2 or 4; 2 by default.")] = None,
     out: Out = None,
     open_images: Open = False,
@@ -85,9 +110,9 @@ def _upscale(
     key: Key = None,
     timeout: Timeout = 600.0,
 ) -> Result:
-    """Upscale an image of this account."""
+    """Upscale an image."""
     with _client(settings, out, base_url, key) as client:
-        job, doing = client.upscale(image_id, factor), f"Enlarging {factor or 2}×"
+        job, doing = client.upscale(image, factor), f"Enlarging {factor or 2}×"
         return _wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
 
 
@@ -131,7 +156,10 @@ def _client(
             f"--{field.replace('_', '-')}{colon}{why}" if field in ("base_url", "key") else str(error)
         ) from None
     with client:
-        yield client
+        try:
+            yield client
+        except ValueError as error:  # a file that is too large
+            raise BadUsage(str(error)) from None
 
 
 def _warn_of(unknown_words: Sequence[str]) -> None:
@@ -141,11 +169,11 @@ def _warn_of(unknown_words: Sequence[str]) -> None:
         Console(file=sys.stderr).print(Text(text, style="yellow"))
 
 
-def _drawing(job: Job, lora: str) -> str:
+def _drawing(job: Job, loras: str) -> str:
     """What a generation draws, for its progress bar: `Drawing 2 × 512², Neon`."""
     images, width, height = (job.request[name] for name in ("num_images", "width", "height"))
     size = f"{width}²" if width == height else f"{width}×{height}"
-    return f"Drawing {images} × {size}, {lora}"
+    return f"Drawing {images} × {size}{', ' if loras else ''}{loras}"
 
 
 def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, open_images: bool) -> Result:

@@ -1,4 +1,4 @@
-"""The Python SDK: `Client`, and `AsyncClient` for asyncio. Needs httpx, and Pillow only for `.pil()`.
+"""The Python SDK: `Client`, and `AsyncClient` for asyncio. Needs httpx, and Pillow only for its images.
 
     from serve_app.client import Client
 
@@ -8,6 +8,7 @@
     image.upscale(4).save("large.png")
 
     client.generate("a boat", loras={"neon": 0.6, "stripes": 0.4}, sampler="dpm++2m-karras", steps=20, width=768)
+    client.generate("a harbour at night", image="photo.jpg", strength=0.6)  # or bytes, a Pillow image, image itself
     jobs = client.map(["a boat", "a red flower"], loras="neon", seeds=[1, 2])
 
     ink = client.loras.add("ink.safetensors", base="pocket", progress=True)
@@ -41,6 +42,7 @@ from serve_app.client.errors import (
     Unreachable,
     WaitTimeout,
 )
+from serve_app.client.pictures import Picture, UploadedImage
 from serve_app.client.protocol import GenerationOptions, JobOptions
 from serve_app.client.records import BaseModel, Event, Lora, Model, Preview, Usage
 from serve_app.client.sync_client import Client, Image, Job
@@ -67,6 +69,7 @@ __all__ = [
     "Lora",
     "Model",
     "NotFound",
+    "Picture",
     "Preview",
     "RateLimited",
     "RunCanceled",
@@ -78,6 +81,7 @@ __all__ = [
     "UnexpectedAnswer",
     "UnknownLora",
     "Unreachable",
+    "UploadedImage",
     "Usage",
     "WaitTimeout",
     "upload_bar",

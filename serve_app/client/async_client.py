@@ -13,6 +13,7 @@ from serve_app.client.calls import RETRY_BUDGET_S, WAIT_S, AccountCalls, ImageCa
 from serve_app.client.display import Cell, grid_html
 from serve_app.client.errors import sends_events
 from serve_app.client.lora_calls import LoraCalls
+from serve_app.client.pictures import PictureCalls, UploadedImage
 from serve_app.client.protocol import Action, Interface, NextLine, Operation, Outcome, Sleep, advance
 from serve_app.client.records import BaseModel, Event, Lora, Model, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
@@ -99,6 +100,8 @@ class AsyncClient(
         self._http = httpx.AsyncClient(timeout=read_timeout(timeout), transport=transport)
         self.loras = LoraCalls[Awaited[Lora], Awaited[list[Lora]], Awaited[None]](self.service, self.execute)
         """List, add, change, share and delete LoRAs."""
+        self.images = PictureCalls[Awaited[UploadedImage], Awaited[None]](self.service, self.execute)
+        """Upload and delete pictures to draw from."""
 
     async def execute(self, operation: Operation[T]) -> T:
         """Perform the calls and delays of an operation; returns its result."""

@@ -19,6 +19,7 @@ from serve_app.client.errors import Forbidden
 from serve_app.client.events import Following
 from serve_app.client.lora_calls import find_lora, rows_of
 from serve_app.client.many import Drawing
+from serve_app.client.pictures import Picture, picture_id
 from serve_app.client.protocol import (
     LONG_POLL_S,
     GenerationOptions,
@@ -43,8 +44,8 @@ EMBEDDED_IMAGES = 16
 """A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 
-Loras = Mapping[str, float] | str
-"""LoRAs by name or id, each with its weight, or one alone, with `lora_weight` or the service's default."""
+Loras = Mapping[str, float | None] | str
+"""LoRAs by name or id, each with its weight (None: the service's), or one alone, with `lora_weight` or that."""
 
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
@@ -91,6 +92,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         *,
         loras: Loras | None = None,
         lora_id: str | None = None,
+        image: Picture | None = None,
+        mask: Picture | None = None,
         wait: bool | None = None,
         progress: bool = True,
         idempotency_key: str | None = None,
@@ -101,12 +104,20 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         LoRAs are named by name or id. It returns when the images are ready, and shows a bar in a terminal or notebook
         unless `progress` is off. With `lora_id`, the id of one, it returns the started job at once. `wait` decides for
         either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
-        Raises `UnknownLora`, `InvalidRequest` for what the base model does not take, and when it waits what
-        `job.wait()` raises.
+
+        `image` is begun from, scaled to the size asked for, and `strength` says how much of it is drawn anew; `mask` is
+        white there, and black where it is kept. Either is uploaded unless the service has it:
+
+            client.generate("a harbour at night", image="photo.jpg", strength=0.6, mask=mask_of_the_sky)
+            client.generate("the same with snow", image=job.images[0])
+
+        Raises `UnknownLora`, `InvalidRequest` for what the base model does not take, what `client.images.upload` raises,
+        and when it waits what `job.wait()` raises.
         """
 
         def drawn() -> Operation[Any]:
             wish = yield from self._wish(prompt, loras, options, lora_id)
+            wish |= yield from self._pictures(wish, image, mask)
             record = yield from self._create(wish, idempotency_key)
             if lora_id is None if wait is None else wait:
                 record = yield from _ended(self.service, record, f"Drawing {prompt}", progress)
@@ -120,11 +131,15 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         *,
         loras: Loras | Sequence[Loras] | None = None,
         seeds: Sequence[int] | None = None,
+        image: Picture | None = None,
+        mask: Picture | None = None,
         concurrency: int = CONCURRENCY,
         progress: bool = True,
         **options: Unpack[GenerationOptions],
     ) -> JobsT:
         """Draw many: the n-th job has the n-th prompt, LoRA and seed of the lists; what is no list counts for all.
+
+        So do `image` and `mask`, as `generate` takes them, which are uploaded once.
 
         Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. A request that the
         service refuses, as for an empty prompt, stands in its place as a failed job without an id. At most
@@ -155,6 +170,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
             wishes: list[dict[str, Any]] = []
             for words, uses, asked in requests:
                 wishes.append((yield from self._wish(words, uses, asked)))
+            pictures = yield from self._pictures(options, image, mask)
+            wishes = [wish | pictures for wish in wishes]
             with shown_bar(f"Drawing {count} jobs", wanted=progress) as show:
                 drawing = Drawing(
                     service=self.service, create=self._create, requests=wishes, concurrency=concurrency, show=show
@@ -183,6 +200,19 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
             uses.append(without_none({"id": known_id, "weight": each}))
         return {"prompt": prompt, "loras": uses, **fields}
 
+    def _pictures(
+        self, given: Mapping[str, Any], image: Picture | None, mask: Picture | None
+    ) -> Operation[dict[str, str]]:
+        """Return the ids of what is begun from and masked by, as fields; `given` are the other fields."""
+        ids: dict[str, str] = {}
+        for name, picture in (("image", image), ("mask", mask)):
+            field = "image_id" if name == "image" else "mask_image_id"
+            if picture is not None and given.get(field) is not None:
+                raise TypeError(f"generate() takes either {name} or {field}")
+            if picture is not None:
+                ids[field] = yield from picture_id(self.service, picture)
+        return ids
+
     def _lora_id(self, name: str) -> Operation[str]:
         if name not in self._lora_ids:
             lora = yield from find_lora(self.service, name)
@@ -198,14 +228,19 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
 
     def upscale(
         self,
-        image_id: str,
+        image: Picture,
         scale_factor: int | None = None,
         *,
         idempotency_key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> JobT:
-        """Start a job that enlarges an image of the account 2 or 4 times."""
-        return self.execute(then(self.service.upscale(idempotency_key, image_id, scale_factor, options), self._job))
+        """Start a job that enlarges a picture 2 or 4 times, which is uploaded unless the service has it."""
+
+        def enlarged() -> Operation[Any]:
+            image_id = yield from picture_id(self.service, image)
+            return self._job((yield from self.service.upscale(idempotency_key, image_id, scale_factor, options)))
+
+        return self.execute(enlarged())
 
     def models(self) -> ModelsT:
         """The adapters this account may use. Part of interface B: the key must be valid there."""

@@ -1,4 +1,4 @@
-"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try, and its bar."""
+"""Uploads: a form whose files are read while they are sent, anew for each try, and the bar of a LoRA's."""
 
 import hashlib
 import io
@@ -28,10 +28,10 @@ OnSent = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Text fields, and files by field; `on_progress` sees the bytes of the files."""
+    """Text fields, and files by field, on disk or in memory; `on_progress` sees the bytes of those on disk."""
 
     fields: Mapping[str, str]
-    files: Mapping[str, Path]
+    files: Mapping[str, Path | bytes]
     on_progress: OnSent | None = None
 
 
@@ -65,7 +65,9 @@ def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
     if upload is None:
         yield {}
         return
-    total, sent = sum(file.stat().st_size for file in upload.files.values()), 0
+    on_disk = {name: file for name, file in upload.files.items() if isinstance(file, Path)}
+    in_memory = {name: (name, file) for name, file in upload.files.items() if isinstance(file, bytes)}
+    total, sent = sum(file.stat().st_size for file in on_disk.values()), 0
 
     def count(size: int) -> None:
         nonlocal sent
@@ -74,8 +76,9 @@ def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
             upload.on_progress(sent, total)
 
     with ExitStack() as opened:
-        files = {name: opened.enter_context(_CountedFile(path, count)) for name, path in upload.files.items()}
-        yield {"data": dict(upload.fields), "files": {name: (file.shown_name, file) for name, file in files.items()}}
+        files = {name: opened.enter_context(_CountedFile(path, count)) for name, path in on_disk.items()}
+        named = {name: (file.shown_name, file) for name, file in files.items()}
+        yield {"data": dict(upload.fields), "files": {**named, **in_memory}}
 
 
 def read_timeout(timeout: Timeout) -> httpx.Timeout:

@@ -1,11 +1,11 @@
-"""Read the answers of `accept.lua` and `accept_all.lua`."""
+"""Reads the answers of `accept.lua`."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull, RateLimitExceeded
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull
 from serve_app.domain.jobs import Job
 from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
@@ -34,26 +34,14 @@ def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
     if status == "conflict":
         raise IdempotencyConflict("This Idempotency-Key was used with a different body.")
     base_model, *words = lora
+    job = read_snapshot(snapshot, with_request=False)
+    assert job is not None, "accept answers with the record it wrote"
     return Acceptance(
-        _written(snapshot),
+        job,
         replayed=status == "replay",
         base_model=base_model,
         trigger_words=tuple(word for each in words for word in json.loads(each)),
     )
-
-
-def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -> list[Job]:
-    """Read the jobs that a script accepted.
-
-    Raises `Forbidden`, `QueueFull`, and `RateLimitExceeded` where the plan leaves fewer than were asked for.
-    """
-    status, snapshots, left = answer
-    _refuse(status, settings)
-    if status == "unknown":
-        raise Forbidden("This account has been disabled.")
-    if status == "limited":
-        raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {asked}")
-    return [_written(each) for each in snapshots]
 
 
 def _refuse(status: str, settings: Settings) -> None:
@@ -68,9 +56,3 @@ def _refuse(status: str, settings: Settings) -> None:
             "the account's stored jobs take its share of the service's memory; delete jobs, or wait until some expire"
         )
         raise QueueFull(message, retry_after_s=STORED_RETRY_S)
-
-
-def _written(snapshot: Sequence[Any]) -> Job:
-    job = read_snapshot(snapshot, with_request=False)
-    assert job is not None, "accept answers with the record it wrote"
-    return job

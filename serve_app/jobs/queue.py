@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from serve_app.domain.accounts import new_rate_token, plan_cells
 from serve_app.domain.durations import MILLI, from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
@@ -20,7 +19,6 @@ from serve_app.domain.jobs import (
     CommitReply,
     Failure,
     HeartbeatReply,
-    Job,
     JobKind,
     JobState,
     Lease,
@@ -31,7 +29,7 @@ from serve_app.domain.jobs import (
     kind_of_pool,
 )
 from serve_app.domain.requests import GenerationRequest, Priority
-from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
+from serve_app.jobs.acceptance import Acceptance, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
 from serve_app.jobs.records import (
@@ -107,7 +105,7 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
-        names = ("accept", "accept_all", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        names = ("accept", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
     async def accept(self, new: NewJob) -> Acceptance:
@@ -115,39 +113,12 @@ class JobQueue:
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
-        key = new.idempotency_key
-        answer = await self._accept(
-            "accept",
-            new=encoded_rows(accept_row(new)),
-            idempotency_digest=None if key is None else _digest(key),
-            body_digest=new.body_sha256,
-            idempotency_ms=milliseconds(self._settings.idempotency_life),
-            **self._shared(new),
-        )
-        return read_acceptance(answer, self._settings)
-
-    async def accept_all(self, new: Sequence[NewJob]) -> list[Job]:
-        """Make jobs of an account's requests for one interface, all or none.
-
-        Each counts as one request in the plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
-        """
-        rows = [{**accept_row(job), "rate_token": new_rate_token()} for job in new]
-        answer = await self._accept(
-            "accept_all",
-            jobs=encoded_rows(rows),
-            interface=new[0].variant,
-            plans=plan_cells(self._settings.plans_of(new[0].variant)),
-            **self._shared(new[0]),
-        )
-        return read_acceptances(answer, self._settings, asked=len(rows))
-
-    async def _accept(self, script: str, **args: Argument) -> Any:
-        accept, replicas = self.scripts[script], self._settings.accept_replicas
-        return await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
-
-    def _shared(self, new: NewJob) -> Mapping[str, Argument]:
-        """Return the arguments of `acceptance.lua`."""
-        return {
+        key, replicas = new.idempotency_key, self._settings.accept_replicas
+        args: Mapping[str, Argument] = {
+            "new": encoded_rows(accept_row(new)),
+            "idempotency_digest": "" if key is None else _digest(key),
+            "body_digest": new.body_sha256,
+            "idempotency_ms": milliseconds(self._settings.idempotency_life),
             "variant": new.variant,
             "account": new.account_id,
             "max_queued": self._settings.max_queued,
@@ -160,6 +131,9 @@ class JobQueue:
             "plan": f"{new.variant}:{new.plan}" if new.plan else "",
             "request_id": new.request_id,
         }
+        accept = self.scripts["accept"]
+        answer = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
+        return read_acceptance(answer, self._settings)
 
     async def claim(
         self, worker: str, *, kind: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
@@ -282,7 +256,7 @@ class JobQueue:
 
 
 def accept_row(new: NewJob) -> Mapping[str, Any]:
-    """Return a job as `write_job` in `acceptance.lua` takes it; None stands for what it does not have."""
+    """Return a job as `write_job` in `accept.lua` takes it; None stands for what it does not have."""
     row: Mapping[str, Any] = {
         "id": new.job_id,
         "kind": kind_of(new.request),

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import sqrt
@@ -124,11 +124,11 @@ class Submission:
         if image_id is None:
             return None
         try:
-            return await self._stored_image(caller, image_id, None)
+            return await self.stored_image(caller, image_id)
         except NotFound:
             raise NotFound(f"{field}: your account has no such image") from None
 
-    async def _stored_image(self, caller: Caller, image_id: str, variant: Variant | None) -> StoredImage:
+    async def stored_image(self, caller: Caller, image_id: str, variant: Variant | None = None) -> StoredImage:
         """Return an image of the account: of a job of one interface, or of any job or uploaded where `variant` is None.
 
         Raises `NotFound`.
@@ -157,7 +157,7 @@ class Submission:
         `asked` is what `POST /v1/jobs` may say besides. Raises `NotFound`, `InvalidParameter` over 16 megapixels, and
         what `generate` raises for the queue.
         """
-        image = await self._stored_image(caller, image_id, None if of_any_job else caller.variant)
+        image = await self.stored_image(caller, image_id, None if of_any_job else caller.variant)
         request = UpscaleRequest(
             image_id=image_id,
             scale_factor=scale_factor,
@@ -171,27 +171,6 @@ class Submission:
                 f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
             )
         return await self._accept(caller, request, call, new_job_id(JobKind.UPSCALE))
-
-    @to_its_end
-    async def generate_all(
-        self, caller: Caller, requests: Sequence[GenerationRequest], call: Call = NO_CALL
-    ) -> list[Job]:
-        """Accept generations of one prompt for an account's owner, all or none.
-
-        Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
-        `generate` raises.
-        """
-        named = {new_job_id(JobKind.GENERATION): request for request in requests}
-        await self._check_prompt(caller, requests[0], next(iter(named)))
-        memory = await self.space.check()
-        spans = {job_id: self._span(caller, job_id) for job_id in named}
-        jobs = await self.queue.accept_all(
-            [self._new_job(caller, request, call, spans[job_id], memory, job_id) for job_id, request in named.items()]
-        )
-        for job in jobs:
-            spans[job.id].end()
-            self._announce(caller, job, call.request_id)
-        return jobs
 
     async def _check_prompt(
         self, caller: Caller, request: GenerationRequest, job_id: str, field: str | None = None

@@ -53,6 +53,7 @@ NO_PAGES = frozenset(
         "/playground/{job_id}/previews/{index}",
         "/playground/{job_id}/panel",
         "/playground/cards",
+        "/pictures/{image_id}",
         "/compare/grid",
         "/compare/cards",
         "/loras/{lora_id}/sample",

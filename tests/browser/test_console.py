@@ -4,13 +4,16 @@ import asyncio
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import Variant
+from serve_app.domain.requests import GenerationRequest, Variant
 from tests.browser.broken_lora import draw_small, has_state
+from tests.browser.checks import findings
 from tests.browser.site import ACCOUNT, PASSWORD, Site
 from tests.support import adapter_of, wait_until
 
@@ -45,24 +48,50 @@ async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None
     await expect(page.locator("#words")).to_contain_text("dragon")
 
 
-async def test_the_sliders_follow_the_chosen_lora_until_one_is_moved(page: Page, site: Site) -> None:
-    quick = adapter_of(site.account.id, name="Quick", steps=8, guidance=1.5)
-    site.run(site.resources.adapter_registry.register(quick))
+async def test_no_more_loras_are_chosen_than_act_together_and_each_has_a_weight(page: Page, site: Site) -> None:
+    other = adapter_of(site.account.id, name="Other", base_model="another")
+    site.run(site.resources.adapter_registry.register(other))
     try:
-        await page.goto(f"{site.base_url}/console/playground?lora_id={quick.id}")
-        steps, guidance = page.locator("#steps"), page.locator("#guidance_scale")
-        for lora, wanted in (("", ("8", "1.5")), ("Neon", ("30", "7.5")), ("Quick", ("8", "1.5"))):
-            if lora:
-                await page.get_by_role("radio", name=lora, exact=True).check(force=True)
-            await expect(steps).to_have_value(wanted[0])
-            await expect(guidance).to_have_value(wanted[1])
-        await expect(page.locator("output[for=steps]")).to_have_text("8")
-        await steps.fill("12")
-        await page.get_by_role("radio", name="Neon", exact=True).check(force=True)
-        await expect(guidance).to_have_value("7.5")
-        await expect(steps).to_have_value("12")
+        await page.goto(f"{site.base_url}/console/playground")
+        boxes = {name: page.get_by_role("checkbox", name=name, exact=True) for name in ("Neon", "Mosaic", "Other")}
+        await expect(page.get_by_label("Weight of Neon")).to_be_hidden()
+        await boxes["Neon"].check(force=True)
+        await expect(boxes["Other"]).to_be_disabled()
+        await page.get_by_label("Weight of Neon").fill("5")
+        await boxes["Neon"].uncheck(force=True)
+        for name in ("Outline", "Sepia", "Shadow", "Stripes"):
+            await expect(boxes["Mosaic"]).to_be_enabled()
+            await page.get_by_role("checkbox", name=name, exact=True).check(force=True)
+        await expect(boxes["Mosaic"]).to_be_disabled()
+        await page.get_by_label("Prompt", exact=True).fill("a boat")
+        await page.get_by_role("button", name="Generate").click()
+        await page.wait_for_url("**/playground/job_*")  # the weight that nobody sees any more does not stop it
+        [job] = site.run(site.resources.job_history.list(site.account.id, limit=1))
+        assert isinstance(job.request, GenerationRequest)
+        assert [lora.weight for lora in job.request.loras] == [0.75] * 4
     finally:
-        site.run(site.resources.adapter_registry.remove(quick.id))
+        site.run(site.resources.adapter_registry.remove(other.id))
+
+
+async def test_a_picture_and_a_mask_are_begun_from(page: Page, site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    Image.linear_gradient("L").resize((320, 256)).save(file)
+    await page.goto(f"{site.base_url}/console/playground?prompt={EXAMPLE}&steps=4&size=256x256")
+    await page.locator("input[type=file]").set_input_files(file)
+    await page.get_by_label("Strength").fill("0.5")
+    await page.locator("input[type=file]").set_input_files(file)
+    await expect(page.get_by_role("button", name="Remove the mask")).to_be_visible()
+    await expect(page.locator("output[for=strength]")).to_have_text("0.5")
+    assert not await findings(page)
+    await page.get_by_role("button", name="Generate").click()
+    assert await width_of_picture(page) == 256
+    await expect(page.get_by_role("button", name="Remove the mask")).to_be_visible()
+    await page.get_by_role("link", name="Begin from it").click()
+    first = page.get_by_role("img", name="Picture to begin from")
+    image_id = await page.locator(".tiles img").get_attribute("src") or ""
+    await expect(first).to_have_attribute("src", f"/console/pictures/{image_id.rpartition('/')[2]}")
+    await page.get_by_role("button", name="Remove the picture to begin from").click()
+    await expect(first).to_have_count(0)
 
 
 @pytest.mark.parametrize(("tab", "button"), [("API", "Generate API key"), ("API Keys", "Create new API key")])

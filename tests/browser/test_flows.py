@@ -85,7 +85,7 @@ async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
     await page.goto(f"{site.base_url}/console/loras/{lora}")
     await expect(page.get_by_text("Shared by ")).to_be_visible()
     await page.get_by_role("link", name="Open in the playground").click()
-    await expect(page.locator(f"input[name=lora_id][value={lora}]")).to_be_checked()
+    await expect(page.locator(f"input[name='lora:{lora}']")).to_be_checked()
     for path in ("loras", "playground", "history", "usage", "compare"):
         await page.goto(f"{site.base_url}/console/{path}")
         assert "pwned" not in await page.title(), path

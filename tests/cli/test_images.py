@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from serve_app.domain.requests import LoraUse
 from tests.cli.conftest import Atelier
 from tests.live import Live
 from tests.made_jobs import generation_of
@@ -22,6 +23,27 @@ def test_an_image_by_the_adapters_name(atelier: Atelier, live: Live, ready_file:
     assert "The base model has never read: lighthouse." in ended.err
     with Image.open(out) as picture:
         assert picture.size == (768, 512)
+
+
+@pytest.mark.slow
+def test_all_that_can_be_asked_for_has_a_word(atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (256, 256), "white").save(picture)
+    words = (
+        "--lora", "outline=-0.5", "--lora", "neon", "--weight", "0.4", "--sampler", "euler", "--base-model", "pocket",
+        "--image", str(picture), "--strength", "0.5", "--mask", str(picture), "--prompt-weights", "--format", "webp",
+        "--steps", "9", "--out", str(tmp_path / "x.webp"),
+    )  # fmt: skip
+    made = atelier.json("generate", "a (red:1.2) boat", *words)
+    request = live.run(generation_of(live.resources, made["id"]))
+    assert request.loras == (LoraUse(adapter_id("outline"), -0.5), LoraUse(adapter_id("neon"), 0.4))
+    assert (request.sampler, request.steps, request.prompt_weights, request.output_format) == ("euler", 9, True, "webp")
+    assert request.image
+    assert request.image == request.mask
+    assert request.strength == 0.5
+    alone = atelier.json("generate", "a boat", "--out", str(tmp_path / "y.png"))
+    assert live.run(generation_of(live.resources, alone["id"])).loras == ()
+    assert atelier.json("upscale", str(picture), "--out", str(tmp_path / "z.png"))["images"][0]["width"] == 512
 
 
 @pytest.mark.slow
@@ -80,12 +102,13 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
     ("words", "code", "error"),
     [
         (("generate", "x", "--lora", "nothing"), 1, "no LoRA 'nothing' for this account"),
-        (("generate", "x", "--lora", PRIVATE_ADAPTER), 1, "for this account"),
+        (("generate", "x", "--lora", PRIVATE_ADAPTER), 1, "may not use"),
         (("generate", "x", "--lora", "outline", "--steps", "151"), 1, "steps: must be between 1 and 150"),
         (("generate", "x", "--lora", "outline", "--interface", "c"), 2, "--interface"),
         (("generate", "x", "--lora", "outline", "--out", "/dev/null/x.png"), 2, "--out"),
         (("generate", "x", "--lora", "outline", "--key", "atl_wrong"), 1, "401"),
-        (("generate", "x"), 2, "--lora"),
+        (("generate", "x", "--lora", "outline=2.5"), 1, "loras: "),
+        (("generate", "x", "--image", "nothing.png"), 1, "nothing.png: no such file"),
         (("upscale", "img_" + "a" * 26), 1, "404"),
     ],
 )

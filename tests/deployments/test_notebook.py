@@ -31,7 +31,7 @@ def test_the_quickstart_shows_its_images(service: Service, tmp_path: Path, monke
     monkeypatch.setenv("ATELIER_READY_FILE", str(service.home / "ready.json"))
     shown = run("quickstart.ipynb", tmp_path)
     texts = [output["data"]["text/plain"] for output in shown if "data" in output]
-    assert sum("image/png" in output.get("data", {}) for output in shown) == 2
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 3
     assert "(1024, 1024)" in texts
     (grid,) = [page for output in shown if (page := output.get("data", {}).get("text/html"))]
     assert "seed 1<" in grid

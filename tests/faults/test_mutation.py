@@ -28,7 +28,7 @@ RUN_S = 480.0
 AUTH_SCRIPTS = ("window", "caller", "poll", "api_key", "create_key", "roll_key", "limit_key")
 """The scenario of authentication has to notice defects of these scripts."""
 JOB_SCRIPTS = (
-    "queue", "end_attempt", "acceptance", "accept", "claim", "owners", "heartbeat", "finish", "fail", "release", "reap",
+    "queue", "end_attempt", "accept", "claim", "owners", "heartbeat", "finish", "fail", "release", "reap",
     "cancel", "requeue_dead",
 )  # fmt: skip
 """Scenarios and runs of the model have to notice defects of these scripts."""

@@ -1,26 +1,24 @@
 """Taking requests in: permission, one durable accept, a hint that may fail."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from serve_app.domain.accounts import BUILTIN_PLANS, Caller, Plan
 from serve_app.domain.errors import (
-    AtelierError,
     InvalidParameter,
     QueueFull,
 )
-from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_job_id
+from serve_app.domain.jobs import JobKind, StoredImage
 from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, Variant
 from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, plan_queue_share
 from serve_app.settings import Settings
 from serve_app.store import measures as redis_memory
 from serve_app.store.keys import redis_key
 from tests.composition import Resources, open_resources
-from tests.made_jobs import BROKEN, caller_of, claim, job_of, put, stored_image
-from tests.support import PRIVATE_ADAPTER, adapter_id, existing, memory_limit, wait_until
+from tests.made_jobs import caller_of, claim, job_of, put, stored_image
+from tests.support import adapter_id, existing, memory_limit, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse(adapter_id("neon")),), seeds=(7,))
 
@@ -46,59 +44,6 @@ async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resourc
     (claimed,) = await claim(resources)
     adapter = existing(await resources.catalog.adapter(REQUEST.lora_id))
     assert (claimed.group, claimed.account_id, claimed.request) == (adapter.sha256, caller.account_id, REQUEST)
-
-
-async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
-    resources: Resources, caller: Caller
-) -> None:
-    asked = [replace(REQUEST, loras=(LoraUse(REQUEST.lora_id, weight),)) for weight in (0.25, 0.5, 1.0)]
-    before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
-    assert len(await resources.submission.generate_all(caller, asked)) == len(asked)
-    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 3
-    claims = await claim(resources, limit=8)
-    assert [each.request for each in claims] == asked
-    assert len({each.group for each in claims}) == 1
-    await resources.queue.fail(claims[0].lease, BROKEN, retry=False)
-    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2, "one is given back"
-
-
-async def test_a_comparison_whose_reply_was_lost_is_made_once(resources: Resources, caller: Caller) -> None:
-    job_ids = [new_job_id(JobKind.GENERATION) for _ in range(2)]
-    args: dict[str, Any] = {"variant": Variant.A, "account_id": caller.account_id, "plan": caller.plan.name}
-    new = [NewJob(job_id=each, request=REQUEST, loras=REQUEST.loras, **args) for each in job_ids]
-    before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
-    once, again = [await resources.queue.accept_all(new) for _ in range(2)]
-    assert [job.id for job in once] == [job.id for job in again] == job_ids
-    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2
-    assert len(await resources.job_history.list(caller.account_id)) == 2
-
-
-async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(settings: Settings, redis_db: Any) -> None:
-    limits = {"max_queued": 4, "max_queued_per_account": 3}
-    async with open_resources(settings.model_copy(update=limits)) as resources:
-        account = await resources.accounts.create("acme")
-        plan = settings.plan_named(Variant.A, account.plan_a)
-        caller = Caller(account_id=account.id, account_name="acme", key_id="", variant=Variant.A, plan=plan)
-
-        async def refused(*asked: GenerationRequest) -> str:
-            with pytest.raises(AtelierError) as error:
-                await resources.submission.generate_all(caller, asked)
-            assert await resources.job_history.list(account.id) == []
-            return type(error.value).__name__
-
-        before = (await resources.auth.window(account.id, Variant.A)).remaining
-        foreign = replace(REQUEST, loras=(LoraUse(PRIVATE_ADAPTER),))
-        assert await refused(REQUEST, foreign) == "Forbidden"
-        assert await refused(*[REQUEST] * 4) == "QueueFull", "of the account"
-        assert await refused(*[REQUEST] * 5) == "QueueFull"
-        assert (await resources.auth.window(account.id, Variant.A)).remaining == before, "nothing is counted"
-        for _ in range(before - 1):
-            await resources.auth.count_owner(account.id, Variant.A)
-        assert await refused(REQUEST, REQUEST) == "RateLimitExceeded"
-        await resources.accounts.set_disabled(account.id, True)
-        assert await refused(REQUEST) == "Forbidden"
-        await resources.accounts.set_disabled(account.id, False)
-        assert len(await resources.submission.generate_all(caller, [REQUEST])) == 1
 
 
 async def test_an_upscale_is_of_a_stored_image(resources: Resources, caller: Caller) -> None:

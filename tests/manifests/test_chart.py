@@ -23,6 +23,7 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
+from serve_app.web.console import pictures
 from tests.manifests.chart import (
     CHART,
     PROFILES,
@@ -41,6 +42,9 @@ from tests.manifests.schemas import mistakes
 from tests.support import ROOT
 
 profiles = pytest.mark.parametrize("profile", PROFILES)
+
+
+UPLOADED_TO = {"/v1/loras", "/v1/images", "/console/loras/new", "/console/pictures"}
 
 
 def production(**values: Any) -> list[Document]:
@@ -340,12 +344,17 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     uploads = by_path.keys() - {"/"}
     posts = [
         prefix + route.path
-        for prefix, router in (("", loras.router), ("", images.router), ("/console", console_loras.router))
+        for prefix, router in (
+            ("", loras.router),
+            ("", images.router),
+            ("/console", console_loras.router),
+            ("/console", pictures.router),
+        )
         for route in cast(list[APIRoute], router.routes)
         if "POST" in (route.methods or ())
     ]
     assert uploads < set(posts)
-    assert uploads == {"/v1/loras", "/v1/images", "/console/loras/new"}
+    assert uploads == UPLOADED_TO
     assert all(largest + form <= by_path[path] <= largest + (2 << 20) for path in uploads)
     assert MAX_BODY_BYTES <= by_path["/"] <= 2 << 20
     prefix, name = BODY_SIZES[controller].rsplit("/", 1)
@@ -368,7 +377,7 @@ def test_a_gateway_does_not_cut_an_upload_short() -> None:
     """A gigabyte takes longer than a request may: the service bounds an upload by its rate."""
     route = find(rendered("production"), "HTTPRoute")
     uploads, everything = route["spec"]["rules"]
-    assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/v1/images", "/console/loras/new"}
+    assert {match["path"]["value"] for match in uploads["matches"]} == UPLOADED_TO
     assert uploads["timeouts"]["request"] == "0s"
     assert everything["timeouts"]["request"] == "60s"
 

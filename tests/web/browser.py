@@ -16,6 +16,7 @@ class Form:
     action: str
     fields: dict[str, str] = field(default_factory=dict[str, str])
     buttons: list[str] = field(default_factory=list[str])
+    id: str = ""
 
 
 class Page(HTMLParser):
@@ -29,7 +30,7 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.tags: list[tuple[str, dict[str, str]]] = []
         self._texts: list[str] = []
-        self._in_button = False
+        self._in_button: Form | None = None
         self.feed(answer.text)
 
     @property
@@ -47,22 +48,32 @@ class Page(HTMLParser):
         attributes = {name: value or "" for name, value in attrs}
         self.tags.append((tag, attributes))
         if tag == "form":
-            self.forms.append(Form(attributes.get("action", "")))
-        elif tag == "input":
-            if self.forms and "name" in attributes:  # scripts use others, and a part of a page may lack the form
-                self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
+            self.forms.append(Form(attributes.get("action", ""), id=attributes.get("id", "")))
+        elif tag == "input" and _is_sent(attributes):
+            self._form_of(attributes).fields[attributes["name"]] = attributes.get("value", "")
         elif tag == "a":
             self.links.append(attributes["href"])
-        self._in_button = tag == "button"
+        self._in_button = self._form_of(attributes) if tag == "button" else None
 
     def handle_data(self, data: str) -> None:
         self._texts.append(data)
         if self._in_button and data.strip():
-            self.forms[-1].buttons.append(data.strip())
+            self._in_button.buttons.append(data.strip())
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "button":
-            self._in_button = False
+            self._in_button = None
+
+    def _form_of(self, attributes: dict[str, str]) -> Form:
+        """Return the form that an input or a button names or stands in; a part of a page may lack it."""
+        named = [form for form in self.forms if form.id == attributes.get("form")]
+        return (named or self.forms or [Form("")])[-1]
+
+
+def _is_sent(input_: dict[str, str]) -> bool:
+    """Return whether a form has a value of this input: scripts use those without a name."""
+    is_box = input_.get("type") in ("checkbox", "radio")
+    return "name" in input_ and input_.get("type") != "file" and ("checked" in input_ or not is_box)
 
 
 class Browser:

@@ -11,7 +11,7 @@ from tests.web.browser import Browser
 from tests.web.conftest import PASSWORD, Browsers
 
 BOTH = {f"lora:{LORA}": "yes", f"lora:{adapter_id('neon')}": "yes"}
-FIELDS = {"prompt": "a red boat", "lora_weight": "0.75", "size": "512x512", "steps": "20", "guidance_scale": "7.5"}
+FIELDS = {"prompt": "a red boat", "lora_weight": "0.75", "steps": "20", "guidance_scale": "7.5"}
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
         ({}, "two to 8 LoRAs"),
         ({"across": "weights", "weights": "0.5"}, "two to 16 pictures, and this one 1"),
         ({"across": "weights", "weights": "a"}, "Weights: must be one to 8 numbers"),
-        ({"across": "weights", "weights": "0.5, 3"}, "Lora weight: must be between 0.1 and 1"),
+        ({"across": "weights", "weights": "0.5, 3"}, "Loras: must be"),
         ({"across": "seeds", "seeds": "9"}, "Seeds: must be a whole number between 1 and 8"),
     ):
         one = await browser.send(form, **FIELDS, **dict(list(BOTH.items())[:1]), **wrong)
@@ -57,6 +57,20 @@ async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
         await resources.auth.count_owner(owner.id, Variant.A)
     assert (await browser.send(form, **FIELDS, **BOTH)).status == 429
     assert await resources.job_history.list(owner.id) == []
+
+
+@pytest.mark.slow
+async def test_what_a_comparison_created_before_a_refusal_is_shown_with_the_reason(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    form = (await browser.open("/console/compare")).form("Compare")
+    form.fields = {"form_token": form.fields["form_token"], "seed": ""}
+    page = await browser.send(form, **FIELDS, **BOTH, **{"lora:model_of_nobody": "yes"})
+    assert (page.status, "may not use" in page.text, "0 of 2 finished" in page.text) == (403, True, True)
+    jobs = await resources.job_history.list(owner.id)
+    assert {job.id[:4] for job in jobs} == {"job_"}
+    [grid] = [a["hx-get"] for _, a in page.tags if "/compare/grid" in a.get("hx-get", "")]
+    assert grid.endswith(",".join(job.id for job in reversed(jobs)))
 
 
 @pytest.mark.slow

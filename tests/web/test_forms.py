@@ -60,7 +60,7 @@ def test_what_is_not_declared_as_a_form_is_not_read_as_one(port: int, media_type
 
 
 def test_a_form_of_many_fields_is_refused(port: int) -> None:
-    body = b"&".join(b"f%d=" % number for number in range(100))
+    body = b"&".join(b"f%d=" % number for number in range(200))
     (answer,) = exchange(port, _post(port, length=len(body), close=True) + body)
     assert answer.status == 400
     assert "too many fields" in _page(answer)

@@ -1,35 +1,54 @@
 """The playground makes an ordinary job and shows it until it ends, also without scripts."""
 
 from dataclasses import replace
+from io import BytesIO
 
+import httpx
 import pytest
+from PIL import Image
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, UpscaleRequest, Variant
 from serve_app.jobs.previews import Preview
+from serve_app.jobs.wishes import Wish
 from serve_app.loras.vocabulary import known_words, unknown_words
-from serve_app.web.console.playground_form import read_playground_form, values_of
+from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_wish, values_of
 from tests.api.app import LORA, TestService
 from tests.composition import Resources
-from tests.support import POCKET, adapter_of, change_base_model
+from tests.support import POCKET, adapter_id, adapter_of, change_base_model
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
+NEON = adapter_id("neon")
+_FILE = BytesIO()
+Image.new("RGB", (320, 256), "red").save(_FILE, "PNG")
+PNG = _FILE.getvalue()
 FIELDS = {
-    "prompt": " a red boat ", "negative_prompt": "a tree", "lora_id": LORA, "lora_weight": "0.5", "size": "768x512",
-    "steps": "21", "guidance_scale": "3.5", "num_images": "2", "seed": "41",
+    "prompt": " a (red:1.2) boat ", "negative_prompt": "a tree", f"lora:{LORA}": "yes", f"weight:{LORA}": "0.5",
+    f"lora:{NEON}": "yes", f"weight:{NEON}": "-0.25", "size": "768x512", "steps": "21", "guidance_scale": "3.5",
+    "sampler": "dpm++2m", "spacing": "karras", "num_images": "2", "seed": "41", "output_format": "webp",
+    "prompt_weights": "yes",
 }  # fmt: skip
 REQUEST = GenerationRequest(
-    prompt="a red boat", negative_prompt="a tree", loras=(LoraUse(LORA, 0.5),), width=768, height=512,
-    steps=21, guidance_scale=3.5, seeds=(41, 42),
+    prompt="a (red:1.2) boat", negative_prompt="a tree", loras=(LoraUse(LORA, 0.5), LoraUse(NEON, -0.25)), width=768,
+    height=512, steps=21, guidance_scale=3.5, sampler="dpm++2m-karras", seeds=(41, 42), prompt_weights=True,
+    output_format=ImageFormat.WEBP, base_model="pocket",
 )  # fmt: skip
 
 
 async def _generate(browser: Browser, **fields: str) -> Page:
     return await browser.press("/console/playground", "Generate", **{**FIELDS, **fields})
+
+
+async def _send_picture(browser: Browser, content: bytes, *, scripted: bool = False, **fields: str) -> httpx.Response:
+    page = await browser.open("/console/playground")
+    token = page.form("Upload").fields["form_token"]
+    headers = {"Sec-Fetch-Site": "same-origin", **({"HX-Request": "true"} if scripted else {})}
+    data, files = {"form_token": token, **fields}, {"file": ("x.png", content)}
+    return await browser.http.post("/console/pictures", data=data, files=files, headers=headers)
 
 
 async def _only_job(resources: Resources, account: Account) -> Job:
@@ -45,7 +64,7 @@ async def test_the_form_makes_a_job_with_its_fields_counted_in_the_plan(
     page = await _generate(browser)
     job = await _only_job(resources, owner)
     assert page.answer.url.path == f"/console/playground/{job.id}"
-    assert (job.request, job.variant, job.key_id) == (replace(REQUEST, base_model="pocket"), Variant.A, "")
+    assert (job.request, job.variant, job.key_id) == (REQUEST, Variant.A, "")
     assert job.id.startswith("job_")
     assert (await resources.auth.window(owner.id, Variant.A)).remaining == before - 1
     assert "Waiting next in your queue" in page.text
@@ -53,21 +72,41 @@ async def test_the_form_makes_a_job_with_its_fields_counted_in_the_plan(
 
 
 def test_a_request_fills_in_the_form_that_makes_it() -> None:
-    assert read_playground_form(values_of(REQUEST)).to_domain() == REQUEST
-    drawn = [read_playground_form({**FIELDS, "seed": ""}).to_domain().seeds[0] for _ in range(2)]
+    picture = Picture("img_x", "file:///x.png")
+    for request in (
+        REQUEST,
+        replace(REQUEST, loras=(), sampler="", prompt_weights=False, image=picture, strength=0.35, mask=picture),
+    ):
+        fields = values_of(request)
+        assert read_wish(fields, chosen_loras(fields)) == replace(
+            Wish.like(request), base_model=None if request.loras else "pocket"
+        )
+    drawn = [read_wish({**FIELDS, "seed": ""}, {}).seed for _ in range(2)]
     assert drawn[0] != drawn[1]
 
 
+def test_what_is_left_empty_is_left_to_the_base_model() -> None:
+    wish = read_wish({**DEFAULTS, "prompt": "a boat", "seed": "7"}, {})
+    assert wish == Wish(prompt="a boat", seed=7)
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "name"),
     [
-        ("prompt", " "), ("lora_weight", "1.2"), ("size", "64x64"), ("steps", "51"), ("guidance_scale", "nan"),
-        ("num_images", "5"), ("seed", "x"),
+        ("prompt", " ", "prompt"), ("size", "64x64", "width"), ("size", "large", "size"), ("steps", "151", "steps"),
+        ("steps", "2.5", "steps"), ("guidance_scale", "nan", "guidance scale"), ("num_images", "9", "num images"),
+        ("seed", "x", "seed"), ("sampler", "", "noise schedule"),
     ],
 )  # fmt: skip
-def test_a_field_that_breaks_its_rule_is_named(field: str, value: str) -> None:
-    with pytest.raises(InvalidParameter, match=field.replace("_", " ") + ": must be"):
-        read_playground_form({**FIELDS, field: value})
+def test_a_field_that_breaks_its_rule_is_named(field: str, value: str, name: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{name}: (must be|choose|is required)"):
+        read_wish({**FIELDS, field: value}, {})
+
+
+@pytest.mark.parametrize("loras", [{LORA: "2.1"}, {LORA: "much"}, dict.fromkeys("abcde", "1")])
+def test_loras_beyond_what_acts_together_are_refused(loras: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameter, match=r"^loras: "):
+        read_wish(FIELDS, loras)
 
 
 @pytest.mark.slow
@@ -75,11 +114,12 @@ async def test_what_is_refused_leaves_the_form_as_it_was(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
     wrong = await _generate(browser, steps="0")
-    unknown = await _generate(browser, lora_id="model_of_nobody")
+    unknown = await _generate(browser, **{"lora:model_of_nobody": "yes"})
     for page, status, words in ((wrong, 400, "Steps: must be"), (unknown, 403, "may not use")):
         assert page.status == status
         assert words in page.text
-        assert "a red boat" in page.text
+        assert "a (red:1.2) boat" in page.text
+        assert {LORA, NEON} == {a["name"][5:] for _, a in page.tags if "checked" in a and "lora:" in a["name"]}
     assert await resources.job_history.list(owner.id) == []
 
 
@@ -162,7 +202,8 @@ async def test_the_code_names_the_key_that_was_chosen_and_never_its_secret(
         for name in ("laptop\nrm -rf /", "server")
     }
     await keys.create(owner.id, name="bearer only", interfaces=frozenset({Variant.A}))
-    await _generate(browser, num_images="1", steps="30")
+    simple = {name: FIELDS[name] for name in ("prompt", "negative_prompt", f"lora:{LORA}")}
+    await browser.press("/console/playground", "Generate", **simple)
     job = await service.complete((await _only_job(service.resources, owner)).id)
     key, secret = made["laptop\nrm -rf /"]
     page = await browser.open(f"/console/playground/{job.id}?key={key.id}")
@@ -197,12 +238,14 @@ async def test_words_that_the_bundled_model_has_never_read_are_named(browser: Br
     assert unknown_words("A red dragon, a Dragon and a moon", known["pocket"]) == ["dragon"]
     page = await browser.open("/console/playground?prompt=a+red+dragon")
     assert "The model does not know: dragon. It knows" in page.text
-    assert " moon " in next(a["data-words"] for _, a in page.tags if a.get("data-base") == "pocket"), "for the script"
+    assert " moon " in next(
+        a["data-words"] for _, a in page.tags if a.get("data-base") == "pocket" and "data-words" in a
+    ), "for the script"
     assert "does not know" not in (await browser.open("/console/playground?prompt=a+red+moon")).text
 
 
 @pytest.mark.slow
-async def test_the_form_begins_with_what_the_chosen_lora_wants(
+async def test_what_is_left_to_the_lora_stays_automatic_when_its_job_is_shown(
     browser: Browser, service: TestService, owner: Account
 ) -> None:
     resources = service.resources
@@ -211,21 +254,58 @@ async def test_the_form_begins_with_what_the_chosen_lora_wants(
     quick = adapter_of(owner.id, steps=8)
     await resources.adapter_registry.register(quick)
 
-    async def shown(address: str) -> tuple[str, str]:
-        fields = (await browser.open(f"/console/{address}")).form("Generate").fields
-        return fields["steps"], fields["guidance_scale"]
+    async def drawn(**fields: str) -> tuple[int, float, dict[str, str]]:
+        await browser.press(f"/console/playground?lora_id={quick.id}", "Generate", prompt="a boat", **fields)
+        job = await service.complete((await resources.job_history.list(owner.id))[0].id)
+        assert isinstance(job.request, GenerationRequest)
+        page = await browser.open(f"/console/playground/{job.id}")
+        assert f"&#34;steps&#34;: {job.request.steps}" in page.answer.text, "the code asks for the same"
+        return job.request.steps, job.request.guidance_scale, page.form("Generate").fields
 
-    assert await shown(f"playground?lora_id={quick.id}") == ("8", "1.5")
-    assert await shown(f"playground?lora_id={LORA}") == ("30", "1.5")
-    assert await shown(f"playground?lora_id={quick.id}&steps=25&guidance_scale=3") == ("25", "3")
-    compared = (await browser.open(f"/console/compare?lora:{quick.id}=yes")).form("Compare").fields
-    assert (compared["steps"], compared["guidance_scale"]) == ("30", "7.5")
+    steps, guidance, shown = await drawn()
+    assert (steps, guidance, shown["steps"], shown["guidance_scale"]) == (8, 1.5, "", "")
+    assert shown[f"lora:{quick.id}"] == "yes"
+    steps, guidance, shown = await drawn(steps="25")
+    assert (steps, guidance, shown["steps"], shown["guidance_scale"]) == (25, 1.5, "25", "")
 
-    form = (await browser.open(f"/console/playground?lora_id={quick.id}")).form("Generate")
-    await browser.send(form, **{**form.fields, "lora_id": quick.id, "prompt": "a boat"})
-    job = await service.complete((await _only_job(resources, owner)).id)
-    assert isinstance(job.request, GenerationRequest)
-    assert (job.request.steps, job.request.guidance_scale) == (8, 1.5)
-    page = await browser.open(f"/console/playground/{job.id}")
-    assert "/v1/jobs" in page.text, "interface A takes 20 steps at least"
-    assert "&#34;steps&#34;: 8" in page.answer.text
+
+@pytest.mark.slow
+async def test_a_picture_and_a_mask_are_kept_begun_from_and_taken_away(
+    browser: Browser, browsers: Browsers, resources: Resources, owner: Account
+) -> None:
+    page = Page(await _send_picture(browser, PNG))
+    assert page.answer.url.path == "/console/playground"
+    image_id = page.form("Generate").fields["image_id"]
+    part = Page(await _send_picture(browser, PNG, scripted=True, image_id=image_id))
+    kept = {a["name"]: a["value"] for tag, a in part.tags if tag == "input" and a["name"] != "file"}
+    assert (kept["image_id"], part.tagged("picture")) == (image_id, True)
+    await browser.press("/console/playground", "Generate", **{**kept, "prompt": "a boat", "strength": "0.4"})
+    request = (await _only_job(resources, owner)).request
+    assert isinstance(request, GenerationRequest)
+    assert request.image
+    assert request.mask
+    assert (request.image.image_id, request.mask.image_id) == (image_id, kept["mask_image_id"])
+    assert request.strength == 0.4
+    small = f"/console/pictures/{image_id}"
+    assert (await browser.http.get(small)).headers["content-type"] == "image/webp"
+    await resources.accounts.create("other", password=PASSWORD)
+    assert (await (await browsers.signed_in("other")).http.get(small)).status_code == 404
+    both = {"image_id": image_id, "mask_image_id": kept["mask_image_id"]}
+    for removed, left in (("mask_image_id", {image_id}), ("image_id", set[str]())):
+        part = Page(await _send_picture(browser, b"", scripted=True, remove=removed, **both))
+        assert {a["value"] for tag, a in part.tags if tag == "input" and a["name"] in both} == left
+
+
+@pytest.mark.slow
+async def test_what_is_no_picture_is_refused_beside_the_form(browser: Browser, resources: Resources) -> None:
+    for content, status, words in ((b"MZ" * 300, 415, "must be a PNG"), (b"", 400, "Choose a PNG")):
+        answer = await _send_picture(browser, content, scripted=True)
+        assert (answer.status_code, answer.headers["hx-retarget"]) == (status, "#picture-problem")
+        assert words in answer.text
+        assert "<form" not in answer.text
+        page = Page(await _send_picture(browser, content))
+        assert (page.status, words in page.text) == (status, True)
+        assert page.form("Generate")
+    page = await browser.open("/console/playground")
+    stolen = page.form("Sign out").fields["form_token"]
+    assert (await _send_picture(browser, PNG, form_token=stolen)).status_code == 403

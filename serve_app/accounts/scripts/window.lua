@@ -43,9 +43,3 @@ local function count_request(rate_token, account_id, plan_name, key_id, key_limi
   end
   return 'ok', plan, used + 1, ends, limit
 end
-
--- Returns how many more requests the plan allows the account in the window that is open.
-local function requests_left(account_id, plan_name)
-  local _, limit = plan_called(plan_name)
-  return limit - redis.call('ZCARD', rate_window(account_id))
-end

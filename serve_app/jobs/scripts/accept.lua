@@ -1,6 +1,7 @@
 -- include queue
--- include acceptance
 -- args: new, idempotency_digest, body_digest, idempotency_ms:number
+-- args: variant, account, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
+-- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
 -- `write_job` takes a job. Its account must be allowed to use its `loras`, whose weights are the job's group; without
 -- one `group` is. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
@@ -8,6 +9,108 @@
 -- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict, full,
 -- account_full, account_stored.
 local new = cjson.decode(new)
+local over = {} -- days whose stored bytes no longer count
+
+local function stored_bytes()
+  local bytes, days, oldest = 0, redis.call('HGETALL', stored_of(account, variant)), math.floor((now - index_ms) / DAY)
+  for i = 1, #days, 2 do
+    if tonumber(days[i]) < oldest then over[#over + 1] = days[i] else bytes = bytes + days[i + 1] end
+  end
+  return bytes
+end
+
+-- full, account_full or account_stored where one more job is too many; else nil.
+local function no_space()
+  local waiting = 0
+  for _, each in ipairs(pools()) do waiting = waiting + redis.call('ZCARD', K('age:' .. each)) end
+  if waiting >= max_queued then return 'full' end
+  if num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then return 'account_full' end
+  if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
+end
+
+-- Return what the answer says of a job's LoRAs: their base model, and the trigger words of each as JSON.
+local function lora_facts(loras)
+  local facts = {''}
+  for _, lora in ipairs(loras) do
+    local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
+    facts[1] = found[1] or ''
+    facts[#facts + 1] = found[2] or '[]'
+  end
+  return facts
+end
+
+local function may_use_all(loras)
+  for _, lora in ipairs(loras) do
+    if not may_use_adapter(account, lora[1]) then return false end
+  end
+  return true
+end
+
+-- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
+-- `as_one` (serve_app/engine/run.py) says; '' without one.
+local function group_of(loras)
+  local parts = {}
+  for i, lora in ipairs(loras) do
+    parts[i] = {digest = redis.call('HGET', K('lora:' .. lora[1]), 'sha256'), weight = lora[2]}
+  end
+  if #parts < 2 then return parts[1] and parts[1].digest or '' end
+  table.sort(parts, function(a, b)
+    if a.digest ~= b.digest then return a.digest < b.digest end
+    return tonumber(a.weight) < tonumber(b.weight)
+  end)
+  for i, part in ipairs(parts) do parts[i] = part.digest .. '*' .. part.weight end
+  return table.concat(parts, '+')
+end
+
+-- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
+-- takes it, and how often a step asks the denoiser, unless the job (`cost`) or its LoRA says it.
+local function write_job(job)
+  local adapters = {}
+  for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
+  if adapters[1] then job.group = group_of(job.loras) end
+  local model = base_model_of({adapters = adapters, base = job.base})
+  if model then
+    job.kind = pool_of(model)
+    local own = adapters[1] and tonumber(redis.call('HGET', K('lora:' .. adapters[1]), 'passes') or '')
+    job.work = math.floor(job.work * (job.cost or own or model.passes or 1) + 0.5)
+  end
+  local sequence = redis.call('INCR', K('job_sequence'))
+  if job.low_priority then sequence = sequence + LOW_PRIORITY end
+  local fields = packed_fields('', job.request)
+  for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
+  for name, value in pairs({
+    version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
+    work = job.work, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
+    sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
+    more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
+    start_by = job.start_within_ms and now + job.start_within_ms,
+    sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
+    idempotency = job.idempotency,
+  }) do
+    if value ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  redis.call('HSET', K('job:' .. job.id), unpack(fields))
+  redis.call('HINCRBY', K('unfinished'), account, 1)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'accepted_work', job.work)
+  redis.call('HINCRBY', K('count'), 'accepted', 1)
+  local written = read_job(job.id)
+  enqueue(written)
+  count_stored(written, job_bytes + #job.request)
+  if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
+  redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
+
+  local account_jobs = K('jobs:' .. account)
+  redis.call('ZADD', account_jobs, now, job.id)
+  redis.call('ZREMRANGEBYSCORE', account_jobs, '-inf', now - index_ms)
+  redis.call('PEXPIRE', account_jobs, index_ms)
+  redis.call('ZADD', K('recent'), now, job.id)
+  redis.call('ZREMRANGEBYRANK', K('recent'), 0, -RECENT - 1)
+  return written
+end
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. new.id)) == 1 then
@@ -24,7 +127,7 @@ if idempotency_digest ~= '' then
   end
 end
 
-local full = no_space(1)
+local full = no_space()
 if full then return {full, {}, {}} end
 
 new.idempotency = idempotency_digest -- kept, so that deleting the job deletes its idempotency key

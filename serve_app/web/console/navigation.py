@@ -105,6 +105,7 @@ _OWNER = frozenset({Role.OWNER})
 ROLES: Mapping[str, frozenset[Role]] = {
     "/playground": _DRAWING,
     "/compare": _DRAWING,
+    "/pictures": _DRAWING,
     "/history": _DRAWING,
     "/loras": _DRAWING,
     "/usage": _ALL,

@@ -134,6 +134,13 @@ async def owner_caller(request: Request, session: ConsoleSession) -> Caller:
     return counted.caller
 
 
+async def check_plan(request: Request, session: ConsoleSession, wanted: int) -> None:
+    """Raise `RateLimitExceeded` where the owner's plan leaves fewer requests of interface A."""
+    left = (await accounts_of(request).auth.window(session.who.id, Variant.A)).remaining
+    if left < wanted:
+        raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {wanted}")
+
+
 def call_of(request: Request) -> Call:
     return Call(request_id=RequestContext.of(request).request_id)
 

@@ -14,7 +14,8 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
-from serve_app.web.console.playground_form import draw_seed, read_playground_form
+from serve_app.jobs.wishes import Wish
+from serve_app.web.console.playground_form import draw_seed, read_wish
 from serve_app.web.site.job_text import STATES
 
 
@@ -114,8 +115,8 @@ class Grid(NamedTuple):
     rows: Sequence[Row]
 
 
-def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[GenerationRequest]:
-    """Read the requests of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
+def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Wish]:
+    """Read the wishes of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
     axis = fields.get("across", "")
     least = 1 if axis in ("weights", "seeds") else 2
     if not least <= len(chosen) <= MOST_LORAS:
@@ -127,14 +128,9 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
         raise InvalidParameter(
             f"a comparison has two to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
         )
-    asked = [
-        read_playground_form(
-            {**fields, "num_images": "1", "seed": seed, "lora_id": lora_id, "lora_weight": weight}
-        ).to_domain()
-        for lora_id in chosen
-        for weight in weights
-    ]
-    return [replace(each, seeds=(one,)) for each in asked for one in image_seeds(each.seeds[0], count)]
+    shared = {**fields, "num_images": "1", "seed": seed}
+    asked = [read_wish(shared, {lora_id: weight}) for lora_id in chosen for weight in weights]
+    return [replace(each, seed=one) for each in asked for one in image_seeds(each.seed or 0, count)]
 
 
 def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:

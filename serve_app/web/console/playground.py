@@ -1,6 +1,6 @@
 """The routes of the playground, whose form submits an ordinary job, and of Compare, where it submits several."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
@@ -20,12 +20,12 @@ from serve_app.web.console.pages import (
     FormSession,
     PageSession,
     call_of,
+    check_plan,
     owner_caller,
     render,
-    uncounted_owner,
 )
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
-from serve_app.web.console.playground_form import COMPARISON, draw_seed, read_playground_form, values_of
+from serve_app.web.console.playground_form import COMPARISON, chosen_loras, draw_seed, read_wish, values_of
 from serve_app.web.console.playground_page import (
     PURPOSE,
     cards_part,
@@ -73,7 +73,7 @@ async def find_loras(request: Request, session: FormSession, form: Form) -> Resp
 async def generate(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
     try:
-        wanted = Wish.like(read_playground_form(form).to_domain())
+        wanted = read_wish(form, chosen_loras(form))
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.create(caller, wanted, call_of(request))
     except AtelierError as error:
@@ -158,37 +158,34 @@ def _values(request: Request, job: Job) -> dict[str, str]:
     return made | query_values(request.query_params)
 
 
-CHOICE = "lora:"
-"""The fields of chosen LoRAs have names that begin with this."""
-
-
 @router.get("/compare")
 async def open_compare(request: Request, session: PageSession) -> Response:
-    panels = await _panels(request, session)
+    panels = await _panels(request, session, _named_jobs(request))
     requests = [panel.job.request for panel in panels if isinstance(panel.job.request, GenerationRequest)]
     values = (values_of(requests[0]) if requests else {}) | query_values(request.query_params)
-    chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or _chosen(request.query_params)
+    weights = [*chosen_loras(values).values()]
+    values |= {"lora_weight": weights[0]} if weights else {}
+    chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or [*chosen_loras(values)]
     return await playground_page(request, session, values, comparing=chosen, panels=panels)
 
 
 @router.get("/compare/cards")
 async def open_compared_cards(request: Request, session: PageSession) -> Response:
     """Render the cards alone, which the page fetches during a search."""
-    return await cards_part(request, session, request.query_params, _chosen(request.query_params))
+    return await cards_part(request, session, request.query_params, [*chosen_loras(request.query_params)])
 
 
 @router.post("/compare/cards")
 async def find_compared_loras(request: Request, session: FormSession, form: Form) -> Response:
     """Search without JavaScript: lead to the same page with the fields as they were filled in."""
     check_form(session, form, PURPOSE)
-    chosen = {f"{CHOICE}{lora_id}": "yes" for lora_id in _chosen(reversed(list(form)))}
-    return redirect(request, f"compare?{urlencode({**query_values(form), **chosen})}")
+    return redirect(request, f"compare?{urlencode(query_values(form))}")
 
 
 @router.get("/compare/grid")
 async def open_grid(request: Request, session: PageSession) -> Response:
     """Render the jobs alone, which the page fetches until the last one has ended."""
-    panels = await _panels(request, session)
+    panels = await _panels(request, session, _named_jobs(request))
     if not panels:
         raise HTTPException(404)
     names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.who.id)}
@@ -199,30 +196,33 @@ async def open_grid(request: Request, session: PageSession) -> Response:
 
 @router.post("/compare")
 async def compare(request: Request, session: FormSession, form: Form) -> Response:
-    """Accept all jobs of a comparison, or none."""
+    """Create the jobs of a comparison; where one is refused, show those before it and say why."""
     check_form(session, form, PURPOSE)
-    chosen = _chosen(reversed(list(form)))
+    chosen, job_ids = [*chosen_loras(form)], list[str]()
     try:
         asked = read_comparison(form, chosen)
-        caller = uncounted_owner(request, session)
-        jobs = await jobs_of(request).submission.generate_all(caller, asked, call_of(request))
+        await check_plan(request, session, len(asked))
+        for wish in asked:
+            caller = await owner_caller(request, session)
+            job_ids.append((await jobs_of(request).submission.create(caller, wish, call_of(request))).job.id)
     except AtelierError as error:
-        return await playground_page(request, session, form, comparing=chosen, **refusal(error))
+        panels = await _panels(request, session, job_ids)
+        return await playground_page(request, session, form, comparing=chosen, panels=panels, **refusal(error))
     across = {name: form.get(name, "") for name in COMPARISON} if form.get("across") else {}
-    return redirect(request, f"compare?{urlencode({'jobs': ','.join(job.id for job in jobs), **across}, safe=',')}")
+    return redirect(request, f"compare?{urlencode({'jobs': ','.join(job_ids), **across}, safe=',')}")
 
 
-def _chosen(fields: Iterable[str]) -> list[str]:
-    """Return the LoRAs that these fields choose, in the order of the page."""
-    return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
+def _named_jobs(request: Request) -> list[str]:
+    """Return the ids of jobs in the page's address."""
+    names = request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]
+    return [name for name in names if valid_job_id(name, "gen", "job")]
 
 
-async def _panels(request: Request, session: ConsoleSession) -> list[Panel]:
-    """Return the panels of the account's jobs that the address names."""
+async def _panels(request: Request, session: ConsoleSession, job_ids: Sequence[str]) -> list[Panel]:
+    """Return the panels of these jobs, as far as they are the account's."""
     account_id = session.who.id
-    ids = [valid_job_id(text, "gen", "job") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
-    for job_id in filter(None, ids):
+    for job_id in job_ids:
         with suppress(UnreadableRecord):  # the other images can be compared all the same
             job = await jobs_of(request).reader.get(job_id, account_id=account_id)
             panels += [await panel_of(request, job)] if job is not None else []

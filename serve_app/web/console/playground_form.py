@@ -1,15 +1,17 @@
-"""The playground's form: which fields it has, what they take, and which request they make."""
+"""The playground's form: which fields it has, and the wish that it makes, as `POST /v1/jobs` takes it."""
 
+import re
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-
+from serve_app.api.jobs.creation import GenerationWish
 from serve_app.api.routing import validate
-from serve_app.api.schemas import CatalogId, OptionalPrompt, Prompt
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import GenerationRequest
+from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler
+from serve_app.jobs.wishes import SIDE_STEP, Wish
 
 EXAMPLES = (
     "purple mountains under a black sky with a yellow moon",
@@ -17,22 +19,25 @@ EXAMPLES = (
     "a large red heart in the center on a pink background",
 )
 """Prompts that the bundled model draws well."""
-Size = Literal["512x512", "768x512", "512x768", "768x768"]
-SIZES: Mapping[Size, str] = {
-    "512x512": "Square, 512 × 512",
-    "768x512": "Wide, 768 × 512",
-    "512x768": "Tall, 512 × 768",
-    "768x768": "Large square, 768 × 768",
-}
 DEFAULTS: Mapping[str, str] = {
-    "prompt": "", "negative_prompt": "", "lora_id": "", "lora_weight": "0.75", "size": "512x512",
-    "steps": "30", "guidance_scale": "7.5", "num_images": "1", "seed": "",
+    "prompt": "", "negative_prompt": "", "base_model": "", "size": "", "other_size": "", "num_images": "1", "image_id": "",
+    "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "", "seed": "",
+    "output_format": "png", "prompt_weights": "",
 }  # fmt: skip
-TUNED = ("steps", "guidance_scale", "negative_prompt", "seed")
-"""These fields are shown only on demand, unless one of them differs from its default."""
-
-COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
+"""The fields as they are in a new form; an empty one is left to the LoRAs, their base model or the service."""
+TUNED = (
+    "negative_prompt", "base_model", "sampler", "spacing", "steps", "guidance_scale", "seed", "other_size", "prompt_weights",
+)  # fmt: skip
+"""These fields are shown only on demand, unless one of them is filled in."""
+COMPARISON: Mapping[str, str] = {"lora_weight": "0.75", "across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
 """The form that compares has these fields beside the playground's."""
+CHOICE, WEIGHT, USUAL_WEIGHT = "lora:", "weight:", "0.75"
+"""The boxes of LoRAs, and the fields of their weights, have names that begin so and end with the LoRA's id."""
+SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg", "webp")
+
+_TEXTS = ("prompt", "negative_prompt", "base_model", "image_id", "mask_image_id", "sampler", "output_format")
+_NUMBERS = ("steps", "guidance_scale", "num_images", "seed", "strength")
+_SIZE = re.compile(r"\s*([0-9]{1,5})\s*[x×*]\s*([0-9]{1,5})\s*")
 
 
 def draw_seed() -> int:
@@ -40,44 +45,85 @@ def draw_seed() -> int:
     return secrets.randbelow(2**32)
 
 
-def _absent(value: object) -> object:
-    return None if value == "" else value
+def chosen_loras(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the weights of the LoRAs that fields choose, in their order; an address may choose one by `lora_id`."""
+    usual = fields.get("lora_weight") or USUAL_WEIGHT
+    ids = [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
+    ids += [fields["lora_id"]] if fields.get("lora_id") else []
+    return {lora_id: fields.get(f"{WEIGHT}{lora_id}") or usual for lora_id in ids}
 
 
-class PlaygroundForm(BaseModel):
-    """The fields of interface A, a negative prompt, and as few steps as a LoRA may want.
+def choice_of(loras: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that choose LoRAs with these weights."""
+    chosen = {f"{CHOICE}{lora_id}": "yes" for lora_id in loras}
+    return chosen | {f"{WEIGHT}{lora_id}": weight for lora_id, weight in loras.items()}
 
-    For an empty seed the service draws one.
+
+def read_wish(fields: Mapping[str, str], loras: Mapping[str, str]) -> Wish:
+    """Read the wish of a form for these LoRAs and weights; without a seed it takes a short one.
+
+    Raises `InvalidParameter` in words for a person.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    prompt: Prompt
-    negative_prompt: OptionalPrompt = ""
-    lora_id: CatalogId
-    lora_weight: Annotated[float, Field(ge=0.1, le=1.0)] = 0.75
-    size: Size = "512x512"
-    steps: Annotated[int, Field(ge=1, le=50)] = 30
-    guidance_scale: Annotated[float, Field(ge=1, le=20)] = 7.5
-    num_images: Annotated[int, Field(ge=1, le=4)] = 1
-    seed: Annotated[int | None, BeforeValidator(_absent), WithJsonSchema({"type": "integer"})] = None
-
-    def to_domain(self) -> GenerationRequest:
-        width, height = map(int, self.size.split("x"))
-        fields: dict[str, Any] = {"seed": draw_seed(), "width": width, "height": height}
-        return GenerationRequest.asked(**fields | self.model_dump(exclude={"size"}, exclude_none=True))
-
-
-def read_playground_form(fields: Mapping[str, str]) -> PlaygroundForm:
-    """Raises `InvalidParameter` in words for a person."""
+    given = {name: text for name, text in fields.items() if text.strip()}
+    if "image_id" not in given:  # these are shown with a picture only
+        given = {name: text for name, text in given.items() if name not in ("strength", "mask_image_id")}
+    if loras:  # whose base model is the one that draws
+        given.pop("base_model", None)
+    if "spacing" in given:
+        if "sampler" not in given:
+            raise InvalidParameter("noise schedule: choose a sampler for it")
+        given["sampler"] += f"-{given['spacing']}"
+    body: dict[str, Any] = {"prompt": "", **{name: given[name] for name in _TEXTS if name in given}}
+    body |= {name: _number(given[name]) for name in _NUMBERS if name in given} | _sides(
+        given.get("other_size") or given.get("size", "")
+    )
+    body["loras"] = [{"id": lora_id, "weight": _number(weight)} for lora_id, weight in loras.items()]
+    body["prompt_weights"] = "prompt_weights" in given
     try:
-        return validate(PlaygroundForm, {name: fields[name] for name in DEFAULTS if name in fields})
+        return validate(GenerationWish, {"seed": draw_seed(), **body}).to_domain()
     except InvalidParameter as error:
         raise InvalidParameter(error.message.replace("_", " ")) from None
 
 
 def values_of(request: GenerationRequest) -> dict[str, str]:
-    """The form's fields as they were for a request."""
-    values = {name: getattr(request, name) for name in DEFAULTS if name != "size"}
-    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-    return {**texts, "size": f"{request.width}x{request.height}"}
+    """Return the form's fields as they were for a request."""
+    wish = Wish.like(request)
+    values = {name: _text(getattr(wish, name)) for name in DEFAULTS if hasattr(wish, name)}
+    sampler, spacing = parse_sampler(request.sampler) if request.sampler else ("", None)
+    values |= {"sampler": sampler, "spacing": spacing or "", "size": f"{request.width}x{request.height}"}
+    if request.image is None:
+        values["strength"] = DEFAULTS["strength"]
+    return values | choice_of({lora.id: _text(lora.weight) for lora in request.loras})
+
+
+def sizes(usual: int, longest: int, chosen: str) -> dict[str, str]:
+    """Return the sizes that a form offers, with their names: the usual square and larger ones, and the chosen one."""
+    large = usual * 3 // 2 // SIDE_STEP * SIDE_STEP
+    offered = {"": f"{usual} × {usual}, square"}
+    if large <= longest:
+        sides = {"wide": (large, usual), "tall": (usual, large), "large": (large, large)}
+        offered |= {f"{width}x{height}": f"{width} × {height}, {name}" for name, (width, height) in sides.items()}
+    return offered if chosen in offered else {**offered, chosen: chosen.replace("x", " × ")}
+
+
+def _sides(size: str) -> dict[str, int]:
+    if not size:
+        return {}
+    sides = _SIZE.fullmatch(size)
+    if sides is None:
+        raise InvalidParameter("size: must be a width and a height in pixels, as 768x512")
+    return {"width": int(sides[1]), "height": int(sides[2])}
+
+
+def _number(text: str) -> Any:
+    """Return the number that a field holds, or its text, which the wish refuses by its rule."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

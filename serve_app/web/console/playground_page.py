@@ -6,17 +6,33 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import accounts_of, loras_of
+from serve_app.api.dependencies import accounts_of, jobs_of, loras_of
 from serve_app.api.errors import ANSWERS
+from serve_app.api.jobs.schemas import MAX_LORAS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.engine.families.abilities import abilities_of
+from serve_app.jobs.wishes import Wish
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
-from serve_app.web.console.pages import ConsoleSession, render
+from serve_app.web.console.pages import ConsoleSession, render, uncounted_owner
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
-from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES, TUNED
+from serve_app.web.console.playground_form import (
+    CHOICE,
+    COMPARISON,
+    DEFAULTS,
+    EXAMPLES,
+    FORMATS,
+    SAMPLERS,
+    SPACINGS,
+    TUNED,
+    WEIGHT,
+    chosen_loras,
+    sizes,
+    values_of,
+)
 from serve_app.web.console.snippets import Snippet, interface_of, snippets_of
 from serve_app.web.site.forms import form_token, service_url
 from serve_app.web.site.job_text import drawn_with
@@ -26,6 +42,8 @@ PURPOSE = "playground"
 _LONGEST_QUERY_VALUE = 4000
 MOST_KEYS = 20
 """The code beside a finished job may name one of this many keys, the newest."""
+_LEFT_OPEN = (("size",), ("sampler", "spacing"), ("steps",), ("guidance_scale",))
+"""What the LoRAs or the base model say of these is shown as automatic, so that it changes with them."""
 
 
 async def playground_page(
@@ -41,17 +59,29 @@ async def playground_page(
 ) -> HTMLResponse:
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
     adapters = await loras_of(request).catalog.adapters(session.who.id)
-    cards = await _cards(request, session, given, adapters, comparing)
-    tuned = await _tuned(request, adapters)
-    values = _complete(given, tuned, cards, is_comparing=comparing is not None)
-    vocabulary = loras_of(request).vocabulary
+    loras = chosen_loras(given) if comparing is None else dict.fromkeys(comparing, "")
+    bases = {base.id: base for base in await loras_of(request).applied_catalog.applied_base_models()}
+    fields = {**DEFAULTS, **COMPARISON}
+    values = {name: given.get(name, text) for name, text in fields.items()}
+    first = loras if comparing is None else dict.fromkeys(comparing[:1], "")
+    usual = await _usual(request, session, values["base_model"], first)
+    if usual is not None:
+        said = values_of(usual)
+        for together in _LEFT_OPEN:
+            if all(values[name] == said[name] for name in together):
+                values |= dict.fromkeys(together, "")
+    if loras or values["base_model"] == next(iter(bases), ""):
+        values["base_model"] = ""
+    base = bases.get(usual.base_model if usual else "") or next(iter(bases.values()), None)
+    vocabulary, chosen = loras_of(request).vocabulary, [each for each in adapters if each.id in loras]
     words = await vocabulary.words()
-    chosen = next((each for each in adapters if each.id == values["lora_id"]), None)
-    unknown = (
-        await vocabulary.unknown_words(values["prompt"], chosen.base_model, chosen.trigger_words) if chosen else []
-    )
+    known = [word for each in chosen for word in each.trigger_words]
+    unknown = await vocabulary.unknown_words(values["prompt"], base.id, known) if base else []
     names = {adapter.id: adapter.name for adapter in adapters}
     panel = {} if job is None else await panel_values(request, session, job)
+    abilities = [abilities_of(each.pipeline) for each in bases.values()]
+    own = abilities_of(base.pipeline if base else "")
+    longest = (base.max_side if base else 0) or own.longest_side
     return render(
         request,
         "playground.html",
@@ -66,9 +96,16 @@ async def playground_page(
         status=status,
         notice=notice,
         values=values,
-        cards=cards,
-        tuned=tuned,
-        sizes=SIZES,
+        loras=loras,
+        most_loras=MAX_LORAS,
+        cards=await _cards(request, session, given, adapters, loras),
+        base_models=[*bases],
+        sizes=sizes(min(own.usual_side, longest), longest, values["size"]),
+        samplers=SAMPLERS,
+        spacings=SPACINGS,
+        formats=FORMATS,
+        takes_weights=any(each.prompt_weights for each in abilities),
+        takes_mask=any(each.mask for each in abilities),
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
@@ -77,31 +114,28 @@ async def playground_page(
     )
 
 
+async def _usual(
+    request: Request, session: ConsoleSession, base_model: str, loras: Mapping[str, str]
+) -> GenerationRequest | None:
+    """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot."""
+    uses = tuple(map(LoraUse, loras))
+    wish = Wish(prompt="", seed=0, loras=uses, base_model=None if loras else base_model or None)
+    try:
+        resolved = await jobs_of(request).submission.wishes.resolve(uncounted_owner(request, session), wish, seed=0)
+    except StoreUnavailable:
+        raise
+    except AtelierError:
+        return None
+    return resolved.request
+
+
 async def cards_part(
     request: Request, session: ConsoleSession, given: Mapping[str, str], comparing: Sequence[str] | None = None
 ) -> HTMLResponse:
     """The part of the page that offers LoRAs."""
-    adapters = await loras_of(request).catalog.adapters(session.who.id)
-    cards = await _cards(request, session, given, adapters, comparing)
-    words = await loras_of(request).vocabulary.words()
-    tuned = await _tuned(request, adapters)
-    values = _complete(given, tuned, cards, is_comparing=comparing is not None)
-    return render(
-        request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values, tuned=tuned
-    )
-
-
-async def _tuned(request: Request, adapters: Sequence[Adapter]) -> dict[str, dict[str, str]]:
-    """Return the fields of the form with which it begins for each LoRA, by id: what the LoRA or its base model wants."""
-    base_models = await loras_of(request).applied_catalog.applied_base_models()
-    wanted = {adapter.id: adapter.recommended(base_models) for adapter in adapters}
-    return {
-        lora_id: {
-            "steps": DEFAULTS["steps"] if steps is None else str(steps),
-            "guidance_scale": DEFAULTS["guidance_scale"] if guidance is None else f"{guidance:g}",
-        }
-        for lora_id, (steps, guidance) in wanted.items()
-    }
+    adapters, loras = await loras_of(request).catalog.adapters(session.who.id), chosen_loras(given)
+    cards = await _cards(request, session, given, adapters, loras)
+    return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras)
 
 
 async def _cards(
@@ -109,11 +143,10 @@ async def _cards(
     session: ConsoleSession,
     given: Mapping[str, str],
     adapters: Sequence[Adapter],
-    comparing: Sequence[str] | None,
+    loras: Mapping[str, str],
 ) -> LoraCards:
     """The LoRAs that the form offers; those that are chosen come first of too many."""
-    chosen = [given.get("lora_id", "")] if comparing is None else comparing
-    return await choose_cards(request, session.who.id, adapters, chosen=chosen, find=given.get("find", ""))
+    return await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", ""))
 
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
@@ -139,7 +172,10 @@ async def panel_values(request: Request, session: ConsoleSession, job: Job) -> d
 
 def query_values(query: Mapping[str, str]) -> dict[str, str]:
     """Return the form's fields that the page's address holds, as examples and the page of a job give them."""
-    return {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
+    names = (*DEFAULTS, *COMPARISON, "find", "lora_id")
+    chosen = {f"{CHOICE}{lora_id}" for lora_id in chosen_loras(query)}
+    kept = [name for name in query if name in names or name in chosen or name.replace(WEIGHT, CHOICE, 1) in chosen]
+    return {name: query[name][:_LONGEST_QUERY_VALUE] for name in kept}
 
 
 def refusal(error: AtelierError) -> dict[str, Any]:
@@ -148,17 +184,3 @@ def refusal(error: AtelierError) -> dict[str, Any]:
         raise error
     status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
     return {"status": status, "notice": error.message}
-
-
-def _complete(
-    given: Mapping[str, str], tuned: Mapping[str, Mapping[str, str]], cards: LoraCards, *, is_comparing: bool
-) -> dict[str, str]:
-    """Fill in what is not given; several LoRAs that are compared share the usual steps and guidance."""
-    lora_id = given.get("lora_id", "")
-    if lora_id not in tuned and cards.shown:
-        lora_id = cards.shown[0].id
-    usual = {**DEFAULTS, **COMPARISON, **({} if is_comparing else tuned.get(lora_id, {}))}
-    values = {name: given.get(name, value) for name, value in usual.items()} | {"lora_id": lora_id}
-    if values["size"] not in SIZES:
-        values["size"] = DEFAULTS["size"]
-    return values

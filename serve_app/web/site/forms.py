@@ -16,14 +16,15 @@ from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
 
 FORM_BYTES = 64 * 1024
 """Two prompts of the most characters, percent-encoded; no other form of ours is larger than a few hundred bytes."""
-MAX_FIELDS = 90
+MAX_FIELDS = 150
+"""The playground's form has two fields for each LoRA that it shows, and some twenty others."""
 MEDIA_TYPE = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
 """What is left of a body that was not read must not be taken for the next request."""
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """Read a form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
+    """Read a form's fields in their order, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
     try:
         check_length(request, FORM_BYTES)
         raw = await read_bytes(request, limit=FORM_BYTES)
@@ -41,7 +42,10 @@ async def read_form(request: Request) -> Mapping[str, str]:
         pairs = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
         raise HTTPException(400, "The form has too many fields.") from None
-    return dict(reversed(pairs))
+    fields: dict[str, str] = {}
+    for name, value in pairs:
+        fields.setdefault(name, value)
+    return fields
 
 
 Form = Annotated[Mapping[str, str], Depends(read_form)]

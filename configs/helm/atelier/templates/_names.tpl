@@ -121,4 +121,5 @@ https://{{ .Values.gateway.host }}
 - {path: /v1/loras, pathType: Exact}
 - {path: /v1/images, pathType: Exact}
 - {path: /console/loras/new, pathType: Exact}
+- {path: /console/pictures, pathType: Exact}
 {{- end -}}

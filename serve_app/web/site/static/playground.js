@@ -1,8 +1,9 @@
-// The playground works without this file; with it, examples fill in the prompt, sliders say their value and follow what the
-// chosen LoRA wants, words are checked while they are typed, and a new picture is loaded before it takes the place of the
-// one before.
+// The playground works without this file; with it, examples fill in the prompt, sliders say their value, no more LoRAs can be
+// chosen than act together, words are checked while they are typed, a chosen picture is sent at once, and a new picture of a
+// job is loaded before it takes the place of the one before.
 const prompt_ = document.getElementById("prompt");
 const words = document.getElementById("words");
+const chosenLoras = () => [...document.querySelectorAll(".pick-card :checked")];
 
 for (const link of document.querySelectorAll(".examples a")) {
   link.addEventListener("click", (event) => {
@@ -13,47 +14,49 @@ for (const link of document.querySelectorAll(".examples a")) {
   });
 }
 
-for (const slider of document.querySelectorAll("input[type=range]")) {
-  const shown = document.querySelector(`output[for=${slider.id}]`);
-  const say = () => { shown.textContent = slider.value; };
-  slider.addEventListener("input", say);
-  say();
-}
+document.addEventListener("input", ({ target }) => {
+  if (target.type === "range") document.querySelector(`output[for=${target.id}]`).textContent = target.value;
+});
 
 function check() {
-  const chosen = document.querySelector(".pick-card input:checked");
-  const base = chosen?.dataset.base;
-  const own = chosen?.dataset.triggers?.toLowerCase().match(/\p{L}+/gu) ?? [];
-  const known = base
-    && [...document.querySelector(`template[data-base="${CSS.escape(base)}"]`).dataset.words.split(" "), ...own];
-  const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
-  const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
+  const chosen = chosenLoras();
+  const base = chosen[0]?.dataset.base || document.getElementById("base_model")?.value;
+  const model = document.querySelector(base ? `template[data-base="${CSS.escape(base)}"]` : "template[data-base]");
+  const lettersOf = (text) => text.toLowerCase().match(/\p{L}+/gu) ?? [];
+  const known = model && [...model.dataset.words.split(" "), ...chosen.flatMap((box) => lettersOf(box.dataset.triggers))];
+  const unknown = known ? [...new Set(lettersOf(prompt_.value))].filter((word) => !known.includes(word)) : [];
   const text = unknown.length
     ? `${words.dataset.say} ${unknown.join(", ")}. It knows colors, shapes and a few landscapes.` : "";
   if (words.textContent !== text) words.textContent = text;
 }
 
+function limit() { // to as many LoRAs as act together, which are of one base model, and to their weights
+  const most = document.querySelector("[data-most]")?.dataset.most;
+  const chosen = chosenLoras();
+  for (const card of most ? document.querySelectorAll(".pick-card") : []) {
+    const [box, weight] = card.querySelectorAll("input");
+    box.disabled = !box.checked && (chosen.length >= most || box.dataset.base !== (chosen[0] ?? box).dataset.base);
+    weight.disabled = !box.checked;
+  }
+}
+
 let waiting;
 prompt_.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(check, 400); });
+document.addEventListener("change", ({ target }) => {
+  if (target.type === "file") target.form.requestSubmit();
+  if (target.id === "base_model" || target.closest(".pick-card")) check();
+  limit();
+});
+limit();
 
-let before = document.querySelector(".pick-card input:checked");
-document.querySelector(".ask").addEventListener("change", (event) => {
-  if (!event.target.closest(".pick-card")) return;
-  check();
-  for (const slider of [document.getElementById("steps"), document.getElementById("guidance_scale")]) {
-    if (slider.value !== before?.dataset[slider.id]) continue; // somebody has moved it
-    slider.value = event.target.dataset[slider.id];
-    slider.dispatchEvent(new Event("input"));
-  }
-  before = event.target;
+document.getElementById("find")?.addEventListener("keydown", (event) => {
+  if (event.key === "Enter") event.preventDefault(); // it looks while one types
 });
 
-const find = document.getElementById("find");
-find?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); }); // it looks while one types
-find?.nextElementSibling.remove();
-
+document.body.addEventListener("htmx:afterSwap", limit);
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const { target, xhr } = event.detail;
+  if (target.id === "picture-problem") event.detail.shouldSwap = true; // which says why a picture was refused
   if (xhr.status !== 200 || target.id !== "panel") return;
   event.detail.shouldSwap = false;
   const parts = new DOMParser().parseFromString(xhr.responseText, "text/html");

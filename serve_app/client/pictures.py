@@ -1,0 +1,123 @@
+"""Pictures to draw from: `client.images`, which uploads them, and what `image=` and `mask=` take.
+
+The type variables are what the methods return: an uploaded image for `Client`, a coroutine that returns one for
+`AsyncClient`.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
+
+from serve_app.client.protocol import Operation, Service, checked_key, path_of, then
+from serve_app.client.records import ImageInfo
+from serve_app.client.upload import CHECK_S, Upload
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+
+MAX_FILE_BYTES = 20 * 1000 * 1000
+"""The service takes no larger file, and would close the connection while this is still sending."""
+_ID = re.compile(r"img_[a-z2-7]{26}")
+
+UploadedT = TypeVar("UploadedT")
+NoneT = TypeVar("NoneT")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedImage:
+    """A picture that the account has uploaded, as the service keeps it: an upright PNG, until `expires_at`."""
+
+    id: str
+    url: str
+    width: int
+    height: int
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+    expires_at: datetime
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "UploadedImage":
+        created_at, expires_at = (datetime.fromisoformat(row[name]) for name in ("created_at", "expires_at"))
+        kept: dict[str, Any] = {name: row[name] for name in ("id", "url", "width", "height", "size_bytes", "sha256")}
+        return cls(**kept, created_at=created_at, expires_at=expires_at)
+
+
+Picture = Union[str, Path, bytes, ImageInfo, UploadedImage, "PilImage"]
+"""A file by its path or as its bytes (PNG, JPEG or WebP), a Pillow image, or an image that the service has.
+
+That is one of a job, an uploaded one, or the id of either: `img_…`.
+"""
+
+
+class PictureCalls(Generic[UploadedT, NoneT]):
+    """The pictures that this account uploads, with either interface's key."""
+
+    def __init__(self, service: Service, execute: Callable[[Operation[Any]], Any]) -> None:
+        self._service, self._execute = service, execute
+
+    def upload(self, picture: "str | Path | bytes | PilImage", *, idempotency_key: str | None = None) -> UploadedT:
+        """Upload a picture of at most 20 MB, to be drawn from again and again.
+
+            photo = client.images.upload("photo.jpg")
+            client.generate("a harbour, neon", loras="neon", image=photo, strength=0.6)
+
+        The same bytes give the image that the account has of them already. Raises `FileNotFoundError`, `ValueError`
+        for a larger file, `InvalidRequest` for what is no such picture, and `Conflict` where the account's images take
+        all the space that they may.
+        """
+        return self._execute(then(_upload(self._service, content_of(picture), idempotency_key), UploadedImage.read))
+
+    def get(self, image_id: str) -> UploadedT:
+        """Return an uploaded image, with a fresh address. Raises `NotFound`."""
+        return self._execute(then(self._service.ask("GET", path_of("/v1/images", image_id)), UploadedImage.read))
+
+    def delete(self, image_id: str) -> NoneT:
+        """Delete an uploaded image; jobs that need it and have not begun fail. Raises `NotFound`."""
+        return self._execute(self._service.delete(path_of("/v1/images", image_id)))
+
+
+def picture_id(service: Service, picture: Picture) -> Operation[str]:
+    """Return the id of a picture, which is uploaded unless the service has it."""
+    if isinstance(picture, ImageInfo):
+        return picture.image_id
+    if isinstance(picture, UploadedImage):
+        return picture.id
+    if isinstance(picture, str) and _ID.fullmatch(picture):
+        return picture
+    return (yield from _upload(service, content_of(picture)))["id"]
+
+
+def _upload(service: Service, content: bytes, idempotency_key: str | None = None) -> Operation[Any]:
+    key = idempotency_key or f"sha256-{hashlib.sha256(content).hexdigest()}"
+    upload = Upload({}, {"file": content})
+    headers = {"Idempotency-Key": checked_key(key)}
+    return service.ask("POST", "/v1/images", None, headers, upload=upload, timeout=CHECK_S)
+
+
+def content_of(picture: "str | Path | bytes | PilImage") -> bytes:
+    """Return the bytes of a picture's file; a Pillow image becomes a PNG.
+
+    Raises `FileNotFoundError`, `ValueError` for a file that is too large, `TypeError` for anything else.
+    """
+    if isinstance(picture, str | Path):
+        path = Path(picture)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file, and no image's id")
+        content = path.read_bytes()
+    elif isinstance(picture, bytes):
+        content = picture
+    elif hasattr(picture, "save"):
+        file = BytesIO()
+        picture.save(file, "PNG")
+        content = file.getvalue()
+    else:
+        raise TypeError(f"a picture is a path, bytes, a Pillow image or an image of the service, not {picture!r}")
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"the picture has {len(content)} bytes, and the service takes {MAX_FILE_BYTES}")
+    return content

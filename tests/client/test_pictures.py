@@ -1,0 +1,82 @@
+"""Images are begun from, masked by and enlarged from pictures, however these are given."""
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image as PilImage
+
+from serve_app.client import AsyncClient, Client, InvalidRequest, NotFound, Picture
+from serve_app.client.pictures import MAX_FILE_BYTES
+from tests.client.conftest import RecordingTransport
+from tests.live import Live
+
+PROMPT = "a harbour at night"
+
+
+def a_picture(color: str = "red") -> PilImage.Image:
+    return PilImage.new("RGB", (320, 256), color)
+
+
+def as_jpeg(picture: PilImage.Image) -> bytes:
+    file = BytesIO()
+    picture.save(file, "JPEG")
+    return file.getvalue()
+
+
+def test_a_picture_is_a_file_bytes_a_pillow_image_or_an_image_of_the_service(client: Client, tmp_path: Path) -> None:
+    def begun_from(picture: Picture) -> str:
+        return client.generate(PROMPT, image=picture, strength=0.5, wait=False).request["image_id"]
+
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(as_jpeg(a_picture()))
+    photo = client.images.upload(file)
+    assert (photo.width, photo.height) == (320, 256)
+    for same in (file, str(file), file.read_bytes(), photo, photo.id):
+        assert begun_from(same) == photo.id, "the same bytes are stored once"
+    drawn = client.generate(PROMPT, image=a_picture("blue"), mask=photo)
+    assert drawn.request["image_id"] != drawn.request["mask_image_id"] == photo.id
+    image = drawn.images[0]
+    assert begun_from(image) == begun_from(image.image_id) == image.image_id
+    assert client.upscale(file, 2).wait().images[0].width == 640
+    assert client.images.get(photo.id).sha256 == photo.sha256
+    client.images.delete(photo.id)
+    with pytest.raises(NotFound):
+        client.images.get(photo.id)
+    assert client.images.upload(file).id != photo.id
+
+
+def test_what_is_no_picture_makes_no_job(client: Client, tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(bytes(MAX_FILE_BYTES + 1))
+    with pytest.raises(FileNotFoundError, match=r"photo.png: no such file, and no image's id"):
+        client.generate(PROMPT, image="photo.png")
+    with pytest.raises(ValueError, match="has 20000001 bytes, and the service takes 20000000"):
+        client.generate(PROMPT, image=large)
+    with pytest.raises(TypeError, match="a picture is a path, bytes, a Pillow image"):
+        client.generate(PROMPT, image=7)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="either mask or mask_image_id"):
+        client.generate(PROMPT, image=a_picture(), mask=a_picture(), mask_image_id="img_x")
+    with pytest.raises(InvalidRequest, match="file: must be a PNG, JPEG or WebP"):
+        client.generate(PROMPT, image=b"MZ" + bytes(500))
+    assert client.jobs() == []
+
+
+def test_many_are_begun_from_a_picture_that_is_sent_once(live: Live, key: str) -> None:
+    transport = RecordingTransport()
+    with Client(live.base_url, key, transport=transport) as client:
+        jobs = client.map(PROMPT, seeds=[1, 2, 3], image=as_jpeg(a_picture()), mask=a_picture("white"), strength=0.4)
+    assert len({(job.request["image_id"], job.request["mask_image_id"], job.request["strength"]) for job in jobs}) == 1
+    assert [request.url.path for request in transport.requests].count("/v1/images") == 2
+
+
+async def test_the_async_client_takes_pictures_too(live: Live, key: str) -> None:
+    async with AsyncClient(live.base_url, key, interface="b") as client:
+        photo = await client.images.upload(as_jpeg(a_picture()))
+        job = await client.generate(PROMPT, image=photo, strength=0.5)
+        again = await client.generate(PROMPT, image=job.images[0], mask=a_picture("white"))
+        assert (job.request["image_id"], again.request["image_id"]) == (photo.id, job.images[0].image_id)
+        assert (await client.images.get(photo.id)).sha256 == photo.sha256
+        await client.images.delete(photo.id)
+        with pytest.raises(NotFound):
+            await client.images.get(photo.id)
