@@ -83,7 +83,13 @@ class Wishes:
     max_rank: int = DEFAULT_MAX_RANK
 
     async def resolve(
-        self, caller: Caller, wish: Wish, *, seed: int, image: StoredImage | None, mask: StoredImage | None
+        self,
+        caller: Caller,
+        wish: Wish,
+        *,
+        seed: int,
+        image: StoredImage | None = None,
+        mask: StoredImage | None = None,
     ) -> Resolved:
         """Return the request of a wish.
 

@@ -44,7 +44,7 @@ from tests.support import ROOT
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
-UPLOADED_TO = {"/v1/loras", "/v1/images", "/console/loras/new", "/console/pictures"}
+UPLOADED_TO = {"/v1/loras", "/v1/images", "/openai/v1/images/edits", "/console/loras/new", "/console/pictures"}
 
 
 def production(**values: Any) -> list[Document]:

@@ -40,7 +40,7 @@ async def change_pictures(request: Request, session: FormSession) -> Response:
         return redirect(request, f"{page}?{urlencode({name: image_id for name, image_id in ids.items() if image_id})}")
     values = {**DEFAULTS, **ids}
     bases = await loras_of(request).applied_catalog.applied_base_models()
-    takes_mask = any(abilities_of(each.pipeline).mask for each in bases)
+    takes_mask = any(abilities_of(each.pipeline).begins_late for each in bases)
     return render(request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask)
 
 

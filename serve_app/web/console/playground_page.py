@@ -105,7 +105,7 @@ async def playground_page(
         spacings=SPACINGS,
         formats=FORMATS,
         takes_weights=any(each.prompt_weights for each in abilities),
-        takes_mask=any(each.mask for each in abilities),
+        takes_mask=any(each.begins_late for each in abilities),
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,

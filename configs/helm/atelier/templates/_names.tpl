@@ -120,6 +120,7 @@ https://{{ .Values.gateway.host }}
 {{- define "atelier.uploadPaths" -}}
 - {path: /v1/loras, pathType: Exact}
 - {path: /v1/images, pathType: Exact}
+- {path: /openai/v1/images/edits, pathType: Exact}
 - {path: /console/loras/new, pathType: Exact}
 - {path: /console/pictures, pathType: Exact}
 {{- end -}}
