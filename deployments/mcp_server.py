@@ -7,7 +7,8 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
-from typing import Any, Literal
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
 
 from anyio import CancelScope
 
@@ -24,8 +25,9 @@ def main() -> None:
     """Serve until standard input ends."""
     try:
         from mcp.server import MCPServer
-        from mcp.server.mcpserver import Image
+        from mcp.server.mcpserver import Context, Image
         from mcp.server.mcpserver.exceptions import ToolError
+        from pydantic import Field
     except ModuleNotFoundError as error:
         sys.stderr.write(f"atelier mcp: there is no {error.name}: `pip install '.[mcp]'` in a checkout\n")
         sys.exit(NOT_INSTALLED)
@@ -44,11 +46,16 @@ def main() -> None:
         with CancelScope(shield=True):
             yield
 
-    async def ended(starting: Awaitable[AsyncJob]) -> AsyncJob:
+    async def ended(starting: Awaitable[AsyncJob], context: Context[Any, Any]) -> AsyncJob:
         """Return the job once it has ended; an assistant that gives the call up, or has gone, cancels it."""
         with uncancelable():  # or the service would draw a job whose id nobody has
             job = await starting
+        told_of = -1
         try:
+            async for event in job.events():
+                if event.progress > told_of:
+                    told_of = event.progress
+                    await context.report_progress(told_of, 100, event.status)
             return await job.wait()
         except asyncio.CancelledError:
             with uncancelable():
@@ -59,32 +66,31 @@ def main() -> None:
         png = await image.download()
         return [Image(data=png, format="png"), f"{image.image_id}, {image.caption}: {image.url}"]
 
-    server = MCPServer("atelier", instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = MCPServer("atelier", instructions=_INSTRUCTIONS, version=version("atelier"), log_level="WARNING")
 
     @server.tool(structured_output=False)
     async def generate(
+        context: Context[Any, Any],
         prompt: str,
-        loras: dict[str, float] | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        seed: int | None = None,
+        loras: Annotated[
+            dict[str, float] | None, "Names of list_loras with weights of -2 to 2, usually 0.5 to 1"
+        ] = None,
+        width: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,
+        height: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,
+        seed: Annotated[int | None, Field(description="The same seed draws the same image again")] = None,
     ) -> list[Any]:
-        """Draw an image of the prompt.
-
-        `loras` are names of list_loras with weights, usually 0.5 to 1. Sizes are in pixels, multiples of 8. The same
-        seed draws the same image again.
-        """
+        """Draw an image of the prompt."""
         with told():
             async with AsyncClient() as client:
                 started = client.generate(prompt, loras=loras, width=width, height=height, seed=seed, wait=False)
-                return await shown((await ended(started)).images[0])
+                return await shown((await ended(started, context)).images[0])
 
     @server.tool(structured_output=False)
-    async def upscale(image_id: str, scale_factor: Literal[2, 4] = 2) -> list[Any]:
+    async def upscale(context: Context[Any, Any], image_id: str, scale_factor: Literal[2, 4] = 2) -> list[Any]:
         """Enlarge an image that generate drew, by its id."""
         with told():
             async with AsyncClient() as client:
-                return await shown((await ended(client.upscale(image_id, scale_factor))).images[0])
+                return await shown((await ended(client.upscale(image_id, scale_factor), context)).images[0])
 
     @server.tool()
     async def list_loras() -> list[dict[str, Any]]:

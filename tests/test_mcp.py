@@ -43,7 +43,13 @@ async def test_an_assistant_draws_enlarges_lists_and_cancels_what_it_gives_up(li
         listed = await client.call_tool("list_loras", {})
         assert "Neon" in str(listed.content)
         asked = {"prompt": "a boat", "loras": {"neon": 0.5}, "width": 768, "height": 512, "seed": 7}
-        png, words = drawn((await client.call_tool("generate", asked)).content)
+        seen: list[float] = []
+
+        async def follow(progress: float, total: float | None, message: str | None) -> None:
+            seen.append(progress / (total or 1))
+
+        png, words = drawn((await client.call_tool("generate", asked, progress_callback=follow)).content)
+        assert seen[-1] == 1
         assert png.startswith(b"\x89PNG")
         found = re.fullmatch(r"(img_[a-z2-7]{26}), seed 7: (http\S+)", words)
         assert found
