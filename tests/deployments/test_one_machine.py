@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,29 @@ from deployments.proxy import METRICS, WRAPPER, environment, haproxy_binary
 from deployments.requirements import TLS_FILES, of_network, of_proxy
 from tests.support import ROOT, free_port
 
-READ = """
+READER = """
 import json, os, sys, yaml
-from ray.serve.schema import ServeDeploySchema
-sys.argv = json.loads(sys.argv[1])
-ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
 from ray._private import ray_constants
-print(json.dumps({"environment": dict(os.environ), "cluster": ray_constants.ENABLE_RAY_CLUSTER, "umask": os.umask(0)}))
+from ray.serve._private.request_router import pow_2_router
+from ray.serve.schema import ServeDeploySchema
+from deployments import redis_stopper, runtime, start_checks
+for line in sys.stdin:
+    arguments, environment, then, output, errors = json.loads(line)
+    if not (child := os.fork()):
+        for stream, path in ((sys.stdout, output), (sys.stderr, errors)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream.fileno())
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = arguments
+        ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
+        cluster, umask = ray_constants.ENABLE_RAY_CLUSTER, os.umask(0)
+        print(json.dumps({"environment": dict(os.environ), "cluster": cluster, "umask": umask}))
+        exec(then)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Reads files as `serve run` does, each in a process of its own. They start with what `deployments.one_machine` imports
+in memory, which takes 2 s, but without that module."""
 DEPLOY = """
 import logging, os, ray, sys
 from deployments.app import build
@@ -47,26 +63,49 @@ os._exit(0)
 """
 
 
-def python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATELIER_"))}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=kept | variables, capture_output=True, text=True)
+def own_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATELIER_"))}
 
 
-def serve_run(
-    home: Path, *options: str, name: str = "local.yaml", then: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Read a file as `serve run` does, by default for a Ray of its own: another test may have started one."""
-    arguments = json.dumps(
-        ["/usr/bin/serve", "run", *(options or ("--address", "local")), str(ROOT / "configs" / name)]
-    )
-    own = {"HOME": str(home), "ATELIER_DATA_DIR": str(home / "var"), "RAY_TMPDIR": str(home)}
-    return python(READ + then, arguments, **own, **variables)
+class ServeRun:
+    """Reads a file as `serve run` does, by default for a Ray of its own: another test may have started one."""
+
+    def __init__(self, reader: subprocess.Popen[str], home: Path) -> None:
+        self._reader, self._home = reader, home
+
+    def __call__(
+        self, *options: str, name: str = "local.yaml", then: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Return how the process has ended that reads `name` and then runs the code `then`."""
+        assert self._reader.stdin is not None
+        assert self._reader.stdout is not None
+        arguments = ["/usr/bin/serve", "run", *(options or ("--address", "local")), str(ROOT / "configs" / name)]
+        home = str(self._home)
+        own = {"HOME": home, "ATELIER_DATA_DIR": f"{home}/var", "RAY_TMPDIR": home}
+        said = [self._home / "output.txt", self._home / "errors.txt"]
+        asked = [arguments, own_environment() | own | variables, then, *map(str, said)]
+        self._reader.stdin.write(json.dumps(asked) + "\n")
+        self._reader.stdin.flush()
+        code = int(self._reader.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, *(file.read_text() for file in said))
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", READER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=own_environment(), stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+@pytest.fixture
+def serve_run(reader: subprocess.Popen[str], tmp_path: Path) -> ServeRun:
+    return ServeRun(reader, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["local.yaml", "one_gpu.yaml"])
-def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, name: str) -> None:
-    done = serve_run(tmp_path, name=name)
+def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(serve_run: ServeRun, name: str) -> None:
+    done = serve_run(name=name)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["cluster"] is False
@@ -77,13 +116,13 @@ def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, 
         assert seen["environment"] | environment() == seen["environment"]
 
 
-def test_rays_token_is_its_owners_alone(tmp_path: Path) -> None:
+def test_rays_token_is_its_owners_alone(serve_run: ServeRun, tmp_path: Path) -> None:
     """Ray writes it readable for everyone: other users could run code as this one."""
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("0" * 64)
     token.chmod(0o644)
-    assert serve_run(tmp_path).returncode == 0
+    assert serve_run().returncode == 0
     assert token.stat().st_mode & 0o777 == 0o600
 
 
@@ -94,9 +133,11 @@ for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
 """
 
 
-def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(tmp_path: Path) -> None:
+def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(
+    serve_run: ServeRun, tmp_path: Path
+) -> None:
     """Ray opens its sockets' folder to everybody, who could replace a socket by their own."""
-    done = serve_run(tmp_path, then=MAKE_SESSION)
+    done = serve_run(then=MAKE_SESSION)
     assert done.returncode == 0, done.stderr
     folders = ("ray", "ray/session_1", "ray/session_1/sockets")
     assert [(tmp_path / folder).stat().st_mode & 0o7777 for folder in folders] == [0o1777, 0o700, 0o700]
@@ -116,13 +157,13 @@ def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_b
     ],
 )
 def test_serve_run_joins_no_ray_that_was_started_without_the_protection(
-    tmp_path: Path, options: list[str], variables: dict[str, str], expected: str | None
+    serve_run: ServeRun, tmp_path: Path, options: list[str], variables: dict[str, str], expected: str | None
 ) -> None:
     """Ray finds a cluster that `ray start` has started on this machine by a file."""
     (tmp_path / "ray").mkdir()
     if "ran before" in variables:
         (tmp_path / "ray" / "ray_current_cluster").write_text(variables["ran before"])
-    done = serve_run(tmp_path, *options, **{name: value for name, value in variables.items() if name.isidentifier()})
+    done = serve_run(*options, **{name: value for name, value in variables.items() if name.isidentifier()})
     if expected is None:
         assert done.returncode == 0, done.stderr
     else:
@@ -159,7 +200,13 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
 def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
     """Callers of the port between replicas could run code, and slow clients would hold the service."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets may have 107 bytes
-        done = python(DEPLOY, str(free_port()), RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN="0" * 64, RAY_TMPDIR=short)
+        done = subprocess.run(
+            [sys.executable, "-c", DEPLOY, str(free_port())],
+            cwd=ROOT,
+            env=own_environment() | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "RAY_TMPDIR": short},
+            capture_output=True,
+            text=True,
+        )
     bare, protected, *spread = done.stdout.splitlines()
     no_token = "Ray runs without token authentication: set RAY_AUTH_MODE=token"
     assert (no_token in bare) == (no_token in protected) == (mode == "disabled"), done.stdout + done.stderr
