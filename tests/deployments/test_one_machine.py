@@ -15,31 +15,23 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.one_machine import is_serve_run
 from deployments.proxy import METRICS, WRAPPER, environment, haproxy_binary
 from deployments.requirements import TLS_FILES, of_network, of_proxy
+from tests.forked import Interpreter, bare_environment, interpreter
 from tests.support import ROOT, free_port
 
-READER = """
-import json, os, sys, yaml
+IMPORTS = """
 from ray._private import ray_constants
 from ray.serve._private.request_router import pow_2_router
 from ray.serve.schema import ServeDeploySchema
 from deployments import redis_stopper, runtime, start_checks
-for line in sys.stdin:
-    arguments, environment, then, output, errors = json.loads(line)
-    if not (child := os.fork()):
-        for stream, path in ((sys.stdout, output), (sys.stderr, errors)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream.fileno())
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = arguments
-        ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
-        cluster, umask = ray_constants.ENABLE_RAY_CLUSTER, os.umask(0)
-        print(json.dumps({"environment": dict(os.environ), "cluster": cluster, "umask": umask}))
-        exec(then)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Reads files as `serve run` does, each in a process of its own. They start with what `deployments.one_machine` imports
-in memory, which takes 2 s, but without that module."""
+"""What `deployments.one_machine` imports, which takes 2 s; that module itself is imported by each process that reads."""
+READ = """
+import json, os, sys, yaml
+from ray.serve.schema import ServeDeploySchema
+ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
+from ray._private import ray_constants
+print(json.dumps({"environment": dict(os.environ), "cluster": ray_constants.ENABLE_RAY_CLUSTER, "umask": os.umask(0)}))
+"""
 DEPLOY = """
 import logging, os, ray, sys
 from deployments.app import build
@@ -63,44 +55,36 @@ os._exit(0)
 """
 
 
-def own_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ATELIER_"))}
-
-
 class ServeRun:
     """Reads a file as `serve run` does, by default for a Ray of its own: another test may have started one."""
 
-    def __init__(self, reader: subprocess.Popen[str], home: Path) -> None:
-        self._reader, self._home = reader, home
+    def __init__(self, interpreter: Interpreter, home: Path) -> None:
+        self._interpreter, self._home = interpreter, home
 
     def __call__(
         self, *options: str, name: str = "local.yaml", then: str = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Return how the process has ended that reads `name` and then runs the code `then`."""
-        assert self._reader.stdin is not None
-        assert self._reader.stdout is not None
-        arguments = ["/usr/bin/serve", "run", *(options or ("--address", "local")), str(ROOT / "configs" / name)]
+        """Return how a process has ended that reads `name`, and runs the code `then`."""
         home = str(self._home)
         own = {"HOME": home, "ATELIER_DATA_DIR": f"{home}/var", "RAY_TMPDIR": home}
-        said = [self._home / "output.txt", self._home / "errors.txt"]
-        asked = [arguments, own_environment() | own | variables, then, *map(str, said)]
-        self._reader.stdin.write(json.dumps(asked) + "\n")
-        self._reader.stdin.flush()
-        code = int(self._reader.stdout.readline())
-        return subprocess.CompletedProcess(arguments, code, *(file.read_text() for file in said))
+        return self._interpreter.run(
+            READ + then,
+            ["/usr/bin/serve", "run", *(options or ("--address", "local")), str(ROOT / "configs" / name)],
+            output=self._home / "output.txt",
+            errors=self._home / "errors.txt",
+            environment=bare_environment() | own | variables,
+        )
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", READER]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, env=own_environment(), stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
+def serve_interpreter() -> Iterator[Interpreter]:
+    with interpreter(IMPORTS) as started:
+        yield started
 
 
 @pytest.fixture
-def serve_run(reader: subprocess.Popen[str], tmp_path: Path) -> ServeRun:
-    return ServeRun(reader, tmp_path)
+def serve_run(serve_interpreter: Interpreter, tmp_path: Path) -> ServeRun:
+    return ServeRun(serve_interpreter, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["local.yaml", "one_gpu.yaml"])
@@ -203,7 +187,7 @@ def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(
         done = subprocess.run(
             [sys.executable, "-c", DEPLOY, str(free_port())],
             cwd=ROOT,
-            env=own_environment() | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "RAY_TMPDIR": short},
+            env=bare_environment() | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "RAY_TMPDIR": short},
             capture_output=True,
             text=True,
         )
