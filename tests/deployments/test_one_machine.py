@@ -33,14 +33,16 @@ from ray._private import ray_constants
 print(json.dumps({"environment": dict(os.environ), "cluster": ray_constants.ENABLE_RAY_CLUSTER, "umask": os.umask(0)}))
 """
 DEPLOY = """
-import logging, os, ray, sys
+import logging, os, ray, sys, yaml
 from deployments.app import build
 from deployments.args import AppArgs
 from deployments.proxy import environment
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-def attempt():
+ray.init(
+    address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+)
+def attempt(args=AppArgs()):
     try:
-        build(AppArgs())
+        build(args)
         print("built", flush=True)
     except RuntimeError as error:
         print(error, flush=True)
@@ -48,6 +50,7 @@ attempt()
 os.environ.update(environment())
 attempt()
 if os.environ["RAY_AUTH_MODE"] == "token":
+    attempt(AppArgs.model_validate(yaml.safe_load(open("configs/one_gpu.yaml"))["applications"][0]["args"]))
     from ray import serve
     serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
     attempt()
@@ -182,7 +185,11 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("mode", ["disabled", "token"])
 def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
-    """Callers of the port between replicas could run code, and slow clients would hold the service."""
+    """Callers of the port between replicas could run code, and slow clients would hold the service.
+
+    Nor is anything deployed on a machine without the GPUs that are asked for; Serve tells of what `build` raises, as
+    tests/deployments/test_three_nodes.py sees.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets may have 107 bytes
         done = subprocess.run(
             [sys.executable, "-c", DEPLOY, str(free_port())],
@@ -191,14 +198,17 @@ def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(
             capture_output=True,
             text=True,
         )
-    bare, protected, *spread = done.stdout.splitlines()
+    bare, protected, *of_token = done.stdout.splitlines()
     no_token = "Ray runs without token authentication: set RAY_AUTH_MODE=token"
     assert (no_token in bare) == (no_token in protected) == (mode == "disabled"), done.stdout + done.stderr
     assert "set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_HAPROXY_BINARY_PATH=" in bare
     assert "RAY_SERVE_HAPROXY" not in protected
     assert (protected == "built") == (mode == "token")
-    assert all("Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in finding for finding in spread), done.stdout
-    assert len(spread) == (mode == "token"), done.stderr
+    assert len(of_token) == (2 if mode == "token" else 0), done.stderr
+    if of_token:
+        without_gpus, spread = of_token
+        assert without_gpus.startswith("GPUs are asked for (generator 0.7, upscaler 0.3), and Ray finds none")
+        assert "Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in spread, done.stdout
 
 
 CLUSTER = environment()
