@@ -123,11 +123,16 @@ def existing(value: T | None) -> T:
 
 
 def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "not in time") -> None:
-    """Poll until the condition holds, for tests of other processes that have no event loop of their own."""
-    deadline = time.monotonic() + limit
+    """Poll until the condition holds, for tests of other processes that have no event loop of their own.
+
+    A condition that takes long, such as Serve's status, is asked for less often: it keeps others from their work.
+    """
+    asked, deadline = time.monotonic(), time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.1)
+        answered = time.monotonic()
+        assert answered < deadline, why()
+        time.sleep(min(max(0.1, 10 * (answered - asked)), 0.5))
+        asked = time.monotonic()
 
 
 class Answering(BaseHTTPRequestHandler):

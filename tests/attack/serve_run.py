@@ -26,18 +26,17 @@ SERVE = str(Path(sys.executable).with_name("serve"))
 class ServeRun:
     """`serve run` on a data directory and a port of its own, and a home of its own for Ray's token file."""
 
-    def __init__(self, home: Path, config: str = "local.yaml") -> None:
+    def __init__(self, home: Path) -> None:
         self.home, self.data_dir, self.port = home, home / "var", free_port()
-        self._config = config
         self.ingress: dict[str, int] = {}
         """Arguments of the ingress other than those of the file."""
         self.output = home / "output.txt"
 
     def begin(self) -> None:
-        content = yaml.safe_load((ROOT / "configs" / self._config).read_text())
+        content = yaml.safe_load((ROOT / "configs" / "local.yaml").read_text())
         content["http_options"]["port"] = self.port
         content["applications"][0]["args"]["ingress"] |= self.ingress
-        config = self.home / self._config
+        config = self.home / "local.yaml"
         config.write_text(yaml.safe_dump(content))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         own = {

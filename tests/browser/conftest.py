@@ -13,6 +13,8 @@ from tests.browser.site import Site, open_site, sign_in
 from tests.support import volatile_redis
 
 expect.set_options(timeout=30_000)  # tests in other processes need the cores, too
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup")
+"""Chromium 156 would start another renderer with each context, for the suggestions of an address bar that nobody sees."""
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -28,7 +30,7 @@ async def chromium() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         await browser.close()
 

@@ -123,7 +123,7 @@ async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Sit
 
 
 async def test_the_keyboard_alone_draws(page: Page, site: Site) -> None:
-    await page.goto(f"{site.base_url}/console/playground?steps=20")
+    await page.goto(f"{site.base_url}/console/playground?steps=4")
     await page.keyboard.press("Tab")
     assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
     await page.keyboard.press("Enter")

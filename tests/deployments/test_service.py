@@ -133,7 +133,7 @@ def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
 
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
-    request_id = service.post(body(service, steps=50))
+    request_id = service.post(body(service, steps=30))
     service.wait(request_id, is_denoising)
     before = ensure_redis(service.data_dir).pid
     os.kill(before, signal.SIGKILL)

@@ -3,7 +3,6 @@
 import hashlib
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +12,9 @@ import torch
 from torch import Tensor
 
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.run import Applied
-from serve_app.engine_options import SigmaSpacing
+from serve_app.engine_options import spacings_of
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import begun_at_random, finish
@@ -29,6 +27,9 @@ COMPOSED = (((0, 0.5), (1, -1.0)), ((2, 1.0), (3, 0.5), (8, 1.0), (10, 0.75)), (
             ((13, 1.0), (6, 0.5), (15, 2.0)), ((12, 0.8), (14, -0.5), (4, 1.0)), ((3, 0.5), (2, 2.0)),
             ((7, 1.0), (12, 1.0)), ((0, 1.0), (-1, 1.0)))  # fmt: skip
 """Adapters that act as one, by their number, with weights; the last two cannot be added, and are not all there."""
+NAMES = [sampler if spacing is None else f"{sampler}-{spacing}"
+         for sampler in SAMPLERS for spacing in (None, *spacings_of(sampler))]  # fmt: skip
+"""Every sampler with every spacing that it takes."""
 FRESH_EVERY = 200
 """The engine that makes runs one at a time is a new one after so many."""
 
@@ -125,21 +126,7 @@ def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFil
             AdapterFile("gone", into / "gone.safetensors")]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def samplers(sd: Path) -> list[str]:
-    """Return every sampler with every spacing that it takes."""
-    spacings = ("", *(f"-{spacing}" for spacing in SigmaSpacing))
-    model = BaseModel.load("m", sd, OPTIONS, lambda: None)
-    taken: list[str] = []
-    for name in (f"{sampler}{spacing}" for sampler in SAMPLERS for spacing in spacings):
-        with suppress(ValueError):
-            model.family.schedule(RunRequest(run_id="", prompt="", steps=3, sampler=name))
-            taken.append(name)
-    model.close()
-    return taken
-
-
-def random_request(chance: random.Random, run_id: str, files: list[AdapterFile], samplers: list[str]) -> RunRequest:
+def random_request(chance: random.Random, run_id: str, files: list[AdapterFile]) -> RunRequest:
     """Draw any of the things that a run may differ in from the runs beside it."""
     width, height = chance.choice(SIZES)
     alone = Applied(chance.choice([None, *files[:-3] * 2, *files[-3:]]), chance.choice([0.0, 0.1, 0.75, 1.0, 2.0]))
@@ -157,7 +144,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile],
         width=width,
         height=height,
         base_model=chance.choice(["plain", "skipping"]),
-        sampler=chance.choice([None, *samplers]),
+        sampler=chance.choice([None, *NAMES]),
     )
     return begun_at_random(request, chance)
 
@@ -191,11 +178,9 @@ def one_by_one(
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("two_lanes")
 @pytest.mark.parametrize("runs", [60, pytest.param(1130, marks=pytest.mark.soak)])
-def test_runs_keep_their_bytes_in_any_company(
-    sd: Path, files: list[AdapterFile], samplers: list[str], tmp_path: Path, runs: int
-) -> None:
+def test_runs_keep_their_bytes_in_any_company(sd: Path, files: list[AdapterFile], tmp_path: Path, runs: int) -> None:
     chance = random.Random(runs)
-    requests = [random_request(chance, f"{i}", files, samplers) for i in range(runs)]
+    requests = [random_request(chance, f"{i}", files) for i in range(runs)]
     sources = {"plain": Checkpoint(sd), "skipping": Checkpoint(sd, clip_skip=1)}
     with Engine.load(sources, OPTIONS, findings=tmp_path) as engine:
         together = in_company(engine, chance, requests)

@@ -22,7 +22,7 @@ from tests.engine.run_engine import final_latents, finish, start
 from tests.engine.test_sampler import SPACINGS, STEPS
 
 TOLERANCE = 1e-4
-WEIGHTS = (0.1, 0.75, 1.0)
+WEIGHTS = (0.1, 1.0)
 TOGETHER = ((1.5, -0.6), (-1.0, 0.0, 0.7), (0.5, 2.0, -0.8, 0.75))
 """Weights of two, three and four LoRAs that act as one."""
 
@@ -122,7 +122,7 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
             height=64,
             sampler=sampler,
         )
-        for steps, guidance in [(3, 1.0), (5, 2.0), (10, 1.5 if sampler is Sampler.LCM else 7.5)]
+        for steps, guidance in [(3, 1.0), (8, 1.5 if sampler is Sampler.LCM else 7.5)]
     ]
     model, reference = opened(request.getfixturevalue(family))
     made = final_latents(model, requests)

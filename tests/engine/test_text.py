@@ -1,13 +1,12 @@
 """Prompts of any length reach the denoiser whole, and their weights act as in compel."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compel import Compel, ReturnedEmbeddingsType
-from compel.embeddings_provider import SplitLongTextMode
 
 from serve_app.domain.prompt_weights import literal
 from serve_app.engine import Engine, EngineOptions, RunRequest
@@ -17,6 +16,8 @@ from serve_app.engine.families.unet import UNetFamily
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish, start
 from tests.engine.tiny_models import WINDOW
+
+compel: Any = importlib.import_module("compel")  # pyright would read every model of transformers for its types: 44 s
 
 
 def test_a_long_prompt_is_cut_into_windows_and_every_token_is_kept(sd: Path) -> None:
@@ -62,19 +63,19 @@ WEIGHTED = {
 @pytest.mark.parametrize(
     ("name", "hidden_states"),
     [
-        ("sd", ReturnedEmbeddingsType.LAST_HIDDEN_STATES_NORMALIZED),
-        ("sdxl", ReturnedEmbeddingsType.PENULTIMATE_HIDDEN_STATES_NON_NORMALIZED),
+        ("sd", compel.ReturnedEmbeddingsType.LAST_HIDDEN_STATES_NORMALIZED),
+        ("sdxl", compel.ReturnedEmbeddingsType.PENULTIMATE_HIDDEN_STATES_NON_NORMALIZED),
     ],
 )
 def test_weights_act_as_in_compel(name: str, hidden_states: Any, request: pytest.FixtureRequest) -> None:
     family = UNetFamily.load(request.getfixturevalue(name), EXACT_FLOAT32)
     references: list[Any] = [
-        Compel(
+        compel.Compel(
             tokenizer=encoder.tokenizer,
             text_encoder=encoder.model,
             returned_embeddings_type=hidden_states,
             truncate_long_prompts=False,
-            split_long_text_mode=SplitLongTextMode.BRUTAL,
+            split_long_text_mode=compel.SplitLongTextMode.BRUTAL,
         )
         for encoder in family.encoders.values()
     ]

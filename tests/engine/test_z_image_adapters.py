@@ -22,7 +22,7 @@ from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapte
 from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine.diffusers_reference import open_pipeline
 from tests.engine.format_table import documented, rows_of
-from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, compared, require_equal
+from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, SOME_WEIGHTS, compared, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, Pair, lycoris_network, randomize
 from tests.engine.tiny_models import diffusers
 from tests.engine.tiny_z_image import write_z_image
@@ -122,10 +122,20 @@ def z_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZImage]:
         print(f"\n{len(compared)} rows, largest error {max(compared.values()):.1e}")  # noqa: T201 - with `-s`
 
 
-def row(*named: Any, suffix: str = "") -> Any:
-    """Return a row whose name is as `format_table` reads it."""
+IN_FULL = ("kohya", "DoRA", "patterns", "patterns, fused", "locon DoRA", "locon DoRA per input, fused", "LoHa",
+           "LoKr low-rank", "LoHa, both in one file")  # fmt: skip
+"""Rows that are run at every weight each time, as those of `test_adapter_formats.rows`: one of each kind."""
+
+
+def row(*named: Any, suffix: str = "") -> list[Any]:
+    """Return a row, whose name is as `format_table` reads it, at every weight; behind `make soak` unless it is `IN_FULL`.
+
+    Every row is run at some weights each time.
+    """
     label = str(getattr(named[0], "label", named[0]))
-    return pytest.param(*named, id=f"{label}-z_image{suffix}-every-weight")
+    marks = () if label in IN_FULL else pytest.mark.soak
+    every = pytest.param(*named, EVERY_WEIGHT, id=f"{label}-z_image{suffix}-every-weight", marks=marks)
+    return [every, *([pytest.param(*named, SOME_WEIGHTS, id=f"{label}-z_image{suffix}-some-weights")] if marks else ())]
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -189,11 +199,13 @@ def with_changes(base: ZImage, component: str, changes: Weights, weight: float) 
     return base.with_weights(component, changed)
 
 
-NAMED_ROWS = [row(naming) for naming in NAMINGS]
+NAMED_ROWS = [each for naming in NAMINGS for each in row(naming)]
 
 
-@pytest.mark.parametrize("naming", NAMED_ROWS)
-def test_every_spelling_gives_the_merged_result(z_image: ZImage, tmp_path: Path, naming: Naming) -> None:
+@pytest.mark.parametrize(("naming", "weights"), NAMED_ROWS)
+def test_every_spelling_gives_the_merged_result(
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], naming: Naming
+) -> None:
     module = z_image.modules[naming.component]
     tensors: dict[str, Tensor] = {}
     changes: dict[str, Tensor] = {}
@@ -208,7 +220,7 @@ def test_every_spelling_gives_the_merged_result(z_image: ZImage, tmp_path: Path,
     save_file(tensors, path, metadata=dict(naming.metadata or {}))
     merged = {name.removesuffix("."): change for name, change in of_diffusers(changes).items()}
     expected = lambda weight: with_changes(z_image, naming.component, merged, weight)  # noqa: E731
-    require_equal(z_image, path, EVERY_WEIGHT, expected)
+    require_equal(z_image, path, weights, expected)
 
 
 def test_every_linear_of_the_real_size_is_found_by_every_spelling() -> None:
@@ -246,9 +258,10 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 PEFT_ROWS = [
-    *(row(name, "transformer", False) for name in PEFT_CONFIGS),
-    *(row(f"{name}, fused", "transformer", True) for name in PEFT_CONFIGS),
-    *(row(name, "text_encoder", False, suffix="-text_encoder") for name in ("alpha 16 of rank 4", "DoRA")),
+    *(each for name in PEFT_CONFIGS for each in row(name, "transformer", False)),
+    *(each for name in PEFT_CONFIGS for each in row(f"{name}, fused", "transformer", True)),
+    *row("alpha 16 of rank 4", "text_encoder", False, suffix="-text_encoder"),
+    *row("DoRA", "text_encoder", False, suffix="-text_encoder"),
 ]
 
 
@@ -261,9 +274,9 @@ def merged_by_peft(model: Any, weight: float) -> Weights:
     return model.merge_and_unload().state_dict()
 
 
-@pytest.mark.parametrize(("config", "component", "is_original"), PEFT_ROWS)
+@pytest.mark.parametrize(("config", "component", "is_original", "weights"), PEFT_ROWS)
 def test_a_peft_folder_gives_what_peft_makes(
-    z_image: ZImage, tmp_path: Path, config: str, component: str, is_original: bool
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], config: str, component: str, is_original: bool
 ) -> None:
     """The fused ones are as diffusion-pipe saves them: names of ComfyUI in a folder of PEFT."""
     module = original(z_image.modules[component]) if is_original else copy.deepcopy(z_image.modules[component])
@@ -280,17 +293,21 @@ def test_a_peft_folder_gives_what_peft_makes(
         save_file(named, file)
 
     def expected(weight: float) -> Tensor:
-        weights = merged_by_peft(model, weight)
-        return z_image.with_weights(component, of_diffusers(weights) if is_original else weights)
+        merged = merged_by_peft(model, weight)
+        return z_image.with_weights(component, of_diffusers(merged) if is_original else merged)
 
-    require_equal(z_image, tmp_path, EVERY_WEIGHT, expected)
-
-
-DIFFUSERS_ROWS = [row(name) for name in ("alpha 16 of rank 4", "patterns", "DoRA", "transformer alone")]
+    require_equal(z_image, tmp_path, weights, expected)
 
 
-@pytest.mark.parametrize("config", DIFFUSERS_ROWS)
-def test_what_diffusers_saves_gives_what_peft_makes(z_image: ZImage, tmp_path: Path, config: str) -> None:
+DIFFUSERS_ROWS = [
+    each for name in ("alpha 16 of rank 4", "patterns", "DoRA", "transformer alone") for each in row(name)
+]
+
+
+@pytest.mark.parametrize(("config", "weights"), DIFFUSERS_ROWS)
+def test_what_diffusers_saves_gives_what_peft_makes(
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], config: str
+) -> None:
     """The transformer alone is saved by its own `save_lora_adapter`, which names no component."""
     alone = config == "transformer alone"
     module = copy.deepcopy(z_image.modules["transformer"])
@@ -310,7 +327,7 @@ def test_what_diffusers_saves_gives_what_peft_makes(z_image: ZImage, tmp_path: P
     require_equal(
         z_image,
         tmp_path,
-        EVERY_WEIGHT,
+        weights,
         lambda weight: z_image.with_weights("transformer", merged_by_peft(model, weight)),
     )
 
@@ -319,15 +336,16 @@ def test_what_diffusers_saves_gives_what_peft_makes(z_image: ZImage, tmp_path: P
 
 WITHOUT_CONVOLUTIONS = [name for name, options in LYCORIS.items() if options["preset"] == "attn-mlp"]
 LYCORIS_ROWS = [
-    row(f"{name}{', fused' if is_original else ''}", name, is_original)
+    each
     for name in WITHOUT_CONVOLUTIONS
     for is_original in (False, True)
+    for each in row(f"{name}{', fused' if is_original else ''}", name, is_original)
 ]
 
 
-@pytest.mark.parametrize(("label", "algorithm", "is_original"), LYCORIS_ROWS)
+@pytest.mark.parametrize(("label", "algorithm", "is_original", "weights"), LYCORIS_ROWS)
 def test_what_lycoris_saves_gives_what_lycoris_makes(
-    z_image: ZImage, tmp_path: Path, label: str, algorithm: str, is_original: bool
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], label: str, algorithm: str, is_original: bool
 ) -> None:
     modules = copy.deepcopy(z_image.modules)
     if is_original:
@@ -352,20 +370,25 @@ def test_what_lycoris_saves_gives_what_lycoris_makes(
             layer.multiplier = weight
             inputs = torch.eye(layer.org_module[0].in_features)  # its own merged weight has the scale of LoHa twice
             merged[component][f"{name}.weight"] = (layer(inputs) - layer(0 * inputs)).T
-        for component, weights in merged.items():
-            changed[component].load_state_dict(of_diffusers(weights), strict=False)
+        for component, of_layers in merged.items():
+            changed[component].load_state_dict(of_diffusers(of_layers), strict=False)
         return z_image.answer(changed)
 
-    require_equal(z_image, path, EVERY_WEIGHT, expected)
+    require_equal(z_image, path, weights, expected)
 
 
 MUSUBI_ROWS = [
-    row(f"{kind}{how}") for kind in ("LoRA", "LoHa") for how in ("", ", converted for ComfyUI", ", both in one file")
+    each
+    for kind in ("LoRA", "LoHa")
+    for how in ("", ", converted for ComfyUI", ", both in one file")
+    for each in row(f"{kind}{how}")
 ]
 
 
-@pytest.mark.parametrize("label", MUSUBI_ROWS)
-def test_what_musubi_tuner_saved_gives_the_merged_result(z_image: ZImage, tmp_path: Path, label: str) -> None:
+@pytest.mark.parametrize(("label", "weights"), MUSUBI_ROWS)
+def test_what_musubi_tuner_saved_gives_the_merged_result(
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], label: str
+) -> None:
     """Files that it wrote and converted itself, by `musubi_tuner/recipe.py`.
 
     Its converter puts the changes of queries, keys and values into one of three times the rank, beside zeros. Some
@@ -389,7 +412,7 @@ def test_what_musubi_tuner_saved_gives_the_merged_result(z_image: ZImage, tmp_pa
     plain, path = MUSUBI / f"{kind}.safetensors", tmp_path / "adapter.safetensors"
     converted = load_file(MUSUBI / f"{kind}_comfy.safetensors")
     save_file(converted if "converted" in label else tensors | converted if "both" in label else tensors, path)
-    require_equal(z_image, path, EVERY_WEIGHT, lambda weight: with_changes(z_image, "transformer", changes, weight))
+    require_equal(z_image, path, weights, lambda weight: with_changes(z_image, "transformer", changes, weight))
     ranks = [{name: made.rank for name, made in z_image.read(each)["transformer"].items()} for each in (plain, path)]
     assert ranks[0] == ranks[1]
 

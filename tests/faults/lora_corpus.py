@@ -77,10 +77,14 @@ def _deep(open_: bytes, close: bytes, depth: int) -> bytes:
     return b'{"a":' + open_ * depth + close * depth + b"}"
 
 
+def _large(header: Callable[[], Any], body: bytes = BODY) -> Write:
+    """A file whose header is made when it is written: every worker of pytest imports this module."""
+    return lambda path: _file(header(), body)(path)
+
+
 def _bomb(unit: bytes, last: bytes = b"{}") -> Write:
     """A header as large as one may be, of values that take many times their bytes of memory."""
-    header = b'{"a":[' + unit * (((8 << 20) - 64) // len(unit)) + last + b"]}"
-    return _file(header)
+    return _large(lambda: b'{"a":[' + unit * (((8 << 20) - 64) // len(unit)) + last + b"]}")
 
 
 def _sparse(path: Path) -> None:
@@ -102,10 +106,11 @@ def _large_and_not_finite(path: Path) -> None:
 
 
 TWICE = json.dumps(_tensor()).encode()[:-1] + b"," + json.dumps(_tensor()).encode()[1:]
-MANY = {f"t{n}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(25_000)}
-LARGE_NAMES = {
-    "x" * 250 + str(n): {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(30_000)
-}
+
+
+def _small_tensors(count: int, prefix: str) -> dict[str, Any]:
+    return {f"{prefix}{n}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(count)}
+
 
 CORPUS: dict[str, Write] = {
     "empty": _raw(b""),
@@ -129,16 +134,16 @@ CORPUS: dict[str, Write] = {
     "8 MiB of objects": _bomb(b'{"a":1},'),
     "8 MiB of lists": _bomb(b"[],"),
     "8 MiB of numbers": _bomb(b"0.5,"),
-    "8 MiB of names": _file(b"{" + b",".join(b'"%d":{}' % n for n in range(700_000)) + b"}"),
+    "8 MiB of names": _large(lambda: b"{" + b",".join(b'"%d":{}' % n for n in range(700_000)) + b"}"),
     "header with a vast number": _file(b'{"a":{"dtype":"F32","shape":[' + b"9" * 900_000 + b'],"data_offsets":[0,4]}}'),
     "no tensors": _file({}),
     "only metadata": _file({"__metadata__": {"a": "b"}}),
     "metadata that is a list": _file({"__metadata__": ["x"], **_tensor()}),
     "metadata with numbers": _file({"__metadata__": {"a": 1}, **_tensor()}),
-    "metadata bomb": _file({"__metadata__": {"a": "b" * (58 << 20)}, **_tensor()}),
-    "metadata of many keys": _file({"__metadata__": {str(n): "" for n in range(100_000)}, **_tensor()}),
-    "too many tensors": _file(MANY, b"\0" * 100_000),
-    "too many long names": _file(LARGE_NAMES, b"\0" * 120_000),
+    "metadata bomb": _large(lambda: {"__metadata__": {"a": "b" * (58 << 20)}, **_tensor()}),
+    "metadata of many keys": _large(lambda: {"__metadata__": {str(n): "" for n in range(100_000)}, **_tensor()}),
+    "too many tensors": _large(lambda: _small_tensors(25_000, "t"), b"\0" * 100_000),
+    "too many long names": _large(lambda: _small_tensors(30_000, "x" * 250), b"\0" * 120_000),
     "a name twice": _file(TWICE),
     "a name that is a path": _named("../../../etc/passwd"),
     "a name with a NUL": _named("a\0b"),

@@ -17,7 +17,6 @@ from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, LoraUse
 from serve_app.loras import registration
 from serve_app.loras.registration import remove_lora
-from serve_app.safetensors_file import MAX_FILE_BYTES
 from tests.composition import Resources
 from tests.made_jobs import caller_of, failure_of
 from tests.support import POCKET
@@ -90,7 +89,7 @@ def _peft_folder(folder: Path, **config: Any) -> Path:
 
 
 def _huge(path: Path) -> Path:
-    """Write a valid file of 2 GB that is sparse on disk.
+    """Write a valid file of half a gigabyte that is sparse on disk.
 
     Its pairs have a rank that no model has, and its numbers are not finite.
     """
@@ -101,7 +100,7 @@ def _huge(path: Path) -> Path:
         width, rank = load_file(OUTLINE)[f"{layer}.lora_A.weight"].shape[1], 1 << 18
         for part, shape in (("A", [rank, width]), ("B", [width, rank])):
             size = 8 * rank * width
-            if end + size < MAX_FILE_BYTES - (1 << 20):
+            if end + size < 1 << 29:
                 offsets = [end, end + size]
                 header[f"{layer}.lora_{part}.weight"] = {"dtype": "F64", "shape": shape, "data_offsets": offsets}
                 end += size

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
 """What changes, whether that makes a new cluster, and the installations that it may be changed in."""
 
 
+def values_of_plan(profile: str) -> dict[str, Any]:
+    return merge(profile_values(profile), {"plans": [PLAN]})
+
+
+@cache
+def of_plan(profile: str) -> list[Document]:
+    """The objects of an installation with a plan; nobody changes them."""
+    return render(values_of_plan(profile))
+
+
 @pytest.mark.parametrize(
     ("profile", "change", "is_new"),
     [(profile, change, is_new) for change, is_new, profiles in CHANGES for profile in profiles],
@@ -94,8 +105,7 @@ CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
 def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(
     profile: str, change: dict[str, Any], is_new: bool
 ) -> None:
-    values = merge(profile_values(profile), {"plans": [PLAN]})
-    before, after = render(values), render(merge(values, change))
+    before, after = of_plan(profile), render(merge(values_of_plan(profile), change))
     assert [each for each in before if each["kind"] != "Secret"] != [each for each in after if each["kind"] != "Secret"]
     assert is_new_cluster(cluster(before), cluster(after)) is is_new
 

@@ -34,9 +34,10 @@ def test_the_card_names_every_color_and_style() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=["diffusers", "engine"])
 def test_a_snippet_runs_and_draws(snippet: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fewer steps than it says, which draw as many colors."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
-    exec(snippet, names)
+    exec(re.sub(r"steps=\d+", "steps=6", snippet), names)
     image: Image.Image = names["image"] if "image" in names else names["images"][0]
     assert image.size == (512, 512)
     assert len(set(image.resize((64, 64)).tobytes())) > 50, "a picture, not one color"
