@@ -19,6 +19,7 @@ from deployments.requirements import TLS_FILES, of_proxy
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.api.images import routes as images
 from serve_app.api.loras import routes as loras
+from serve_app.api.openai import routes as openai
 from serve_app.api.multipart import FRAME_BYTES
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
@@ -347,6 +348,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
         for prefix, router in (
             ("", loras.router),
             ("", images.router),
+            ("", openai.router),
             ("/console", console_loras.router),
             ("/console", pictures.router),
         )
