@@ -19,8 +19,8 @@ from deployments.requirements import TLS_FILES, of_proxy
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.api.images import routes as images
 from serve_app.api.loras import routes as loras
-from serve_app.api.openai import routes as openai
 from serve_app.api.multipart import FRAME_BYTES
+from serve_app.api.openai import routes as openai
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
