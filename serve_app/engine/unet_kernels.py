@@ -90,7 +90,7 @@ def check(device: torch.device, dtype: torch.dtype) -> None:
 
 @triton.jit
 def _sum_tiles(x, means, squares, pixels, channels, BP: tl.constexpr, BC: tl.constexpr):
-    p = tl.program_id(0) * BP + tl.arange(0, BP)[:, None]
+    p = (tl.program_id(0) * BP + tl.arange(0, BP)[:, None]).to(tl.int64)  # a large image has over 2³¹ numbers
     c = tl.program_id(1) * BC + tl.arange(0, BC)[None, :]
     inside = (p < pixels) & (c < channels)
     x += tl.program_id(2).to(tl.int64) * pixels * channels
@@ -137,7 +137,7 @@ def _normalize(
     x, y, weight, bias, means, scales, pixels, channels, width,
     SILU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    p = tl.program_id(0) * BP + tl.arange(0, BP)[:, None]
+    p = (tl.program_id(0) * BP + tl.arange(0, BP)[:, None]).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     is_channel = c < channels
     group = tl.program_id(2) * (channels // width) + c // width

@@ -256,6 +256,7 @@ def _finding(atelier: Atelier, name: str, *words: str, env: dict[str, str] | Non
 
 def _findings(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> list[Finding]:
     ended = atelier("doctor", "--json", *words, env=env)
+    assert ended.out, (ended.code, ended.err)
     found: list[Finding] = [row for row in json.loads(ended.out)["checks"] if row["name"] == name]
     failed = any(row["level"] == "fail" for row in json.loads(ended.out)["checks"])
     assert ended.code == (1 if failed else 0)

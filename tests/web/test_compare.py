@@ -48,7 +48,7 @@ async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
         ({}, "two to 8 LoRAs"),
         ({"across": "weights", "weights": "0.5"}, "two to 16 pictures, and this one 1"),
         ({"across": "weights", "weights": "a"}, "Weights: must be one to 8 numbers"),
-        ({"across": "weights", "weights": "0.5, 3"}, "Loras: must be"),
+        ({"across": "weights", "weights": "0.5, 3"}, "LoRA 1, weight: must be"),
         ({"across": "seeds", "seeds": "9"}, "Seeds: must be a whole number between 1 and 8"),
     ):
         one = await browser.send(form, **FIELDS, **dict(list(BOTH.items())[:1]), **wrong)
@@ -66,7 +66,11 @@ async def test_what_a_comparison_created_before_a_refusal_is_shown_with_the_reas
     form = (await browser.open("/console/compare")).form("Compare")
     form.fields = {"form_token": form.fields["form_token"], "seed": ""}
     page = await browser.send(form, **FIELDS, **BOTH, **{"lora:model_of_nobody": "yes"})
-    assert (page.status, "may not use" in page.text, "0 of 2 finished" in page.text) == (403, True, True)
+    assert (page.status, "LoRA 1: must be a LoRA that you may use" in page.text, "0 of 2 finished" in page.text) == (
+        403,
+        True,
+        True,
+    )
     jobs = await resources.job_history.list(owner.id)
     assert {job.id[:4] for job in jobs} == {"job_"}
     [grid] = [a["hx-get"] for _, a in page.tags if "/compare/grid" in a.get("hx-get", "")]

@@ -37,6 +37,7 @@ SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg
 
 _TEXTS = ("prompt", "negative_prompt", "base_model", "image_id", "mask_image_id", "sampler", "output_format")
 _NUMBERS = ("steps", "guidance_scale", "num_images", "seed", "strength")
+_LORA_FIELD = re.compile(r"loras\[(\d+)\]\.(\w+)")
 _SIZE = re.compile(r"\s*([0-9]{1,5})\s*[x×*]\s*([0-9]{1,5})\s*")
 
 
@@ -82,7 +83,16 @@ def read_wish(fields: Mapping[str, str], loras: Mapping[str, str]) -> Wish:
     try:
         return validate(GenerationWish, {"seed": draw_seed(), **body}).to_domain()
     except InvalidParameter as error:
-        raise InvalidParameter(error.message.replace("_", " ")) from None
+        raise InvalidParameter(for_people(error.message).replace("_", " ")) from None
+
+
+def for_people(message: str) -> str:
+    """Return a message of the API with the name of its field in words: `loras[0].weight` as LoRA 1, weight."""
+    field, colon, rest = message.partition(": ")
+    place = _LORA_FIELD.fullmatch(field)
+    if place:
+        field = f"LoRA {int(place[1]) + 1}{f', {place[2]}' if place[2] != 'id' else ''}"
+    return f"{field}: {rest}" if colon else message
 
 
 def values_of(request: GenerationRequest) -> dict[str, str]:

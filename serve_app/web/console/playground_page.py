@@ -30,6 +30,7 @@ from serve_app.web.console.playground_form import (
     TUNED,
     WEIGHT,
     chosen_loras,
+    for_people,
     sizes,
     values_of,
 )
@@ -183,4 +184,4 @@ def refusal(error: AtelierError) -> dict[str, Any]:
     if isinstance(error, StoreUnavailable):
         raise error
     status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
-    return {"status": status, "notice": error.message}
+    return {"status": status, "notice": for_people(error.message)}
