@@ -85,9 +85,10 @@ def _left(out: Path) -> list[Piece]:
 
 def _measure_apart(piece: Piece, args: argparse.Namespace, deadline: float) -> None:
     """Measure in a process of its own, so that a lost device, a hang or a lack of memory costs this piece alone."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=measure, args=(piece.name, Setup(args.tiny), args.out)
-    )
+    way = "spawn" if torch.cuda.is_available() else "fork"  # a forked process cannot use CUDA
+    arguments = piece.name, Setup(args.tiny), args.out
+    context: Any = multiprocessing.get_context(way)
+    process = context.Process(target=measure, args=arguments)
     process.start()
     process.join(deadline - time.monotonic())
     process.kill()
