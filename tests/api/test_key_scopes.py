@@ -154,6 +154,7 @@ async def test_a_key_for_one_lora_generates_with_no_other(
     assert {answer.status_code for answer in answers} == {403}
     assert len({answer.content for answer in answers}) == 1
     assert LORA in error_of(answers[0])["message"]
+    assert (await use(service, limited, (variant, "POST", "/v1/jobs"), {"prompt": "x"})).status_code == 202, "with none"
 
 
 async def test_a_key_for_a_lora_that_its_account_may_not_use_is_refused_all_the_same(
