@@ -246,10 +246,10 @@ def _of_each(name: str, what: str, measure: Measure) -> Sequence[Piece]:
 
 PIECES: Sequence[Piece] = (
     Piece("machine", "the device, its clocks and its own speeds, versions", machine, ""),
+    *_of_each("bytes", "bytes alone and in company, 200 jobs", company),
     *_of_each("trace", "launches and gaps of a step", trace),
     *_of_each("parity", "latents against diffusers', float32 and bfloat16", parity),
     *_of_each("speed", "images a second with many adapters, one and none (G1 to G4)", speed),
-    *_of_each("bytes", "bytes alone and in company, 200 jobs", company),
     *_of_each("slots", "adapters in slots, host to slot (G7, G8)", slots),
     *_of_each("one-per-batch", "over one adapter per batch, 64 adapters (G5)", over("one-per-batch", 64, 16)),
     *_of_each("preloaded", "over diffusers per job, 16 adapters preloaded (G6)", over("preloaded", 16, 16)),
