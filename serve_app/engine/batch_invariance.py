@@ -6,7 +6,7 @@ through every pass that a batch may be divided into, at shuffled places, and mus
 widest batch. The result is a row multiple, to whose multiples batches are padded, how many passes may run side by side,
 whether each takes one thread only, and how many rows a convolution takes at once. Where nothing narrower agrees it is the
 widest shape itself. A widest shape that does not fit in the device's memory is halved: then bits may differ from those
-of a larger device.
+of a larger device. Where not even a single shape keeps them, the log warns of it at each start.
 """
 
 import logging
@@ -172,10 +172,12 @@ class BatchInvariance:
         name = self._name(batch_key)
         candidates = list(self._candidates(self._widest(batch_key)))
         found = self._findings.found(name, int)
-        if found is None or not 0 <= found < len(candidates):
+        if found is None or not 0 <= found <= len(candidates):
             found = yield from self._first_exact(batch_key, like, candidates)
             self._findings.keep(name, found)
-        self._divisions[batch_key] = candidates[found]
+        if found == len(candidates):
+            log.warning("%s: a seed's image may depend on the images beside it on this device", name)
+        self._divisions[batch_key] = candidates[min(found, len(candidates) - 1)]
 
     def _candidates(self, widest: int) -> Iterator[Division]:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
@@ -198,7 +200,7 @@ class BatchInvariance:
     def _first_exact(
         self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]
     ) -> Generator[None, None, int]:
-        """Return the place of the first division that keeps bits, or the last, which has a single shape.
+        """Return the place of the first division that keeps bits, or how many there are where none does.
 
         It yields after each pass.
         """
@@ -219,8 +221,7 @@ class BatchInvariance:
                     break
             else:
                 return place
-        log.warning("%s: a seed's image may depend on the images beside it on this device", self._name(batch_key))
-        return len(candidates) - 1
+        return len(candidates)
 
     def _probe(self, batch_key: BatchKey, like: Conditioning, rows: int) -> "Probe":
         return Probe(self._family, self._adapter_slots, self._lanes, batch_key, like, rows)

@@ -131,6 +131,26 @@ def test_convolutions_whose_bits_depend_on_rows_or_place_keep_them_and_a_lone_im
 
 
 @pytest.mark.slow
+def test_each_start_warns_where_no_division_keeps_bits(
+    sd: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes: list[int] = []
+
+    def depend_on_being_last(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
+        passes.append(inputs[0].shape[0])
+        return (torch.cat([answer[0][:-1], answer[0][-1:] * 1.1]), *answer[1:])
+
+    for _ in range(2):
+        passes.clear()
+        caplog.clear()
+        with Engine.load(sd, replace(EXACT_FLOAT32, max_rows=4), findings=tmp_path) as engine:
+            engine.base_models["sd"].denoiser.register_forward_hook(depend_on_being_last)
+            engine.warm_up(64, 64)
+        assert "may depend on the images beside it" in caplog.text
+    assert passes == [4], "the second start has it from what the first found"
+
+
+@pytest.mark.slow
 def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile]) -> None:
     """Compare a rank of 4 beside one of 24, while the slots have ranks up to 40."""
     (model,) = engine.base_models.values()
