@@ -125,7 +125,7 @@ class AdapterSlots:
         self._slots = [NOTHING] * count
         self._plans: dict[Layout, Plan] = {}
         self._noise: tuple[Layout, list[Tensor]] = NOTHING, []
-        """The layout that random adapters were last bound by, and their numbers."""
+        """The layout that random adapters were last bound by, and their numbers, until others are bound."""
         layers, parts = len(self._layers), len(KINDS) * len(self._layers)
         self._table = torch.empty(count, 2 * parts + 2 * layers, dtype=torch.int32, device=store.device)
         self._table[NO_SLOT] = 0
@@ -222,6 +222,7 @@ class AdapterSlots:
         bound, rows = self._lanes[lane], (tuple(slots), tuple(scales))
         if rows == bound.bound:
             return
+        self._noise = NOTHING, []
         layout = self._layout_to_bind(slots)
         on_device = bound.upload(slots, scales)
         if layout.changed:
