@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.event_streams [--listeners 1000] [--accounts 10] [--held 10]
 
-Each listener has a job and a connection of its own. The first ten come one after the other, the others many at once. The
-jobs are claimed here, told of as running at another percentage once a second while all streams are held, and then ended. Memory and processor time are what the processes on the way
-have more than before.
+Each listener has a job and a connection of its own. The first ten come one after the other, the others many at once.
+The jobs are claimed here, told of as running at another percentage once a second while all streams are held, and then
+ended. Memory and processor time are what the processes on the way have more than before.
 """
 
 import argparse

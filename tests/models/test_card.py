@@ -34,7 +34,7 @@ def test_the_card_names_every_color_and_style() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=["diffusers", "engine"])
 def test_a_snippet_runs_and_draws(snippet: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fewer steps than it says, which draw as many colors."""
+    """They draw in fewer steps than the card says, which come out in as many colors."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(re.sub(r"steps=\d+", "steps=6", snippet), names)
