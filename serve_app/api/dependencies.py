@@ -72,13 +72,22 @@ async def authenticate(request: Request) -> Caller:
     that works on the other interface learns that. `ContractRoute` calls it before it reads a body; path operations get
     the same caller again. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`, `Forbidden`.
     """
+    return await _authenticated(request, may_exceed=False)
+
+
+async def authenticate_beyond_plan(request: Request) -> Caller:
+    """Return the caller of what is done even where the plan is used up, since it makes less work."""
+    return await _authenticated(request, may_exceed=True)
+
+
+async def _authenticated(request: Request, *, may_exceed: bool) -> Caller:
     context = RequestContext.of(request)
     if context.caller is None:
         key, variant = _credential(request)
         address = caller_address(request)
         auth = await accounts_of(request).auth.authenticate(key, variant, counted=True, address=address)
         caller = _known_caller(context, auth)
-        if auth.limited:
+        if auth.limited and not may_exceed:
             plan = auth.window.plan
             whose = "Your plan" if plan.limit == caller.plan.limit else "This API key"
             raise RateLimitExceeded(

@@ -183,7 +183,7 @@ def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, op
         with shown_bar(doing) as show:  # on stderr: stdout holds only the result
             job.wait(timeout, on_progress=show and (lambda percent: show(doing, percent / 100)))
     except KeyboardInterrupt:
-        raise Failed(f"stopped waiting; {job.id} continues in the service") from None
+        raise Failed(f"stopped; the service was asked to cancel {job.id}") from None
     seconds = time.monotonic() - began
     images = job.images
     files = [_output_path(out or Path(job.id + each.suffix), place, len(images)) for place, each in enumerate(images)]

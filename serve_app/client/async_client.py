@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -103,40 +102,39 @@ class AsyncClient(
         self.images = PictureCalls[Awaited[UploadedImage], Awaited[None]](self.service, self.execute)
         """Upload and delete pictures to draw from."""
 
-    async def execute(self, operation: Operation[T]) -> T:
-        """Perform the calls and delays of an operation; returns its result."""
-        outcome = None
-        with closing(operation):
-            try:
-                while True:
-                    outcome = await self._perform(advance(operation, outcome))
-            except StopIteration as end:
-                return end.value
+    async def execute(self, operation: Operation[T], outcome: Outcome = None) -> T:
+        """Perform the calls and delays of an operation; returns its result. `outcome` is that of its last action."""
+        try:
+            while True:
+                action = advance(operation, outcome)
+                try:
+                    outcome = await self._perform(action)
+                except (
+                    asyncio.CancelledError
+                ) as canceled:  # in a task of its own, or anyio would cancel each next await
+                    return await asyncio.shield(asyncio.create_task(self.execute(operation, canceled)))
+                except BaseException as error:  # noqa: BLE001 the operation raises it, and may cancel jobs before
+                    outcome = error
+        except StopIteration as end:
+            return end.value
 
     async def _perform(self, action: Action) -> Outcome:
         if isinstance(action, Sleep):
-            await asyncio.sleep(action.seconds)
-            return None
+            return await asyncio.sleep(action.seconds)
         if isinstance(action, NextLine):
-            try:
-                return await anext(action.lines, None)
-            except httpx.TransportError as error:
-                return error
+            return await anext(action.lines, None)
         timeout = timeout_of(action.timeout, action.most, self._http.timeout)
-        try:
-            with sent_body(action.upload) as body:
-                request = self._http.build_request(
-                    action.method, action.url, headers=action.headers, json=action.json, timeout=timeout, **body
-                )
-                response = await self._http.send(request, stream=action.is_stream)
-                if action.is_stream and not sends_events(response):
-                    await response.aread()
-                return response
-        except httpx.TransportError as error:
-            return error
+        with sent_body(action.upload) as body:
+            request = self._http.build_request(
+                action.method, action.url, headers=action.headers, json=action.json, timeout=timeout, **body
+            )
+            response = await self._http.send(request, stream=action.is_stream)
+        if action.is_stream and not sends_events(response):
+            await response.aread()
+        return response
 
-    def _job(self, record: Record) -> AsyncJob:
-        return AsyncJob(self, record)
+    def _job(self, record: Record, *, is_begun: bool = False) -> AsyncJob:
+        return AsyncJob(self, record, is_begun=is_begun)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -6,7 +6,6 @@ The type variables are what the methods return: a job for `Client`, a coroutine 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack
 from urllib.parse import urlencode
@@ -15,7 +14,7 @@ import httpx
 
 from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
-from serve_app.client.errors import Forbidden
+from serve_app.client.errors import Forbidden, JobFailed, WaitTimeout
 from serve_app.client.events import Following
 from serve_app.client.lora_calls import find_lora, rows_of
 from serve_app.client.many import Drawing
@@ -52,6 +51,7 @@ JobsT = TypeVar("JobsT")
 ModelsT = TypeVar("ModelsT")
 BaseModelsT = TypeVar("BaseModelsT")
 UsageT = TypeVar("UsageT")
+T = TypeVar("T")
 PictureT = TypeVar("PictureT", bound=ImageInfo)
 ImageT = TypeVar("ImageT")
 NoneT = TypeVar("NoneT")
@@ -77,14 +77,33 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         )
         self._lora_ids: dict[str, str] = {}
         """The ids of the LoRAs that were looked up, by the names that were given."""
+        self.interrupted: list[Any] = []
+        """The jobs of the call that broke off last: those that had ended have their images, the others were canceled."""
 
     @abstractmethod
     def execute(self, operation: Operation[Any]) -> Any:
         """Perform the calls and delays of an operation; returns its result."""
 
     @abstractmethod
-    def _job(self, record: Record) -> Any:
-        """Return the job of a record, which polls with this client."""
+    def _job(self, record: Record, *, is_begun: bool = False) -> Any:
+        """Return the job of a record, which polls with this client; `is_begun` says that this client created it."""
+
+    def canceling(self, waiting: Operation[T], begun: Callable[[], list[Any]]) -> Operation[T]:
+        """Wait for the jobs that a call has begun; where Ctrl-C or an error breaks that off, cancel those still open.
+
+        Not where the time is over, or a job has failed. The exception that leaves the call notes where the jobs are.
+        """
+        try:
+            return (yield from waiting)
+        except (GeneratorExit, WaitTimeout, JobFailed):
+            raise
+        except BaseException as stop:
+            self.interrupted = [job for job in begun() if job.id]
+            stop.add_note(f"Atelier cancels the open ones of {len(self.interrupted)} jobs: see client.interrupted")
+            for job in self.interrupted:
+                if not (job.done or (yield from job.given_up())):
+                    break
+            raise
 
     def generate(
         self,
@@ -104,6 +123,7 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         LoRAs are named by name or id. It returns when the images are ready, and shows a bar in a terminal or notebook
         unless `progress` is off. With `lora_id`, the id of one, it returns the started job at once. `wait` decides for
         either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
+        Ctrl-C or an error while it waits cancels the job, a time that is over does not.
 
         `image` is begun from, scaled to the size asked for, and `strength` says how much of it is drawn anew; `mask` is
         white there, and black where it is kept. Either is uploaded unless the service has it:
@@ -118,10 +138,10 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         def drawn() -> Operation[Any]:
             wish = yield from self._wish(prompt, loras, options, lora_id)
             wish |= yield from self._pictures(wish, image, mask)
-            record = yield from self._create(wish, idempotency_key)
+            job = self._job((yield from self._create(wish, idempotency_key)), is_begun=True)
             if lora_id is None if wait is None else wait:
-                record = yield from _ended(self.service, record, f"Drawing {prompt}", progress)
-            return self._job(record)
+                yield from self.ended(job, f"Drawing {prompt}", progress)
+            return job
 
         return self.execute(drawn())
 
@@ -149,7 +169,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         Raises before any job is started: `ValueError` for lists of different lengths, what `generate` does for wrong
         options and names of LoRAs, and `Unauthorized`, `Unreachable` and the like. Once a job is started such an error
         ends the starting, not the call: the other jobs have it as their `error`, and one that can no longer be asked
-        about is returned with its id, not `done`.
+        about is returned with its id, not `done`. Ctrl-C, or a task's cancellation, cancels the jobs that are open;
+        `client.interrupted` has all that were started.
         """
         given = {"prompts": prompts, "loras": loras, "seeds": seeds}
         lists = {
@@ -176,8 +197,12 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
                 drawing = Drawing(
                     service=self.service, create=self._create, requests=wishes, concurrency=concurrency, show=show
                 )
-                yield from drawing.draw()
-            return JobList(self._job(record) for record in drawing.records)
+
+                def begun() -> JobList[Any]:
+                    return JobList(self._job(record, is_begun=True) for record in drawing.records)
+
+                yield from self.canceling(drawing.draw(), begun)
+            return begun()
 
         return self.execute(drawn())
 
@@ -238,9 +263,15 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
 
         def enlarged() -> Operation[Any]:
             image_id = yield from picture_id(self.service, image)
-            return self._job((yield from self.service.upscale(idempotency_key, image_id, scale_factor, options)))
+            record = yield from self.service.upscale(idempotency_key, image_id, scale_factor, options)
+            return self._job(record, is_begun=True)
 
         return self.execute(enlarged())
+
+    def ended(self, job: Any, label: str, progress: bool) -> Operation[Any]:
+        """Wait for the images of a job that this call has begun, with a bar where somebody sees it."""
+        with shown_bar(label, wanted=progress) as show:
+            return (yield from job.ending(WAIT_S, show and (lambda percent: show(label, percent / 100))))
 
     def models(self) -> ModelsT:
         """The adapters this account may use. Part of interface B: the key must be valid there."""
@@ -290,9 +321,11 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
 
     _image: Callable[[Any, Record, int], PictureT]
 
-    def __init__(self, client: AccountCalls[JobT, Any, Any, Any, Any, NoneT], record: Record) -> None:
+    def __init__(
+        self, client: AccountCalls[JobT, Any, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
+    ) -> None:
         super().__init__(record)
-        self._client = client
+        self._client, self._is_begun = client, is_begun
 
     @property
     def images(self) -> list[PictureT]:
@@ -319,9 +352,25 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
         return Following(self._client.service, self, self._update, lines_of)
 
     def wait(self, timeout: float | None = WAIT_S, on_progress: OnProgress | None = None) -> JobT:
-        """Return when the images are ready. Raises `JobFailed`, or `WaitTimeout` after `timeout` seconds."""
+        """Return when the images are ready. Raises `JobFailed`, or `WaitTimeout` after `timeout` seconds.
+
+        Ctrl-C or another error cancels a job that this client has begun, and leaves one that it looked up.
+        """
+        return self._client.execute(self.ending(timeout, on_progress))
+
+    def ending(self, timeout: float | None, on_progress: OnProgress | None) -> Operation[Self]:
+        """Wait as `wait` does, as a part of another operation."""
         on_record, shows_progress = self._recorder(on_progress), on_progress is not None
-        return self._follow(self._client.service.wait(self._record, timeout, on_record, shows_progress=shows_progress))
+        waiting = self._client.service.wait(self._record, timeout, on_record, shows_progress=shows_progress)
+        record = yield from (self._client.canceling(waiting, lambda: [self]) if self._is_begun else waiting)
+        self._update(record)
+        return self
+
+    def given_up(self) -> Operation[bool]:
+        """Cancel the job on the way out of a call; False where the service does not answer."""
+        record = yield from self._client.service.give_up(self._record)
+        self._update(record or self._record)
+        return record is not None
 
     def cancel(self) -> JobT:
         """Cancel the job: at once while it waits, at its next step while it runs.
@@ -364,10 +413,10 @@ class ImageCalls(ImageInfo, Generic[ImageT]):
         """Enlarge the image 2 or 4 times; returns the larger image."""
 
         def enlarged() -> Operation[Any]:
-            service = self._client.service
-            record = yield from service.upscale(None, self.image_id, scale_factor, options)
-            record = yield from _ended(service, record, f"Enlarging {scale_factor or 2}×", progress)
-            return type(self)(self._client, record, 0)
+            client = self._client
+            record = yield from client.service.upscale(None, self.image_id, scale_factor, options)
+            job = client._job(record, is_begun=True)  # pyright: ignore[reportPrivateUsage] of the same package
+            return (yield from client.ended(job, f"Enlarging {scale_factor or 2}×", progress)).images[0]
 
         return self._client.execute(enlarged())
 
@@ -377,15 +426,3 @@ class ImageCalls(ImageInfo, Generic[ImageT]):
 
     def _content(self) -> Operation[bytes]:
         return self._client.service.download(self._record, self._index)
-
-
-def _ended(service: Service, record: Record, label: str, progress: bool) -> Operation[Record]:
-    """Wait for the images of a started job, with a bar where somebody sees it."""
-    with shown_bar(label, wanted=progress) as show:
-
-        def on_record(newer: Record) -> None:
-            if show is not None:
-                show(label, newer.progress / 100)
-
-        ended = yield from service.wait(record, WAIT_S, on_record, shows_progress=show is not None)
-        return replace(ended, unknown_words=record.unknown_words)

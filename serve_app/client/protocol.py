@@ -1,8 +1,8 @@
 """HTTP calls, retries and polling, without I/O: the logic that the sync and the async client share.
 
-An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Response` (or thrown the transport's error);
-it yields a `Sleep` and is resumed after that many seconds, and a `NextLine` and is sent the line of an open stream; it
-returns the result.
+An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Response`; it yields a `Sleep` and is resumed
+after that many seconds, and a `NextLine` and is sent the line of an open stream; it returns the result. Whatever ends
+one of these is thrown into it: the transport's error, or Ctrl-C, after which it may still cancel what it has begun.
 """
 
 import math
@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -42,6 +42,8 @@ FIRST_CONTACT_S = 3.0
 LONG_POLL_S, PROGRESS_S = 20.0, 1.0
 """The service holds the answer to a poll back for this long, and for the shorter time where progress is shown."""
 SHORTEST_POLL_S = 1.0
+CANCEL_S = 5.0
+"""Nobody waits longer for a job to be canceled on the way out."""
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """The first and the longest delay between two polls of a job; polls do not count against the plan."""
 
@@ -120,7 +122,16 @@ class Service:
     def create(self, idempotency_key: str | None, fields: dict[str, Any]) -> Operation[Record]:
         """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
         headers = {**self.credential(self.interface), "Idempotency-Key": checked_key(idempotency_key)}
-        response = yield from self.send(Call("POST", f"{self.base_url}/v1/jobs", headers, fields))
+        call = Call("POST", f"{self.base_url}/v1/jobs", headers, fields)
+        try:
+            response = yield from self.send(call)
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException:  # the service may have the job, whose id the same key tells
+            answer = yield from _attempt(replace(call, most=CANCEL_S))
+            if isinstance(answer, httpx.Response):
+                yield from self.give_up(Record.read(answer.json()))
+            raise
         return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
     def upscale(
@@ -147,6 +158,14 @@ class Service:
 
     def cancel(self, job_id: str) -> Operation[Record]:
         return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read)
+
+    def give_up(self, record: Record) -> Operation[Record | None]:
+        """Cancel a job on the way out, by one call; None where nobody has answered it in time."""
+        url = self.base_url + path_of("/v1/jobs", record.id, "cancel")
+        answer = yield from _attempt(Call("POST", url, self.credential(self.interface), most=CANCEL_S))
+        if isinstance(answer, Unreachable):
+            return None
+        return Record.read(answer.json()) if isinstance(answer, httpx.Response) else record
 
     def record(self, job_id: str) -> Operation[Record]:
         _, record = yield from self._poll(job_id, 0)
@@ -281,12 +300,12 @@ def then(operation: Operation[Any], read: Callable[[Any], T]) -> Operation[T]:
     return read((yield from operation))
 
 
-Outcome = httpx.Response | httpx.TransportError | str | None
+Outcome = httpx.Response | BaseException | str | None
 
 
 def advance(operation: Operation[Any], outcome: Outcome) -> Action:
     """Give an operation what came of its last action, at first None; return its next. Raises `StopIteration`."""
-    return operation.throw(outcome) if isinstance(outcome, httpx.TransportError) else operation.send(outcome)
+    return operation.throw(outcome) if isinstance(outcome, BaseException) else operation.send(outcome)
 
 
 def checked_key(idempotency_key: str | None) -> str:

@@ -3,7 +3,6 @@
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -103,37 +102,33 @@ class Client(AccountCalls[Job, list[Job], list[Model], list[BaseModel], list[Usa
     def execute(self, operation: Operation[T]) -> T:
         """Perform the calls and delays of an operation; returns its result."""
         outcome = None
-        with closing(operation):
-            try:
-                while True:
-                    outcome = self._perform(advance(operation, outcome))
-            except StopIteration as end:
-                return end.value
+        try:
+            while True:
+                action = advance(operation, outcome)
+                try:
+                    outcome = self._perform(action)
+                except BaseException as error:  # noqa: BLE001 the operation raises it, and may cancel jobs before
+                    outcome = error
+        except StopIteration as end:
+            return end.value
 
     def _perform(self, action: Action) -> Outcome:
         if isinstance(action, Sleep):
-            time.sleep(action.seconds)
-            return None
+            return time.sleep(action.seconds)
         if isinstance(action, NextLine):
-            try:
-                return next(action.lines, None)
-            except httpx.TransportError as error:
-                return error
+            return next(action.lines, None)
         timeout = timeout_of(action.timeout, action.most, self._http.timeout)
-        try:
-            with sent_body(action.upload) as body:
-                request = self._http.build_request(
-                    action.method, action.url, headers=action.headers, json=action.json, timeout=timeout, **body
-                )
-                response = self._http.send(request, stream=action.is_stream)
-                if action.is_stream and not sends_events(response):
-                    response.read()
-                return response
-        except httpx.TransportError as error:
-            return error
+        with sent_body(action.upload) as body:
+            request = self._http.build_request(
+                action.method, action.url, headers=action.headers, json=action.json, timeout=timeout, **body
+            )
+            response = self._http.send(request, stream=action.is_stream)
+        if action.is_stream and not sends_events(response):
+            response.read()
+        return response
 
-    def _job(self, record: Record) -> Job:
-        return Job(self, record)
+    def _job(self, record: Record, *, is_begun: bool = False) -> Job:
+        return Job(self, record, is_begun=is_begun)
 
     def close(self) -> None:
         self._http.close()

@@ -4,7 +4,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from serve_app.api.dependencies import CallerDep, caller_address, found, image_signer, jobs_of, load_job, valid_job_id
+from serve_app.api.dependencies import (
+    CallerDep,
+    authenticate_beyond_plan,
+    caller_address,
+    found,
+    image_signer,
+    jobs_of,
+    load_job,
+    valid_job_id,
+)
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
 from serve_app.api.jobs.schemas import (
     CANCELED_EXAMPLE,
@@ -22,6 +31,7 @@ from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
 from serve_app.domain import jobs
+from serve_app.domain.accounts import Caller
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
@@ -115,10 +125,13 @@ async def get_job(request: Request, job_id: JobId) -> Response:
     response_model=Job,
     responses={
         200: success("The job; one that had already ended is unchanged.", CANCELED_EXAMPLE),
-        **error_responses(*COUNTED_ERRORS, NotFound),
+        **error_responses(*EITHER_KEY_ERRORS, NotFound),
     },
+    description="Counts against the plan, and is done where the plan is used up too.",
 )
-async def cancel_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
+async def cancel_job(
+    request: Request, caller: Annotated[Caller, Depends(authenticate_beyond_plan)], job_id: ChangedJob
+) -> Response:
     await jobs_of(request).queue.cancel(job_id, account_id=caller.account_id)
     job = found(await jobs_of(request).reader.get(job_id, account_id=caller.account_id), "job")
     return record_response(job_record(job, image_signer(request)))
