@@ -107,8 +107,7 @@ class WebhookStore:
 
     async def delete(self, account_id: str, endpoint_id: str) -> None:
         """Remove an endpoint; what waits for it is not delivered any more. Raises `NotFound`."""
-        if endpoint_id == OF_JOBS or not await self._redis.exists(redis_key("webhook", account_id, endpoint_id)):
-            raise NotFound("There is no such webhook.")
+        await self._require(account_id, endpoint_id)
         await self._delete(account=account_id, endpoint=endpoint_id)
 
     async def roll(self, account_id: str, endpoint_id: str) -> str:
@@ -125,7 +124,9 @@ class WebhookStore:
         return signing_secrets(self._settings, account_id, endpoint_id, pairs(row))[0]
 
     async def deliveries(self, account_id: str, endpoint_id: str) -> Sequence[Delivery]:
-        """List deliveries to an endpoint: those that wait by their next attempt, then the newest that have ended."""
+        """List deliveries: those that wait by their next attempt, then the newest that ended. Raises `NotFound`."""
+        if endpoint_id != OF_JOBS:
+            await self._require(account_id, endpoint_id)
         rows = await self._list(account=account_id, endpoint=endpoint_id, most=LISTED, looked_at=LOOKED_AT)
         return [_delivery(message, pairs(fields), due) for message, fields, due in rows]
 
@@ -135,6 +136,10 @@ class WebhookStore:
         if not row:
             raise NotFound("There is no such delivery.")
         return _delivery(delivery_id, pairs(row), "")
+
+    async def _require(self, account_id: str, endpoint_id: str) -> None:
+        if endpoint_id == OF_JOBS or not await self._redis.exists(redis_key("webhook", account_id, endpoint_id)):
+            raise NotFound("There is no such webhook.")
 
     @property
     def _newest_pepper(self) -> int:

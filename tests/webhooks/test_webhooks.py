@@ -157,8 +157,10 @@ async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service
             (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
             assert shown["status"] == endpoint_status
         assert not receiver.of("/elsewhere")
-        assert (await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a)).status_code == 204
-        refused(await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a), 404, "not_found")
+        path, (row, *_) = f"/v1/webhooks/{endpoint}", await _deliveries(service, member, endpoint)
+        assert (await service.client.delete(path, headers=member.a)).status_code == 204
+        for method, rest in (("DELETE", ""), ("GET", "/deliveries"), ("POST", f"/deliveries/{row['id']}/redeliver")):
+            refused(await service.client.request(method, path + rest, headers=member.a), 404, "not_found")
 
 
 async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_made_again_with_its_id(
@@ -344,7 +346,9 @@ async def test_a_key_that_may_not_read_every_job_makes_no_webhook(service: TestS
     await _create(service, member, "https://1.1.1.1/")
     stranger = await service.member()
     (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
-    refused(await service.client.delete(f"/v1/webhooks/{shown['id']}", headers=stranger.a), 404, "not_found")
+    for method, rest in (("DELETE", ""), ("GET", "/deliveries")):
+        path = f"/v1/webhooks/{shown['id']}{rest}"
+        refused(await service.client.request(method, path, headers=stranger.a), 404, "not_found")
     assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["webhook_added"]
 
 
