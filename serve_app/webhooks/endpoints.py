@@ -16,7 +16,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Rewrite, Script, pairs
+from serve_app.store.script import Script, pairs
 from serve_app.webhooks.targets import Targets
 
 OF_JOBS = "jobs"
@@ -60,26 +60,19 @@ class Delivery:
 class WebhookStore:
     """The webhooks of all accounts. Every method may raise `StoreUnavailable`."""
 
-    def __init__(
-        self,
-        redis: RedisClient,
-        settings: Settings,
-        *,
-        targets: Targets | None = None,
-        rewrite: Rewrite | None = None,
-    ) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
         self._settings = settings
-        self.targets = targets or Targets(settings.webhook_networks)
-        self._create = Script(redis, "webhooks/create_webhook", rewrite)
-        self._delete = Script(redis, "webhooks/delete_webhook", rewrite)
-        self._roll = Script(redis, "webhooks/roll_webhook", rewrite)
-        self._list = Script(redis, "webhooks/list_deliveries", rewrite, writes=False)
-        self._redeliver = Script(redis, "webhooks/redeliver", rewrite)
+        self.targets = Targets(settings.webhook_networks)
+        self._create = Script(redis, "webhooks/create_webhook")
+        self._delete = Script(redis, "webhooks/delete_webhook")
+        self._roll = Script(redis, "webhooks/roll_webhook")
+        self._list = Script(redis, "webhooks/list_deliveries", writes=False)
+        self._redeliver = Script(redis, "webhooks/redeliver")
 
     async def create(self, account_id: str, url: str) -> tuple[Endpoint, str]:
         """Make an endpoint, and return it with its secret. Raises `InvalidParameter` and `NotFound`."""
-        await self.targets.check(url)
+        self.targets.check(url)
         endpoint_id, pepper = "wh_" + secrets.token_hex(13), self._newest_pepper
         row = await self._create(
             account=account_id,
