@@ -161,6 +161,7 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
             "variant": new.variant,
             "account": new.account_id,
             "idempotency_digest": None,
+            "given_digest": None,
             "body_digest": None,
             "max_queued": 10**9,
             "max_unfinished": 10**9,

@@ -75,7 +75,7 @@ class Following:
         fields: dict[str, str] = {}
         while (line := (yield NextLine(self._lines))) is not None:
             assert isinstance(line, str)
-            if not line:
+            if not line or line.startswith(":"):  # a comment, after which the deadline is looked at
                 return fields
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")

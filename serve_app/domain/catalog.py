@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from serve_app.domain.digests import NO_DIGESTS, Digests
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 
 
@@ -99,7 +100,7 @@ class Terms:
     max_loras: int
     max_bytes: int
     idempotency_key: str | None = None
-    body_sha256: str = ""
+    body: Digests = NO_DIGESTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

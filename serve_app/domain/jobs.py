@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from serve_app.domain.digests import NO_DIGESTS, Digests
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.requests import ImageFormat, LoraUse, Request, UpscaleRequest, Variant
 
@@ -241,8 +242,8 @@ class NewJob:
     cost: float | None = None
     """How many times the work of its request it counts; None where the catalog says it, by the sampler's passes."""
     idempotency_key: str | None = None
-    body_sha256: str = ""
-    """The digest of the body that a repeated idempotency key must come with."""
+    body: Digests = NO_DIGESTS
+    """Of what a repeated idempotency key must come with."""
     queue_share: float = 1.0
     """The account's share of a busy queue."""
     rate_token: str = ""

@@ -7,6 +7,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Self
 
+from serve_app.domain.digests import Digests, given_fields
+
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`seeded_generator` in `engine/runner.py`)."""
 
@@ -175,15 +177,17 @@ class UpscaleRequest(_AnyRequest):
 Request = GenerationRequest | UpscaleRequest
 
 
-def fingerprint(request: Request, *, seed_is_given: bool) -> str:
-    """Return the SHA-256 (hex) of what a caller asked for, with defaults filled in and texts trimmed.
+def fingerprint(request: Request, *, seed_is_given: bool) -> Digests:
+    """Return the digests of what a caller asked for, with texts trimmed.
 
-    A seed that the service drew is no part of it.
+    Seeds that the service drew, and what it found of an upscale's source, are no part of it.
     """
-    asked = repr(request)
+    before = repr(request)
+    given = {name: value for name, value in given_fields(request).items() if not name.startswith("source_")}
     if isinstance(request, GenerationRequest) and not seed_is_given:
-        asked = f"{request.num_images} {replace(request, seeds=())}"
-    return hashlib.sha256(asked.encode()).hexdigest()
+        before = f"{request.num_images} {replace(request, seeds=())}"
+        given["seeds"] = request.num_images
+    return Digests.of(given, before)
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

@@ -117,7 +117,8 @@ class JobQueue:
         args: Mapping[str, Argument] = {
             "new": encoded_rows(accept_row(new)),
             "idempotency_digest": "" if key is None else _digest(key),
-            "body_digest": new.body_sha256,
+            "given_digest": new.body.given,
+            "body_digest": new.body.before,
             "idempotency_ms": milliseconds(self._settings.idempotency_life),
             "variant": new.variant,
             "account": new.account_id,

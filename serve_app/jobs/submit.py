@@ -1,6 +1,5 @@
 """Submits a request: one durable accept, which checks permission, then a hint to a replica."""
 
-import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
@@ -11,6 +10,7 @@ from typing import Any
 
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
+from serve_app.domain.digests import Digests
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import Job, JobKind, NewJob, StoredImage, new_job_id
 from serve_app.domain.requests import (
@@ -63,6 +63,8 @@ class Call:
     """Whether the idempotency key stands for the request's seeds too, or for any that the service draws."""
     webhook: str = ""
     """This checked address is told of the job's end."""
+    start_within: int | None = None
+    """The door's own limit, for a wish that has none: a repeat need not come with it."""
 
 
 NO_CALL = Call()
@@ -107,16 +109,17 @@ class Submission:
 
         Raises what `Wishes.resolve` and `generate` raise, and `NotFound` for an image that is not the account's.
         """
+        whole = replace(wish, start_within=wish.start_within or call.start_within)
         image, mask = [await self._picture(caller, wish, name) for name in ("image_id", "mask_image_id")]
         seed = secrets.randbelow(MAX_RANDOM_SEED) if wish.seed is None else wish.seed
         try:
-            request, cost = await self.wishes.resolve(caller, wish, seed=seed, image=image, mask=mask)
+            request, cost = await self.wishes.resolve(caller, whole, seed=seed, image=image, mask=mask)
         except Forbidden as error:
             named = [await self._id_of_name(caller, use.id, f"loras[{i}].id") for i, use in enumerate(wish.loras)]
             raise Forbidden(next(filter(None, named), error.message)) from None
         job_id = new_job_id(JobKind.GENERATION, "job")
         await self._check_prompt(caller, request, job_id, "prompt")
-        accepted = await self._accept(caller, request, call, job_id, cost=cost, body_sha256=wish.digest)
+        accepted = await self._accept(caller, request, call, job_id, cost=cost, body=Digests.of(wish, repr(whole)))
         return replace(accepted, base_model=request.base_model)
 
     async def _picture(self, caller: Caller, wish: Wish, field: str) -> StoredImage | None:
@@ -204,7 +207,7 @@ class Submission:
         span = self._span(caller, job_id)
         new = replace(self._new_job(caller, request, call, span, memory, job_id), **of_the_job)
         if call.webhook:  # whoever repeats an idempotency key names the same address too
-            new = replace(new, body_sha256=hashlib.sha256(f"{new.body_sha256} {call.webhook}".encode()).hexdigest())
+            new = replace(new, body=new.body.beside(call.webhook))
         acceptance = await self.queue.accept(new)
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
@@ -225,7 +228,7 @@ class Submission:
             account_id=caller.account_id,
             request=request,
             idempotency_key=call.idempotency_key,
-            body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
+            body=fingerprint(request, seed_is_given=call.seed_is_given),
             queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
             rate_token=caller.rate_token,
             loras=request.loras if isinstance(request, GenerationRequest) else (),

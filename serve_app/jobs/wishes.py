@@ -1,6 +1,5 @@
 """Makes a whole request of what `POST /v1/jobs` asks for: LoRAs that act together, and what their base model says."""
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -60,11 +59,6 @@ class Wish:
             "mask_image_id": request.mask and request.mask.image_id,
         }
         return cls(**shared | named)
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 (hex) that a repeated idempotency key must come with; defaults may change meanwhile."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
 class Resolved(NamedTuple):

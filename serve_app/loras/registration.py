@@ -5,7 +5,6 @@ Until then an upload has a place: a few of an account at once, each with a locke
 
 import asyncio
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from serve_app.accounts.api_keys import base32
 from serve_app.atomic_files import make_folder
 from serve_app.domain.catalog import Adapter, BaseModel, Offer, Terms
+from serve_app.domain.digests import Digests
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import (
     IdempotencyConflict,
@@ -185,7 +185,8 @@ class LoraRegistration:
             raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
         adapter = await _digested(path, offer, owner, accounts)
         if terms is not None:
-            terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
+            before = json.dumps([asdict(offer), adapter.sha256], sort_keys=True)
+            terms = replace(terms, body=Digests.of([offer, adapter.sha256], before))
             answer = await self._register(adapter, terms, asks=True)
             if answer.status != "added":  # the file need not be read, which takes seconds
                 return answer
@@ -252,10 +253,6 @@ async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[st
     (adapter,) = digested.adapters
     files = map(Path, weight_files(adapter).values())
     return replace(adapter, size_bytes=await asyncio.to_thread(lambda: sum(file.stat().st_size for file in files)))
-
-
-def _body_digest(offer: Offer, sha256: str) -> str:
-    return hashlib.sha256(json.dumps([asdict(offer), sha256], sort_keys=True).encode()).hexdigest()
 
 
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:

@@ -68,7 +68,8 @@ class AdapterRegistry:
             max_loras=terms.max_loras if terms else None,
             max_bytes=terms.max_bytes if terms else None,
             idempotency_digest="" if key is None else hashlib.sha256(key.encode()).hexdigest(),
-            body_digest=terms.body_sha256 if terms else "",
+            given_digest=terms.body.given if terms else "",
+            body_digest=terms.body.before if terms else "",
             idempotency_ms=milliseconds(self._settings.idempotency_life),
         )
         return Registration(*answer)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import httpx
+from aiodns import DNSResolver
 from standardwebhooks.webhooks import Webhook
 
 from serve_app.domain.durations import from_epoch_ms, milliseconds
@@ -22,12 +23,11 @@ from serve_app.store.measures import is_cancelled
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script, pairs
 from serve_app.webhooks.endpoints import LISTED, OF_JOBS, signing_secrets
-from serve_app.webhooks.targets import Target, Targets
+from serve_app.webhooks.targets import FIRST_TRY_S, TRIES, Target, Targets
 
 AT_ONCE = 128
 PER_ACCOUNT = 8
-"""So many deliveries of one account are claimed at once, and none while as many are under way: slow receivers of one
-hold up nobody else's."""
+"""At most this many deliveries of one account are under way: its slow receivers and silent names hold up nobody else's."""
 TIMEOUT = timedelta(seconds=15)
 """An attempt takes at most this long, from resolving the name to the head of the answer; the rest is not read."""
 LEASE = timedelta(minutes=1)
@@ -73,14 +73,16 @@ class WebhookDelivery:
         jobs: JobReader,
         images: ImageStore,
         record_of: JobRecord,
-        targets: Targets | None = None,
+        nameservers: Sequence[str] = (),
         rewrite: Rewrite | None = None,
     ) -> None:
+        """Names are asked of the machine's resolv.conf, or of `nameservers`, each `address:port`."""
         self._settings = settings
         self._jobs = jobs
         self._images = images
         self._record_of = record_of
-        self._targets = targets or Targets(settings.webhook_networks)
+        self._targets = Targets(settings.webhook_networks)
+        self._nameservers = nameservers
         self._claim = Script(redis, "webhooks/claim_deliveries", rewrite)
         self._settle = Script(redis, "webhooks/settle_delivery", rewrite)
         self._under_way: Counter[str] = Counter()
@@ -96,7 +98,8 @@ class WebhookDelivery:
             # Connections are not kept: one to an address would be taken for another name there.
             limits=httpx.Limits(max_keepalive_connections=0),
         )
-        async with client, asyncio.TaskGroup() as group:
+        resolver = DNSResolver(self._nameservers, timeout=FIRST_TRY_S, tries=TRIES)
+        async with client, resolver, asyncio.TaskGroup() as group:
             while not is_cancelled():
                 claimed: list[Claimed] = []
                 try:
@@ -105,7 +108,7 @@ class WebhookDelivery:
                     _log.warning("claiming webhooks failed, trying again: %s", error)
                 for each in claimed:
                     self._under_way[each.account_id] += 1
-                    group.create_task(self._deliver(client, each))
+                    group.create_task(self._deliver(client, resolver, each))
                 await asyncio.sleep(BRISK_S if claimed else LOOK_EVERY_S)
 
     async def _claim_due(self) -> list[Claimed]:
@@ -116,13 +119,13 @@ class WebhookDelivery:
             limit=free,
             per_account=PER_ACCOUNT,
             lease_ms=milliseconds(LEASE),
-            busy=[account for account, count in self._under_way.items() if count >= PER_ACCOUNT],
+            under_way=[f"{account} {count}" for account, count in self._under_way.items()],
         )
         return [Claimed(*row[:3], fields=pairs(row[3]), endpoint=pairs(row[4])) for row in rows]
 
-    async def _deliver(self, client: httpx.AsyncClient, claimed: Claimed) -> None:
+    async def _deliver(self, client: httpx.AsyncClient, resolver: DNSResolver, claimed: Claimed) -> None:
         try:
-            outcome = await self._attempt(client, claimed)
+            outcome = await self._attempt(client, resolver, claimed)
             await self._settle(
                 account=claimed.account_id,
                 endpoint=claimed.endpoint_id,
@@ -140,7 +143,7 @@ class WebhookDelivery:
             if not self._under_way[claimed.account_id]:
                 del self._under_way[claimed.account_id]
 
-    async def _attempt(self, client: httpx.AsyncClient, claimed: Claimed) -> Outcome:
+    async def _attempt(self, client: httpx.AsyncClient, resolver: DNSResolver, claimed: Claimed) -> Outcome:
         is_own = claimed.endpoint_id == OF_JOBS
         if not is_own and ("url" not in claimed.endpoint or "disabled" in claimed.endpoint):
             return Outcome("failed", error="the webhook is disabled or deleted")
@@ -157,7 +160,8 @@ class WebhookDelivery:
         body = self._body(job, claimed.fields)
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
-                target = await self._targets.check(claimed.fields["url"] if is_own else claimed.endpoint["url"])
+                url = claimed.fields["url"] if is_own else claimed.endpoint["url"]
+                target = await self._targets.find(url, resolver)
                 status = await _post(client, target, body, _headers(claimed.message, now, body, secrets))
         except InvalidParameter as error:
             return Outcome("retry", error=error.message)

@@ -16,7 +16,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Rewrite, Script, pairs
+from serve_app.store.script import Script, pairs
 from serve_app.webhooks.targets import Targets
 
 OF_JOBS = "jobs"
@@ -60,26 +60,19 @@ class Delivery:
 class WebhookStore:
     """The webhooks of all accounts. Every method may raise `StoreUnavailable`."""
 
-    def __init__(
-        self,
-        redis: RedisClient,
-        settings: Settings,
-        *,
-        targets: Targets | None = None,
-        rewrite: Rewrite | None = None,
-    ) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
         self._settings = settings
-        self.targets = targets or Targets(settings.webhook_networks)
-        self._create = Script(redis, "webhooks/create_webhook", rewrite)
-        self._delete = Script(redis, "webhooks/delete_webhook", rewrite)
-        self._roll = Script(redis, "webhooks/roll_webhook", rewrite)
-        self._list = Script(redis, "webhooks/list_deliveries", rewrite, writes=False)
-        self._redeliver = Script(redis, "webhooks/redeliver", rewrite)
+        self.targets = Targets(settings.webhook_networks)
+        self._create = Script(redis, "webhooks/create_webhook")
+        self._delete = Script(redis, "webhooks/delete_webhook")
+        self._roll = Script(redis, "webhooks/roll_webhook")
+        self._list = Script(redis, "webhooks/list_deliveries", writes=False)
+        self._redeliver = Script(redis, "webhooks/redeliver")
 
     async def create(self, account_id: str, url: str) -> tuple[Endpoint, str]:
         """Make an endpoint, and return it with its secret. Raises `InvalidParameter` and `NotFound`."""
-        await self.targets.check(url)
+        self.targets.check(url)
         endpoint_id, pepper = "wh_" + secrets.token_hex(13), self._newest_pepper
         row = await self._create(
             account=account_id,
@@ -107,8 +100,7 @@ class WebhookStore:
 
     async def delete(self, account_id: str, endpoint_id: str) -> None:
         """Remove an endpoint; what waits for it is not delivered any more. Raises `NotFound`."""
-        if endpoint_id == OF_JOBS or not await self._redis.exists(redis_key("webhook", account_id, endpoint_id)):
-            raise NotFound("There is no such webhook.")
+        await self._require(account_id, endpoint_id)
         await self._delete(account=account_id, endpoint=endpoint_id)
 
     async def roll(self, account_id: str, endpoint_id: str) -> str:
@@ -125,7 +117,9 @@ class WebhookStore:
         return signing_secrets(self._settings, account_id, endpoint_id, pairs(row))[0]
 
     async def deliveries(self, account_id: str, endpoint_id: str) -> Sequence[Delivery]:
-        """List deliveries to an endpoint: those that wait by their next attempt, then the newest that have ended."""
+        """List deliveries: those that wait by their next attempt, then the newest that ended. Raises `NotFound`."""
+        if endpoint_id != OF_JOBS:
+            await self._require(account_id, endpoint_id)
         rows = await self._list(account=account_id, endpoint=endpoint_id, most=LISTED, looked_at=LOOKED_AT)
         return [_delivery(message, pairs(fields), due) for message, fields, due in rows]
 
@@ -135,6 +129,10 @@ class WebhookStore:
         if not row:
             raise NotFound("There is no such delivery.")
         return _delivery(delivery_id, pairs(row), "")
+
+    async def _require(self, account_id: str, endpoint_id: str) -> None:
+        if endpoint_id == OF_JOBS or not await self._redis.exists(redis_key("webhook", account_id, endpoint_id)):
+            raise NotFound("There is no such webhook.")
 
     @property
     def _newest_pepper(self) -> int:

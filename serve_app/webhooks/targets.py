@@ -1,18 +1,21 @@
 """Decides to which addresses webhooks may go: public ones by HTTPS, and others only where the operator names them.
 
-A name is resolved once. All its addresses are checked, and the connection goes to one that was: a name that changes
-between check and connection reaches nothing else.
+What creates a webhook looks at its form and at addresses that are written out: no name server delays or refuses it, or
+tells a customer which names there are inside. A name is resolved when a message is sent, once. All its addresses are
+checked, and the connection goes to one that was: a name that changes between check and connection reaches nothing else.
 """
 
 import asyncio
+import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import time
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
 import httpx
+from aiodns import DNSResolver
+from aiodns.error import DNSError
 
 from serve_app.domain.errors import InvalidParameter
 from serve_app.settings import Network
@@ -21,13 +24,17 @@ LONGEST_URL = 1_000
 PUBLIC_PORT = 443
 """Public receivers listen here, since it is the port that a cluster's network policy opens."""
 RESOLVE_S = 5.0
-RESOLVED_AT_ONCE = 16
+"""A name has this long to be resolved, and one that may not be reached is refused no sooner."""
+TRIES, FIRST_TRY_S = 5, 1.0
+"""Each try is twice as long, from 0.25 s on where the server was quick (c-ares): five last longer than `RESOLVE_S`."""
+NOT_FOUND = "url: no address that webhooks may go to was found for its host"
 CONNECTIONS_TRIED = 3
 """At most this many addresses of a name are connected to, one after the other."""
+_NAME = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}")
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
+"""A host whose last part is a number is an IPv4 address, however it is written (WHATWG's URL standard)."""
 
 Address = IPv4Address | IPv6Address
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a name for a port. Raises `OSError` where there are none."""
 
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _REFUSED: Sequence[Network] = [
@@ -62,41 +69,50 @@ class Target(NamedTuple):
 class Targets:
     """Checks the URLs of webhooks. `networks` may be reached although they are private, by HTTP too, at any port."""
 
-    def __init__(self, networks: Sequence[Network], *, resolve: Resolve | None = None) -> None:
+    def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
-        self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="webhook names")
-        self._resolve = resolve or self._ask_system
 
-    async def check(self, text: str, field: str = "url") -> Target:
-        """Return where a webhook goes. Raises `InvalidParameter`, which names `field`, for one that may not be."""
-        url = _read(text, field)
-        host, port = url.host, url.port or (80 if url.scheme == "http" else PUBLIC_PORT)
+    def check(self, text: str, field: str = "url") -> None:
+        """Raise `InvalidParameter`, which names `field`, for the URL of a webhook that may not be.
+
+        Where `networks` are named, any name may lead there, and is taken.
+        """
+        url, address = _read(text, field)
+        fault = "" if self._networks and address is None else self._fault(url, [address] if address else [])
+        if fault:
+            raise InvalidParameter(f"{field}: {fault}")
+
+    async def find(self, text: str, resolver: DNSResolver) -> Target:
+        """Return where a message goes. Raises `InvalidParameter`, by the same words after the same time for any name."""
+        url, address = _read(text, "url")
+        refused_at = time.monotonic() + RESOLVE_S
         try:
             async with asyncio.timeout(RESOLVE_S):
-                addresses = list(dict.fromkeys(await self._resolve(host, port)))
-        except (OSError, UnicodeError, TimeoutError):
+                addresses = [address] if address else await _resolved(url.raw_host.decode(), resolver)
+        except (DNSError, TimeoutError):
             addresses = []
-        if not addresses:
-            raise InvalidParameter(f"{field}: no address was found for its host")
-        found = [_parsed(address) for address in addresses]
-        if all(address is not None and self._is_named(address) for address in found):
-            return Target(url, addresses)
+        if addresses and not self._fault(url, addresses):
+            return Target(url, list(map(str, addresses)))
+        await asyncio.sleep(refused_at - time.monotonic())
+        raise InvalidParameter(NOT_FOUND)
+
+    def _fault(self, url: httpx.URL, addresses: Sequence[Address]) -> str:
+        """Return why no webhook may go to these addresses, of which there are none before a name is resolved."""
+        if addresses and all(map(self._is_named, addresses)):
+            return ""
         if url.scheme != "https":
-            raise InvalidParameter(f"{field}: must begin with https://")
-        if port != PUBLIC_PORT:
-            raise InvalidParameter(f"{field}: must be at port {PUBLIC_PORT}")
-        if not all(address is not None and is_public(address) for address in found):
-            raise InvalidParameter(f"{field}: must be at a public address")
-        return Target(url, addresses)
+            return "must begin with https://"
+        if url.port not in (None, PUBLIC_PORT):
+            return f"must be at port {PUBLIC_PORT}"
+        return "" if all(map(is_public, addresses)) else "must be at a public address"
 
     def _is_named(self, address: Address) -> bool:
         return any(address.version == network.version and address in network for network in self._networks)
 
-    async def _ask_system(self, host: str, port: int) -> Sequence[str]:
-        """Ask the machine's resolver, in threads of our own: a slow one holds up nothing else."""
-        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
-        return [str(row[4][0]) for row in rows]
+
+async def _resolved(name: str, resolver: DNSResolver) -> list[Address]:
+    found = await resolver.getaddrinfo(name, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ip_address(node.addr[0].decode()) for node in found.nodes))
 
 
 def is_public(address: Address) -> bool:
@@ -108,23 +124,31 @@ def is_public(address: Address) -> bool:
     return not any(address.version == network.version and address in network for network in _REFUSED)
 
 
-def _parsed(text: str) -> Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None
-
-
-def _read(text: str, field: str) -> httpx.URL:
-    """Parse a URL once: what is checked is what is connected to. Raises `InvalidParameter`."""
+def _read(text: str, field: str) -> tuple[httpx.URL, Address | None]:
+    """Parse a URL once, and the address that its host may be. Raises `InvalidParameter`."""
     if len(text) > LONGEST_URL or not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
         raise InvalidParameter(f"{field}: must be an address of at most {LONGEST_URL} visible ASCII characters")
     try:
         url = httpx.URL(text)
-    except (httpx.InvalidURL, ValueError, UnicodeError):
+        address = _address(url.raw_host.decode()) if url.host else None  # `host` decodes names in IDNA's form
+    except (httpx.InvalidURL, ValueError, OSError):
         raise InvalidParameter(f"{field}: must be an address like https://example.com/hook") from None
-    if url.scheme not in ("https", "http") or not url.host or url.port == 0:
+    if url.scheme not in ("https", "http") or not url.host or (url.port is not None and not 0 < url.port < 2**16):
         raise InvalidParameter(f"{field}: must be an address like https://example.com/hook")
     if url.userinfo or "@" in url.netloc.decode() or url.fragment:
         raise InvalidParameter(f"{field}: must be without a user, a password and a fragment")
-    return url
+    return url, address
+
+
+def _address(host: str) -> Address | None:
+    """Return the address that a host is, however it is written; None for a name. Raises `ValueError`, `OSError`."""
+    if ":" in host:
+        return ip_address(host)
+    host = host.removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost"):  # never another machine (RFC 6761)
+        return IPv4Address("127.0.0.1")
+    if _NUMBER.fullmatch(host):
+        return IPv4Address(socket.inet_aton(host))
+    if not _NAME.fullmatch(host):
+        raise ValueError(host)
+    return None

@@ -19,6 +19,7 @@ from serve_app.domain.jobs import Claim, Job, JobKind, Lease
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
 from tests.attack.raw import RATE_HEADERS
 from tests.composition import Resources, open_resources
 from tests.made_jobs import job_of
@@ -153,6 +154,14 @@ class TestService:
         """The id of a finished image of variant A."""
         job = await self.complete(await self.submit(member, **fields))
         return job.images[0].image_id
+
+    async def keep_digests_of_before(self, member: Member) -> list[dict[str, str]]:
+        """Leave of the account's idempotency keys what versions before November 2026 wrote; return what there was."""
+        redis, rows = self.resources.process.redis, list[dict[str, str]]()
+        async for name in redis.scan_iter(match=redis_key("idempotency", member.account.id, "*")):
+            rows.append(await redis.hgetall(name))
+            await redis.hdel(name, "given")
+        return rows
 
 
 @asynccontextmanager

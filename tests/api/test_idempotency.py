@@ -1,6 +1,7 @@
 """A retried POST: the same key and body answer with the first job; another body is a conflict."""
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, PROMPT_FIELD, Member, TestService, refused
+from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, LORA, PROMPT_FIELD, Member, TestService, refused
 from tests.made_jobs import generation_of
 
 A, B = Variant.A, Variant.B
@@ -107,6 +108,71 @@ async def test_an_upscale_can_be_retried_and_is_not_a_generation(service: TestSe
     assert again.json()["request_id"] == first.json()["request_id"]
     assert again.headers["idempotency-replayed"] == "true"
     assert (await post(service, member, A, "k1")).status_code == 409
+
+
+TOLD = "https://1.1.1.1/told"
+_JOB = "output_format=<ImageFormat.PNG: 'png'>, metadata={}, priority=<Priority.NORMAL: 'normal'>, start_within=None"
+_LORAS, _LORAS_BEFORE = f'"loras": [{{"id": "{LORA}"}}]', f"loras=(LoraUse(id='{LORA}', weight=0.75),)"
+_IMAGES = (
+    f"GenerationRequest({_JOB}, prompt='a lighthouse', {_LORAS_BEFORE}, base_model='', negative_prompt='', width=512, "
+    "height=512, guidance_scale=7.5, steps=30, sampler='', seeds=SEEDS, prompt_weights=False, image=None, "
+    "strength=0.8, mask=None)"
+)
+_WISH = {"prompt": "a lighthouse", "loras": [{"id": LORA}], "seed": 7, "webhook_url": TOLD}
+DIGESTED: dict[str, tuple[Variant, str, dict[str, Any], str, str]] = {
+    "A": (
+        A, "/v1/generate", BODY_A,
+        f'{{{_LORAS}, "prompt": "a lighthouse", "seeds": 1}}', f"1 {_IMAGES}".replace("SEEDS", "()"),
+    ),
+    "B": (
+        B, "/v1/generate", BODIES[B] | {"seed": 7},
+        f'{{{_LORAS}, "prompt": "a lighthouse", "seeds": [7]}}', _IMAGES.replace("SEEDS", "(7,)"),
+    ),
+    "upscale": (
+        A, "/v1/upscale", {"scale_factor": 4},
+        '{"image_id": "IMAGE", "scale_factor": 4}',
+        f"UpscaleRequest({_JOB}, image_id='IMAGE', scale_factor=4, source_uri='URI', "
+        "source_width=WIDTH, source_height=HEIGHT)",
+    ),
+    "wish": (
+        A, "/v1/jobs", _WISH,
+        f'{{{_LORAS}, "prompt": "a lighthouse", "seed": 7}}',
+        f"Wish(prompt='a lighthouse', seed=7, num_images=1, {_LORAS_BEFORE}, base_model=None, negative_prompt='', "
+        "width=None, height=None, steps=None, guidance_scale=None, sampler=None, prompt_weights=False, image_id=None, "
+        f"strength=None, mask_image_id=None, {_JOB})",
+    ),
+}  # fmt: skip
+"""What is digested of each kind of request, and what the version before November 2026 digested. No field that is added
+or renamed may change either: the repeat of a job that was accepted before an upgrade would be a conflict after it."""
+
+
+OTHERWISE = {"/v1/generate": {"seed": 9}, "/v1/upscale": {"scale_factor": 2}, "/v1/jobs": {"start_within": 9}}
+
+
+@pytest.mark.parametrize("kind", DIGESTED)
+async def test_a_repeat_stays_one_whichever_version_accepted_the_job(
+    service: TestService, member: Member, kind: str
+) -> None:
+    variant, path, body, given, before = DIGESTED[kind]
+    if kind == "upscale":
+        image = (await service.complete(await service.submit(member))).images[0]
+        body = body | {"image_id": image.image_id}
+        given, before = (text.replace("IMAGE", image.image_id) for text in (given, before))
+        before = before.replace("URI", image.image_uri)
+        before = before.replace("WIDTH", str(image.width)).replace("HEIGHT", str(image.height))
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (given, before)]
+    if kind == "wish":
+        digests = [hashlib.sha256(f"{digest} {TOLD}".encode()).hexdigest() for digest in digests]
+    first, written = await post(service, member, variant, "k1", body, path), list[dict[str, str]]()
+    for _ in ("by this version", "by the one before"):
+        again = await post(service, member, variant, "k1", body, path)
+        assert (again.headers.get("idempotency-replayed"), again.headers["location"]) == (
+            "true", first.headers["location"],
+        ), again.text  # fmt: skip
+        other = await post(service, member, variant, "k1", body | OTHERWISE[path], path)
+        assert other.status_code == 409
+        written += await service.keep_digests_of_before(member)
+    assert [written[0]["given"], written[0]["body"]] == digests
 
 
 async def test_keys_are_the_account_s_own(service: TestService, member: Member) -> None:

@@ -116,6 +116,24 @@ async def test_a_listener_is_told_at_once_and_goes_on_at_another_ingress_without
             assert [each.name async for each in told] == ["snapshot", "end"]
 
 
+async def test_each_block_is_an_event_and_silence_is_filled_by_lines_of_their_own(
+    service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers such as httpx-sse take each empty line for the end of an event, whose data they then read as JSON."""
+    monkeypatch.setattr(events, "HEARTBEAT_S", SHORT_S)
+    job_id = await service.submit(member)
+    path = f"/v1/jobs/{job_id}/events"
+    async with ingress(service) as first, first.client.stream("GET", path, headers=member.a) as response:
+        lines = response.aiter_lines()
+        told = [await anext(lines) for _ in range(7)]
+        assert [line.partition(":")[0] for line in told[:5]] == ["retry", "event", "id", "data", ""]
+        assert told[5:] == [":", ":"]
+        resumed = member.a | {"Last-Event-ID": told[2].removeprefix("id: ")}
+        async with first.client.stream("GET", path, headers=resumed) as again:
+            lines = again.aiter_lines()
+            assert [await anext(lines) for _ in range(3)] == ["retry: 1000", ":", ":"]
+
+
 async def test_a_drain_lets_everybody_go_and_the_end_comes_from_the_next_ingress(
     service: TestService, member: Member
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -67,9 +68,13 @@ async def test_an_uploaded_lora_is_at_once_one_of_both_interfaces_and_uploaded_o
         True,
         OUTLINE.stat().st_size,
     )
-    again = await post(service, once, said, file=OUTLINE.read_bytes())
-    assert (again.status_code, again.headers["idempotency-replayed"], again.json()) == (201, "true", lora)
-    refused(await post(service, once, SAID, file=OUTLINE.read_bytes()), 409, "idempotency_conflict")
+    for _ in ("by this version", "by the one before"):
+        again = await post(service, once, said, file=OUTLINE.read_bytes())
+        assert (again.status_code, again.headers["idempotency-replayed"], again.json()) == (201, "true", lora)
+        refused(await post(service, once, SAID, file=OUTLINE.read_bytes()), 409, "idempotency_conflict")
+        (written,) = await service.keep_digests_of_before(member)
+    before = json.dumps([said | {"trigger_words": lora["trigger_words"]}, lora["sha256"]], sort_keys=True)
+    assert written["body"] == hashlib.sha256(before.encode()).hexdigest()
     same = await post(service, member.b, SAID, file=OUTLINE.read_bytes())
     assert (same.status_code, same.json()) == (200, lora)
     models = (await service.client.get("/v1/models", headers=member.b)).json()["models"]

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 from PIL import Image
 
+from serve_app.api.openai import routes
 from serve_app.domain.jobs import Claim, Job, JobState
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse
 from serve_app.jobs.previews import Preview
@@ -202,15 +203,16 @@ async def test_a_caller_that_hangs_up_cancels_its_job(caller: Caller) -> None:
     await caller.all_are(*[JobState.CANCELED] * 3)
 
 
-async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller) -> None:
+async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     caller.live.outcome = "leave"
     key = {"Idempotency-Key": "order-4711"}
     with pytest.raises(openai.APITimeoutError):
         caller.openai.with_options(timeout=0.5).images.generate(prompt="a boat", extra_headers=key)
     await caller.all_are(JobState.CANCELED)
     caller.live.outcome = "complete"
-    first, again = (caller.openai.images.generate(prompt="a boat", extra_headers=key) for _ in range(2))
-    assert first.data == again.data
+    first = caller.openai.images.generate(prompt="a boat", extra_headers=key)
+    monkeypatch.setattr(routes, "LONGEST_START_S", 600)  # a number of ours, which the caller has not given
+    assert caller.openai.images.generate(prompt="a boat", extra_headers=key).data == first.data
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):
         caller.openai.images.generate(prompt="a ship", extra_headers=key)

@@ -14,6 +14,7 @@ import yaml
 from nbclient import NotebookClient
 from PIL import Image as PilImage
 
+from serve_app.api.jobs import events as job_events
 from serve_app.client import (
     AsyncClient,
     Client,
@@ -291,7 +292,10 @@ def test_the_plans_next_window_is_waited_for_without_asking_meanwhile(
         assert len(posts) == 7 + 2, "one try too many in each of the first two windows"
 
 
-def test_events_tell_each_change_and_end_with_the_job(live: Live, client: Client) -> None:
+def test_events_tell_each_change_and_end_with_the_job(
+    live: Live, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_events, "HEARTBEAT_S", 0.1)  # no silence is as long as the shorter of the two timeouts
     live.outcome = "leave"
     job = client.generate(PROMPT, lora_id=LORA)
     events = job.events(timeout=20)

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from serve_app.domain.digests import Digests
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, LoraUse, image_seeds
 from serve_app.jobs.queue import JobQueue
@@ -87,7 +88,7 @@ class Environment:
                 group=adapter.sha256 if adapter else "",
                 lora_id=adapter_id,
                 idempotency_key=key,
-                body_sha256="body",
+                body=Digests("body"),
             )
         )
         self.acknowledged.note(account, acceptance.job.id, may_end_as=may_end_as)

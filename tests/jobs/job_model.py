@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import eq
 from typing import Any, TypeVar
 
+from serve_app.domain.digests import Digests
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import FailureCode, Forbidden, IdempotencyConflict, QueueFull
 from serve_app.domain.jobs import (
@@ -371,7 +372,7 @@ class JobModel:
                 request=request,
                 group=job.group,
                 idempotency_key=idempotency_key,
-                body_sha256=body,
+                body=Digests(body),
                 queue_share=queue_share,
                 rate_token=job.rate_token,
                 plan="basic",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.domain.digests import Digests
 from serve_app.domain.durations import Position, from_epoch_ms
 from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull, StoreUnavailable
 from serve_app.domain.jobs import (
@@ -83,12 +84,12 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
 
 
 async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant(resources: Resources) -> None:
-    first = await resources.queue.accept(new_job(idempotency_key="k", body_sha256="one"))
+    first = await resources.queue.accept(new_job(idempotency_key="k", body=Digests("one")))
     with pytest.raises(IdempotencyConflict):
-        await resources.queue.accept(new_job(idempotency_key="k", body_sha256="two"))
-    other = await resources.queue.accept(new_job(idempotency_key="k", body_sha256="two", variant=Variant.B))
+        await resources.queue.accept(new_job(idempotency_key="k", body=Digests("two")))
+    other = await resources.queue.accept(new_job(idempotency_key="k", body=Digests("two"), variant=Variant.B))
     assert other.job.id != first.job.id
-    empty = await resources.queue.accept(new_job(idempotency_key="", body_sha256="two"))
+    empty = await resources.queue.accept(new_job(idempotency_key="", body=Digests("two")))
     assert not empty.replayed
 
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiodns import DNSResolver
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from deployments.node_certificate import new_authority, write_certificate
@@ -18,6 +20,7 @@ from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.operations.housekeeping import reap_forever
+from serve_app.webhooks import targets
 from serve_app.webhooks.delivery import WebhookDelivery, pause_after
 from serve_app.webhooks.targets import Targets, is_public
 from tests.api.app import Member, TestService, open_service, refused
@@ -25,9 +28,10 @@ from tests.composition import Resources
 from tests.faults.clock import by_the_callers_clock
 from tests.made_jobs import ACCOUNT, accept
 from tests.support import end_tasks, wait_until
+from tests.webhooks.names import naming
 from tests.webhooks.receiver import receiving
 
-LOOPBACK = ip_network("127.0.0.0/8")
+LOOPBACK = ("127.0.0.0/8",)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tes
     """A service whose housekeeper runs."""
     folder = tmp_path_factory.mktemp("webhooks")
     public = "https://images.example"
-    async with open_service(folder, webhook_networks=("127.0.0.0/8",), public_url=public) as opened:
+    async with open_service(folder, webhook_networks=LOOPBACK, public_url=public) as opened:
         task = asyncio.create_task(reap_forever(opened.resources.for_housekeeping))
         yield opened
         await end_tasks([task])
@@ -157,14 +161,16 @@ async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service
             (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
             assert shown["status"] == endpoint_status
         assert not receiver.of("/elsewhere")
-        assert (await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a)).status_code == 204
-        refused(await service.client.delete(f"/v1/webhooks/{endpoint}", headers=member.a), 404, "not_found")
+        path, (row, *_) = f"/v1/webhooks/{endpoint}", await _deliveries(service, member, endpoint)
+        assert (await service.client.delete(path, headers=member.a)).status_code == 204
+        for method, rest in (("DELETE", ""), ("GET", "/deliveries"), ("POST", f"/deliveries/{row['id']}/redeliver")):
+            refused(await service.client.request(method, path + rest, headers=member.a), 404, "not_found")
 
 
 async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_made_again_with_its_id(
     tmp_path: Path,
 ) -> None:
-    async with open_service(tmp_path, webhook_networks=("127.0.0.0/8",)) as service, receiving() as receiver:
+    async with open_service(tmp_path, webhook_networks=LOOPBACK) as service, receiving() as receiver:
         receiver.is_silent = True
         member = await service.member()
         await _create(service, member, receiver.url())
@@ -181,17 +187,38 @@ async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_m
         assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
 
 
-async def test_an_account_with_slow_receivers_delays_no_other(service: TestService, member: Member) -> None:
-    other = await service.member()
-    async with receiving(is_silent=True) as slow, receiving() as quick:
-        for _ in range(20):
-            job_id = await accept(service.resources, member.account.id, webhook=slow.url())
-            await service.resources.queue.cancel(job_id, account_id=member.account.id)
-        await wait_until(lambda: len(slow.got) >= 8)
-        job_id = await accept(service.resources, other.account.id, webhook=quick.url())
-        await service.resources.queue.cancel(job_id, account_id=other.account.id)
+@pytest.mark.parametrize("slow", ["receivers", "names"])
+async def test_an_account_with_slow_receivers_or_silent_names_delays_no_other(
+    tmp_path: Path, slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "RESOLVE_S", 15.0)
+    names = {"slow.example": ["127.0.0.1"], "quick.example": ["127.0.0.1"]}
+    async with (
+        open_service(tmp_path, webhook_networks=LOOPBACK) as service,
+        receiving(is_silent=True) as silent,
+        receiving() as quick,
+        naming(names) as server,
+        _delivering(_delivery(service.resources, nameservers=[server.address])),
+    ):
+
+        async def end_jobs(account_id: str, *urls: str) -> None:
+            for url in urls:
+                job_id = await accept(service.resources, account_id, webhook=url)
+                await service.resources.queue.cancel(job_id, account_id=account_id)
+
+        def held() -> set[str]:
+            return {path for path, *_ in silent.got} | {name for name in server.asked if name.endswith(".silent")}
+
+        urls = [silent.url(f"/{i}", host="slow.example") for i in range(20)]
+        if slow == "names":
+            urls = [silent.url(host=f"{i}.silent") for i in range(20)]
+        await end_jobs("acct_slow", urls[0])
+        await wait_until(held)  # one place is taken when all others are asked for
+        await end_jobs("acct_slow", *urls[1:])
+        await wait_until(lambda: len(held()) >= 8)
+        await end_jobs("acct_quick", quick.url(host="quick.example"))
         await wait_until(lambda: quick.got, timeout=5)
-        assert len(slow.got) < 16
+        assert len(held()) == 8
 
 
 HOSTILE = [
@@ -247,72 +274,116 @@ HOSTILE = [
     "https://[ff02::1]/",
     "https://[::7f00:1]/",
     "https://[fec0::1]/",
-    "https://no-such-name.invalid/",
+    "https://127.0.0.1./",
+    "https://0x7f.1/",
+    "https://hooks.localhost/",
+    "https://08.1.1.1/",
+    "https://1.1.1.1.1/",
+    "https://xn--/",
+    "https://xn--a/",
+    "https://xn--0.com/",
+    "https://%31.1.1.1/",
+    "https://a..example/",
+    f"https://{'a' * 64}.example/",
+    "https://hooks.example:99999/",
+    "https://1.1.1.1/\tx",
+    "https://1.1.1.1/ x",
+    "https://exämple.com/",
+    "https://1.1.1.1/" + "x" * 999,
 ]
 
 
 async def test_hostile_targets_are_refused_when_they_are_made_and_when_they_are_delivered_to(
-    service: TestService, member: Member
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(HOSTILE) >= 40
+    monkeypatch.setattr(targets, "RESOLVE_S", 0.0)
     nowhere = Targets([])
-    for url in [
-        *HOSTILE,
-        "https://1.1.1.1/ x",
-        "https://1.1.1.1/\t",
-        "https://exämple.com/",
-        "https://1.1.1.1/" + "x" * 999,
-    ]:
-        with pytest.raises(InvalidParameter):
-            await nowhere.check(url, url)
-    assert (await nowhere.check("https://1.1.1.1/x?y=1")).addresses == ["1.1.1.1"]
+    async with open_service(tmp_path) as service, DNSResolver(["127.0.0.1:9"]) as resolver:
+        member = await service.member()
+        for url in [*HOSTILE, "http://hooks.example/", "https://hooks.example:8443/"]:
+            asked = {"prompt": "a boat", "webhook_url": url}
+            for path, body in (("webhooks", {"url": url}), ("jobs", asked)):
+                answer = await service.client.post(f"/v1/{path}", json=body, headers=member.a)
+                refused(answer, 400, "invalid_parameter", "url: ")
+            with pytest.raises(InvalidParameter):
+                await nowhere.find(url, resolver)
+        assert (await nowhere.find("https://1.1.1.1/x?y=1", resolver)).addresses == ["1.1.1.1"]
+        assert (await nowhere.find("https://1.1/", resolver)).addresses == ["1.0.0.1"]
     assert is_public(ip_address("2606:4700:4700::1111"))
-    for url in ("http://10.0.0.1/", "https://169.254.169.254/"):
-        for path, asked in (("webhooks", {"url": url}), ("jobs", {"prompt": "a boat", "webhook_url": url})):
-            answer = await service.client.post(f"/v1/{path}", json=asked, headers=member.a)
-            refused(answer, 400, "invalid_parameter", "url: must")
 
 
 async def test_a_name_is_resolved_once_for_each_attempt_and_every_address_of_it_is_checked(tmp_path: Path) -> None:
-    answers: list[Sequence[str]] = [["127.0.0.1"], ["127.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1"]]
-    asked: list[str] = []
-
-    async def resolve(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return answers[len(asked) - 1]
-
-    async with open_service(tmp_path) as service, receiving() as receiver:
-        targets = Targets([LOOPBACK], resolve=resolve)
+    names = {"hooks.example": ["127.0.0.1"]}
+    async with (
+        open_service(tmp_path, webhook_networks=LOOPBACK) as service,
+        receiving() as receiver,
+        naming(names) as server,
+    ):
         member, resources = await service.member(), service.resources
-        resources.webhooks.targets = targets
         await _create(service, member, receiver.url(host="hooks.example"))
 
         async def end_and_deliver(is_done: Callable[[], object]) -> None:
             job_id = await accept(resources, member.account.id)
             await resources.queue.cancel(job_id, account_id=member.account.id)
-            async with _delivering(_delivery(resources, targets=targets)):
+            async with _delivering(_delivery(resources, nameservers=[server.address])):
                 await wait_until(is_done)
 
         await end_and_deliver(lambda: receiver.got)
         assert receiver.got[0][1]["host"] == f"hooks.example:{receiver.port}"
-        assert asked == ["hooks.example"] * 2
-        await end_and_deliver(lambda: len(asked) == 3)
-        await end_and_deliver(lambda: len(asked) == 4)
+        for number, addresses in enumerate((["127.0.0.1", "10.0.0.1"], ["10.0.0.1"]), 2):
+            names["hooks.example"] = addresses
+            await end_and_deliver(lambda number=number: len(server.asked) == number)
         assert len(receiver.got) == 1
+
+
+async def test_a_name_is_taken_unresolved_and_what_is_behind_it_is_told_by_no_word_and_no_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "RESOLVE_S", 0.3)
+    names = {"inside.example": ["10.0.0.1"], "rebound.example": ["1.1.1.1", "10.0.0.1"]}
+    hosts = [*names, "absent.example", "never.silent"]
+    async with open_service(tmp_path) as service, naming(names) as server:
+        member = await service.member()
+        for host in hosts:
+            asked = {"prompt": "a boat", "webhook_url": f"https://{host}/"}
+            headers = member.a | {"Idempotency-Key": host}
+            for is_again in (False, True):
+                answer = await service.client.post("/v1/jobs", json=asked, headers=headers)
+                assert (answer.status_code, "idempotency-replayed" in answer.headers) == (202, is_again), answer.text
+            await service.client.post(f"/v1/jobs/{answer.json()['id']}/cancel", headers=member.a)
+        await _create(service, member, "https://absent.example/")
+
+        async def told() -> list[dict[str, Any]]:
+            return [row for row in await _deliveries(service, member, "jobs") if "error" in row]
+
+        async def are_all_told() -> bool:
+            return len(await told()) == len(hosts)
+
+        async with _delivering(_delivery(service.resources, nameservers=[server.address])):
+            await wait_until(are_all_told)
+        assert {(row["error"], row["status"]) for row in await told()} == {(targets.NOT_FOUND, "waiting")}
+        async with DNSResolver([server.address]) as resolver:
+            for host in hosts:
+                began = time.monotonic()
+                with pytest.raises(InvalidParameter):
+                    await Targets([]).find(f"https://{host}/", resolver)
+                assert time.monotonic() - began >= 0.3, host
 
 
 async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resolve(host: str, port: int) -> Sequence[str]:
-        return ["127.0.0.1"]
-
     files, tls = write_certificate(new_authority(), tmp_path, "hooks.example"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(files["RAY_TLS_SERVER_CERT"], files["RAY_TLS_SERVER_KEY"])
     monkeypatch.setenv("SSL_CERT_FILE", files["RAY_TLS_CA_CERT"])
-    async with open_service(tmp_path / "service") as service, receiving(tls=tls) as receiver:
+    names: dict[str, list[str]] = {f"{name}.example": ["127.0.0.1"] for name in ("hooks", "other")}
+    async with (
+        open_service(tmp_path / "service", webhook_networks=LOOPBACK) as service,
+        receiving(tls=tls) as receiver,
+        naming(names) as server,
+    ):
         resources = service.resources
-        for name in ("hooks.example", "other.example"):
+        for name in names:
             job_id = await accept(resources, webhook=receiver.url(f"/{name}", host=name))
             await resources.queue.cancel(job_id, account_id=None)
 
@@ -323,7 +394,7 @@ async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_c
         async def are_settled() -> bool:
             return len(await errors()) == 2
 
-        async with _delivering(_delivery(resources, targets=Targets([LOOPBACK], resolve=resolve))):
+        async with _delivering(_delivery(resources, nameservers=[server.address])):
             await wait_until(are_settled)
         assert [path for path, *_ in receiver.got] == ["/hooks.example"]
         assert await errors() == ["", "no connection, or none that speaks HTTP (ConnectError)"]
@@ -344,7 +415,9 @@ async def test_a_key_that_may_not_read_every_job_makes_no_webhook(service: TestS
     await _create(service, member, "https://1.1.1.1/")
     stranger = await service.member()
     (shown,) = (await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]
-    refused(await service.client.delete(f"/v1/webhooks/{shown['id']}", headers=stranger.a), 404, "not_found")
+    for method, rest in (("DELETE", ""), ("GET", "/deliveries")):
+        path = f"/v1/webhooks/{shown['id']}{rest}"
+        refused(await service.client.request(method, path, headers=stranger.a), 404, "not_found")
     assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["webhook_added"]
 
 

@@ -234,7 +234,7 @@ async def create_job(
 ) -> Response:
     parts, headers = jobs_of(request), dict[str, str]()
     if body.webhook_url is not None:
-        await parts.webhooks.targets.check(body.webhook_url, "webhook_url")
+        parts.webhooks.targets.check(body.webhook_url, "webhook_url")
         call = replace(call, webhook=body.webhook_url)
     if isinstance(body, UpscaleWish):
         acceptance = await parts.submission.upscale(

@@ -149,7 +149,7 @@ class EventStream(Response):
         job, sent_at, checked_at = self._job, 0.0, time.monotonic()
         seen = self._seen or Seen(job.state, job.attempt, job.progress)
         snapshot = event("snapshot", seen.id, self._record(job)) if self._seen is None else b""
-        await send_now(b"retry: %d\n\n%b" % (RECONNECT_MS, snapshot))
+        await send_now(b"retry: %d\n%b" % (RECONNECT_MS, snapshot))  # a line of the first event, whichever
         while not (job.state.is_terminal or watch.is_over):
             look = await watch.next(min(CHECK_EVERY_S, HEARTBEAT_S))
             if look is not None and look.has_ended:
@@ -162,7 +162,7 @@ class EventStream(Response):
                 await send_now(content)
             now = time.monotonic()
             if now - sent_at > HEARTBEAT_S - CHECK_EVERY_S:
-                await send_now(b":\n\n")
+                await send_now(b":\n")  # and no empty line, which some readers take for the end of an event
             if now - checked_at >= CHECK_EVERY_S:
                 checked_at = now
                 if not await still_reads(self._request):

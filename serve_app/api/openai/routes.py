@@ -89,7 +89,7 @@ async def edit(request: Request, caller: CallerDep, idempotency_key: Idempotency
 async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
     """Answer once the job of a wish has ended, or by a stream."""
     name = "image_generation" if wish.image_id is None else "image_edit"
-    states = _states(request, caller, wish, call)
+    states = _states(request, caller, wish, replace(call, start_within=LONGEST_START_S))
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
@@ -210,7 +210,6 @@ async def _wish(request: Request, caller: Caller, body: ImagesRequest) -> Wish:
         width=width,
         height=height,
         output_format=ImageFormat(body.output_format or "png"),
-        start_within=LONGEST_START_S,
     )
 
 

@@ -49,7 +49,10 @@ class NewWebhook(RequestBody):
 
     url: Annotated[
         Annotated[str, line(1, LONGEST_URL)],
-        Field(description="An HTTPS address at port 443 of the public internet; redirects are not followed."),
+        Field(
+            description="An HTTPS address at port 443 of the public internet, whose name is "
+            "looked up when a message is sent; redirects are not followed."
+        ),
     ]
 
 

@@ -1,5 +1,5 @@
 -- include queue
--- args: new, idempotency_digest, body_digest, idempotency_ms:number
+-- args: new, idempotency_digest, given_digest, body_digest, idempotency_ms:number
 -- args: variant, account, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
@@ -120,9 +120,10 @@ if not may_use_all(new.loras) then return {'forbidden', {}, {}} end
 
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 if idempotency_digest ~= '' then
-  local previous = redis.call('HMGET', idempotency_key, 'job', 'body')
+  local previous = redis.call('HMGET', idempotency_key, 'job', 'given', 'body')
   if previous[1] and redis.call('EXISTS', K('job:' .. previous[1])) == 1 then
-    if previous[2] ~= body_digest then return {'conflict', {}, {}} end
+    local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
+    if not is_repeat then return {'conflict', {}, {}} end
     return {'replay', snapshot(read_job(previous[1])), lora_facts(new.loras)}
   end
 end
@@ -133,7 +134,7 @@ if full then return {full, {}, {}} end
 new.idempotency = idempotency_digest -- kept, so that deleting the job deletes its idempotency key
 local job = write_job(new)
 if idempotency_digest ~= '' then
-  redis.call('HSET', idempotency_key, 'job', new.id, 'body', body_digest)
+  redis.call('HSET', idempotency_key, 'job', new.id, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
 return {'ok', snapshot(job), lora_facts(new.loras)}

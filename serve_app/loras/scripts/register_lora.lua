@@ -1,7 +1,7 @@
 -- include permission
 -- include lora
 -- args: lora, order, record, asks:flag, max_loras:number, max_bytes:number
--- args: idempotency_digest, body_digest, idempotency_ms:number
+-- args: idempotency_digest, given_digest, body_digest, idempotency_ms:number
 -- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing. With
 -- `asks` nothing is written: the answer says whether it would be added. With `max_loras` the owner has a quota, and may
 -- have the same weights for a base model once. Returns {status, id}: added, taken (the id is in use), replayed (an
@@ -13,9 +13,10 @@ if held then return {held == 'registered' and 'added' or 'taken', lora} end
 local new = cjson.decode(record)
 local idempotency_key = K('idempotency:' .. new.owner .. ':loras:' .. idempotency_digest)
 if idempotency_digest ~= '' then
-  local previous = redis.call('HMGET', idempotency_key, 'lora', 'body')
+  local previous = redis.call('HMGET', idempotency_key, 'lora', 'given', 'body')
   if previous[1] and redis.call('EXISTS', K('lora:' .. previous[1])) == 1 then
-    return {previous[2] == body_digest and 'replayed' or 'conflict', previous[1]}
+    local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
+    return {is_repeat and 'replayed' or 'conflict', previous[1]}
   end
 end
 
@@ -33,7 +34,7 @@ if asks then return {'added', lora} end
 
 write_lora(lora, order, new)
 if idempotency_digest ~= '' then
-  redis.call('HSET', idempotency_key, 'lora', lora, 'body', body_digest)
+  redis.call('HSET', idempotency_key, 'lora', lora, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
 return {'added', lora}

@@ -1,15 +1,18 @@
 -- include jobs/webhooks
--- args: limit:number, per_account:number, lease_ms:number, busy:list
--- claim_deliveries: hands out deliveries that are due, those of accounts whose have waited longest first, of each at most
--- `per_account` and none of the `busy` accounts. Each is due again after `lease_ms`, unless it has been settled: one whose
--- housekeeper died is made once more.
+-- args: limit:number, per_account:number, lease_ms:number, under_way:list
+-- claim_deliveries: hands out deliveries that are due, those of accounts whose have waited longest first. An account has
+-- `per_account` places; of those `under_way` names, each as '<account> <count>', so many are taken. Each delivery is due
+-- again after `lease_ms`, unless it has been settled: one whose housekeeper died is made once more.
 -- Returns {{account, endpoint, message, delivery, the endpoint's record}, ...}.
 local ACCOUNTS = 1000 -- accounts that one call looks at
-local is_busy, found = {}, {}
-for _, account in ipairs(busy) do is_busy[account] = true end
+local taken, found = {}, {}
+for _, each in ipairs(under_way) do
+  local account, count = string.match(each, '^(.*) (%d+)$')
+  taken[account] = tonumber(count)
+end
 
-local function claim_of(account)
-  local due, most = K('webhook_due:' .. account), math.min(per_account, limit - #found)
+local function claim_of(account, most)
+  local due = K('webhook_due:' .. account)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
     local endpoint, message = string.match(name, '^([^:]*):(.*)$')
     local delivery = delivery_of(account, endpoint, message)
@@ -32,6 +35,7 @@ end
 
 for _, account in ipairs(redis.call('ZRANGEBYSCORE', K('webhooks_due'), '-inf', now, 'LIMIT', 0, ACCOUNTS)) do
   if #found >= limit then break end
-  if not is_busy[account] then claim_of(account) end
+  local free = per_account - (taken[account] or 0)
+  if free > 0 then claim_of(account, math.min(free, limit - #found)) end
 end
 return found
