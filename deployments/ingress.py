@@ -29,6 +29,7 @@ from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, group_of_pool, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import allow_connections, freeze_startup_objects
 from serve_app.settings import Settings
+from serve_app.store.loop_watch import watch_loop
 from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class Ingress:
             operations=operations,
             requests_waiting=requests_waiting,
         )
+        self._stack.callback(watch_loop(process.measures))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: gives the app that the replica has built, so that nothing of it is pickled."""
