@@ -15,6 +15,7 @@ from deployments.requirements import require_shared
 from serve_app.api.jobs.schemas import job_record
 from serve_app.operations.housekeeping import Housekeeping, reap_forever
 from serve_app.settings import Settings
+from serve_app.store.loop_watch import watch_loop
 from serve_app.store.process import open_process
 
 
@@ -38,6 +39,7 @@ class Housekeeper:
         sweeping = asyncio.create_task(parts.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
         self._reaping = asyncio.create_task(reap_forever(parts, every=timedelta(seconds=args.every_s)))
+        self._stack.callback(watch_loop(process.measures))
         await until_generators_have_run()
 
     async def check_health(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,13 +12,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.config import GENERATOR
-from deployments.nodes import check_running_nodes
+from deployments.nodes import check_machines
 from deployments.proxy import proxy_secret
 from deployments.ray_internals import (
     at_drain,
     configure_replica_log,
     has_haproxy,
     least_replicas,
+    off_the_loop,
     on_several_machines,
     prepare_replica,
 )
@@ -29,6 +31,7 @@ from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, group_of_pool, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import allow_connections, freeze_startup_objects
 from serve_app.settings import Settings
+from serve_app.store.loop_watch import watch_loop
 from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,10 @@ class Hints:
         self._wanted: set[str] = set()
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
+    async def prepare(self) -> None:
+        """Make the routers while Serve's controller answers, so that hints are given while it is silent, too."""
+        await asyncio.gather(*(_try(self._routed(pool)) for pool in [*self._handles]))
+
     async def __call__(self, pool: str, job_id: str) -> None:
         """Return at once. One hint per pool at a time is enough: it says "look", not what to take."""
         self._wanted.add(pool)
@@ -61,23 +68,33 @@ class Hints:
         try:
             while pool in self._wanted:
                 self._wanted.discard(pool)
-                await self._send(pool)
+                await _try(self._hint(pool))
                 await asyncio.sleep(HINT_EVERY_S)
         finally:
             del self._under_way[pool]
 
-    async def _send(self, pool: str) -> None:
-        try:
-            async with asyncio.timeout(HINT_TIMEOUT_S):
-                await self._handle(pool).hint.remote()
-        except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
-            log.debug("no hint given: %r", error)
+    async def _hint(self, pool: str) -> None:
+        await (await self._routed(pool)).hint.remote()
 
-    def _handle(self, pool: str) -> DeploymentHandle[Any]:
-        """Return the pool's handle; one of an application that is not there waits until it is."""
+    async def _routed(self, pool: str) -> DeploymentHandle[Any]:
+        """Return the pool's handle with Serve's router; one of an application that is not there waits until it is.
+
+        Its first use makes the router, for which Serve asks its controller and waits without a limit.
+        """
         if pool not in self._handles:
             self._handles[pool] = DeploymentHandle(GENERATOR, group_of_pool(pool))
-        return self._handles[pool]
+        handle = self._handles[pool]
+        if not handle.is_initialized:
+            await off_the_loop(lambda: handle.hint)
+        return handle
+
+
+async def _try(hint: Awaitable[object]) -> None:
+    try:
+        async with asyncio.timeout(HINT_TIMEOUT_S):
+            await hint
+    except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
+        log.debug("no hint given: %r", error)
 
 
 class KeptWorkers:
@@ -150,11 +167,11 @@ class Ingress:
         process = await self._stack.enter_async_context(open_process(settings))
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts, max_rank=max_rank)
-        jobs = JobParts(process, accounts, loras, hint=Hints(handles))
+        hints = Hints(handles)
+        await hints.prepare()
+        jobs = JobParts(process, accounts, loras, hint=hints)
         at_drain(jobs.waits.end_all)
-        operations = OperationParts(
-            process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_running_nodes
-        )
+        operations = OperationParts(process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_machines)
         await loras.applied_catalog.apply_file_once()
         sweeping = asyncio.create_task(loras.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
@@ -166,6 +183,7 @@ class Ingress:
             operations=operations,
             requests_waiting=requests_waiting,
         )
+        self._stack.callback(watch_loop(process.measures))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: gives the app that the replica has built, so that nothing of it is pickled."""

@@ -1,5 +1,6 @@
 """Asks every node of a Ray cluster what its replicas would run with, and compares the answers."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.pools import Pool, ReplicaDemand, fits_alone
-from deployments.ray_internals import is_spread, serve_controller
+from deployments.ray_internals import is_spread, off_the_loop, serve_controller
 from deployments.requirements import SECRETS, Secret, of_one_machine
 from serve_app.operations.checks import Check, fail, ok, warn
 from serve_app.operations.fingerprints import differences, fingerprints
@@ -66,6 +67,15 @@ def node_pool(node: Mapping[str, Any]) -> Pool:
         cpus=resources.get("CPU", 0),
         resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
     )
+
+
+async def check_machines() -> list[Check]:
+    """Check the nodes from a replica, for as long as they may take to answer."""
+    try:
+        async with asyncio.timeout(ANSWER_LIMIT_S + CONTROLLER_LIMIT_S):
+            return await off_the_loop(check_running_nodes)
+    except TimeoutError:
+        return [fail("cluster nodes", "Ray does not answer", "look at the head node's logs")]
 
 
 def check_running_nodes() -> list[Check]:

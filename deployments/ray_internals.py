@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from deployments.config import GENERATOR
 from deployments.proxy import missing_variables
@@ -17,6 +18,8 @@ from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.log import configure_logging
 from serve_app.settings import Settings
+
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -146,6 +149,15 @@ def is_spread() -> bool:
     return location == ProxyLocation.EveryNode
 
 
+_RAY_THREADS = ThreadPoolExecutor(1, thread_name_prefix="Ray")
+"""While Ray's head is silent one call waits in this thread; those whose callers give up meanwhile are never made."""
+
+
+async def off_the_loop(call: Callable[[], T]) -> T:
+    """Make a blocking call of Ray's in that thread; the caller limits its own wait."""
+    return await asyncio.get_running_loop().run_in_executor(_RAY_THREADS, call)
+
+
 async def least_replicas(deployment: str, application: str) -> int | None:
     """Return how many replicas Serve keeps of a deployment without any work; None where it has no such deployment.
 
@@ -154,7 +166,7 @@ async def least_replicas(deployment: str, application: str) -> int | None:
     """
     common: Any = import_module("ray.serve._private.common")
     name = common.DeploymentID(name=deployment, app_name=application)
-    config: Any = await serve_controller().get_deployment_config.remote(name)
+    config: Any = await (await off_the_loop(serve_controller)).get_deployment_config.remote(name)
     if config is None:
         return None
     bounds = config.autoscaling_config

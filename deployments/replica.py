@@ -17,6 +17,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.settings import Settings
+from serve_app.store.loop_watch import watch_loop
 from serve_app.store.process import Process, open_process
 from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
@@ -65,6 +66,7 @@ class WorkReplica:
         executor = await noting_start(pool, status, set_up(process, parts), self._progress)
         worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
+        self._stack.callback(watch_loop(process.measures))
         self._worker = worker
         await asyncio.to_thread(note_run, pool)
 

@@ -1,6 +1,6 @@
 """The parts of the service that the API, the pages and the commands use, composed by concern."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from serve_app.accounts.accounts import AccountStore, UserStore
 from serve_app.accounts.api_keys import ApiKeyStore
@@ -161,12 +161,12 @@ class OperationParts:
         jobs: JobParts,
         *,
         keeps_worker: KeepsWorker = never,
-        check_machines: Callable[[], list[Check]] | None = None,
+        check_machines: Callable[[], Awaitable[list[Check]]] | None = None,
     ) -> None:
         """Compose the parts.
 
-        `check_machines` asks every machine of the deployment what the doctor compares, and blocks. It is None where
-        there is only this one.
+        `check_machines` asks every machine of the deployment what the doctor compares. It is None where there is only
+        this one.
         """
         redis = process.redis
         self.operators = OperatorStore(redis)

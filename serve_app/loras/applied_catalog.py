@@ -105,7 +105,7 @@ class CatalogFollower:
 
     async def look(self) -> None:
         """Apply the file unless it is the one that was applied. Raises `StoreUnavailable`: look again."""
-        version = _version(self._file)
+        version = await asyncio.to_thread(_version, self._file)
         if version == self._applied and time.monotonic() < self._again:
             return
         try:

@@ -76,11 +76,11 @@ class UploadPlaces:
     @asynccontextmanager
     async def folder(self) -> AsyncGenerator[Path]:
         """Make a folder for an upload's files; its removal begins when the block ends, and no cancel stops it."""
-        folder, lock = self._new_folder()
+        made = asyncio.get_running_loop().run_in_executor(None, self._new_folder)
         try:
-            yield folder
+            yield (await asyncio.shield(made))[0]
         finally:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, folder, lock))
+            await asyncio.shield(_remove_made(made))
 
     def sweep(self) -> None:
         """Remove the folders that no upload holds."""
@@ -97,11 +97,7 @@ class UploadPlaces:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     def _new_folder(self) -> tuple[Path, int]:
-        """Return a new folder and the descriptor that locks it.
-
-        It takes a few calls of the system, and no thread: a caller who is canceled while one works would not know the
-        folder that it makes.
-        """
+        """Return a new folder and the descriptor that locks it."""
         make_folder(self._folder)
         while True:
             folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -121,6 +117,11 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+async def _remove_made(made: asyncio.Future[tuple[Path, int]]) -> None:
+    """Remove a folder once it is made, for a caller who may have been canceled before."""
+    await asyncio.to_thread(_remove, *await made)
 
 
 def _remove(folder: Path, lock: int) -> None:

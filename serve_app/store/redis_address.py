@@ -5,18 +5,23 @@ with `rediss+sentinel://` they and the servers speak TLS. User and password are 
 `sentinel_password` in the query are the Sentinels' own.
 """
 
+import asyncio
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis as redis_py
 import redis.asyncio as redis_async
+from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -95,13 +100,48 @@ def _host(text: str) -> tuple[str, int]:
     return host.hostname, host.port or SENTINEL_PORT
 
 
+@contextmanager
+def lost_connection() -> Generator[None]:
+    """Raise redis-py's `ConnectionError` where uvloop says that a transport is closed, which redis-py lets through."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RedisConnectionError(str(error)) from error
+
+
+class _OnAnyLoop(AbstractConnection):
+    """A connection whose every end is one of redis-py's errors, on uvloop too, and told to nobody but its caller."""
+
+    async def _connect(self) -> None:
+        """Ask for the name first: uvloop leaves a lookup whose caller gave up, and logs its error as nobody's."""
+        async with asyncio.timeout(self.socket_connect_timeout):
+            if isinstance(self, Connection):
+                await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            await super()._connect()
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        with lost_connection():
+            await super().send_packed_command(*args, **options)
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        with lost_connection():
+            return await super().read_response(*args, **options)
+
+
+def _on_any_loop(pool: redis_async.ConnectionPool) -> redis_async.ConnectionPool:
+    pool.connection_class = type("Connection", (_OnAnyLoop, pool.connection_class), {})
+    return pool
+
+
 def connection_pool(url: str, **options: Any) -> redis_async.ConnectionPool:
     """Return a pool of connections to the server, or to the current primary."""
     if split_address(url).scheme not in BY_SENTINEL:
-        return redis_async.ConnectionPool.from_url(url, **options)
+        return _on_any_loop(redis_async.ConnectionPool.from_url(url, **options))
     address = read_sentinel_address(url)
     sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs=address.sentinel_options(options, AsyncRetry))
-    return SentinelConnectionPool(address.service, sentinel, **{**options, **address.server})
+    for client in sentinel.sentinels:
+        _on_any_loop(client.connection_pool)
+    return _on_any_loop(SentinelConnectionPool(address.service, sentinel, **{**options, **address.server}))
 
 
 async def close_sentinels(pool: redis_async.ConnectionPool) -> None:

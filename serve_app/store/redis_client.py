@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
 from serve_app.domain.errors import Overloaded, StoreUnavailable
-from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool
+from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool, lost_connection
 
 LONGEST_SILENCE_S = 2.0
 """When a caller gives up after this many seconds without an answer, its connection is closed, and the next opens
@@ -64,8 +64,9 @@ class SharedConnection:
             raise RedisConnectionError("the shared connection is closed")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
+        with lost_connection():
+            self._connection._writer.write(_pack(command))
         self._waiting.append(answer)
-        self._connection._writer.write(_pack(command))
         sent = loop.time()
         try:
             return await answer

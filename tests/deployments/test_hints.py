@@ -1,6 +1,7 @@
 """An ingress tells a replica of new jobs at once, and not for each of many."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ async def test_the_first_job_gives_a_hint_and_all_that_follow_shortly_one_more(m
         sent.append(asyncio.get_running_loop().create_future())
         return sent[-1]
 
-    handle: Any = SimpleNamespace(hint=SimpleNamespace(remote=remote))  # Ray's
+    handle: Any = SimpleNamespace(hint=SimpleNamespace(remote=remote), is_initialized=True)  # Ray's
     hints = Hints({JobKind.GENERATION: handle})
     await hints(JobKind.GENERATION, "gen_1")
     await wait_until(lambda: len(sent) == 1)
@@ -34,3 +35,38 @@ async def test_the_first_job_gives_a_hint_and_all_that_follow_shortly_one_more(m
     await hints(JobKind.GENERATION, "gen_9")
     await wait_until(lambda: len(sent) == 3)
     sent[2].set_result(None)
+
+
+async def test_a_router_that_is_not_made_while_the_head_is_silent_holds_one_thread_and_no_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingress, "HINT_TIMEOUT_S", 0.02)
+    head_answers, sent = threading.Event(), asyncio.Event()
+    asked: list[str] = []
+
+    class Handle:
+        """Ray's: its first use asks the head."""
+
+        is_initialized = False
+
+        @property
+        def hint(self) -> Any:
+            asked.append(threading.current_thread().name)
+            head_answers.wait(5)
+            self.is_initialized = True
+            return SimpleNamespace(remote=self.remote)
+
+        async def remote(self) -> None:
+            sent.set()
+
+    handle: Any = Handle()
+    hints = Hints({JobKind.GENERATION: handle})
+    await hints.prepare()
+    for number in range(3):
+        await hints(JobKind.GENERATION, f"gen_{number}")
+        await wait_until(lambda: not any(task.get_name().startswith("hint ") for task in asyncio.all_tasks()))
+    assert asked == ["Ray_0"]
+    head_answers.set()
+    await wait_until(lambda: handle.is_initialized)
+    await hints(JobKind.GENERATION, "gen_3")
+    await wait_until(sent.is_set)

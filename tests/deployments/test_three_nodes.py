@@ -54,6 +54,15 @@ def test_a_new_cluster_runs_once_a_generator_of_its_own_has_drawn(seen: dict[str
     assert seen["shown"]
 
 
+def test_a_silent_head_keeps_no_caller_of_an_ingress_waiting_whose_first_job_comes_then(seen: dict[str, Any]) -> None:
+    silence = seen["silence"]
+    assert silence["silent"] == 2, "Ray's GCS and Serve's controller"
+    assert silence["statuses"] == [200, 202]
+    assert silence["longest_s"] < 5, "a blocked event loop answers nobody"
+    assert silence["generator"] in ("scaled to zero", "ok"), "nobody knows what Serve promises"
+    assert silence["ended"] == ["completed"]
+
+
 def test_a_changed_bound_restarts_no_replica_and_starts_none(seen: dict[str, Any]) -> None:
     assert seen["kept"]
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def main(home: Path, report: Path) -> None:
             "ATELIER_STORAGE_URL": (home / "images").as_uri(),
             "ATELIER_STORAGE_SHARED": "true",
             "ATELIER_OPERATOR_TOKEN": OPERATOR_TOKEN,
+            "ATELIER_POLLS_PER_SECOND": "10000",
             "ATELIER_NETWORK_ENCRYPTED": "true",  # all addresses are of this machine
         }
         os.environ.update(shared)
@@ -186,11 +188,12 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
     secret, lora_id = asyncio.run(new_key(Settings(pepper=SecretStr(PEPPER))))
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
         until(lambda: says_ready(f"http://127.0.0.1:{port}"))
-        until(lambda: not pids_of("ServeReplica:atelier:generator"), limit=60, why=what_runs)
+        body = {"prompt": "a red circle", "lora_id": lora_id, "steps": 30, "seed": 1}
+        silence = serve_in_silence(caller, body)
+        until(lambda: not pids_of("ServeReplica:atelier:generator"), limit=90, why=what_runs)
         before = sorted(replicas())
         deploy(config(port, most=2))  # a changed bound, and nothing else
         kept = before == sorted(replicas())
-        body = {"prompt": "a red circle", "lora_id": lora_id, "steps": 30, "seed": 1}
         began = time.monotonic()
         ids: list[str] = []
 
@@ -233,6 +236,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         client().deploy_apps(schema(config(port, most=2, least=1)))  # and none can start
         missing = unready(caller)
     return {
+        "silence": silence,
         "kept": kept,
         "nodes": nodes,
         "lost": len(lost),
@@ -246,6 +250,44 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         "unneeded": unneeded,
         "missing": missing,
         "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
+    }
+
+
+def serve_in_silence(caller: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    """Accept the first jobs of an ingress, and answer polls, while neither Ray's GCS nor Serve's controller does."""
+    silent = [psutil.Process(pid) for title in ("gcs_server", "ServeController") for pid in pids_of(title)]
+    statuses: set[int] = set()
+    took: list[float] = []
+
+    def ask(method: str, path: str, **options: Any) -> httpx.Response:
+        began = time.monotonic()
+        answer = caller.request(method, path, **options)
+        took.append(time.monotonic() - began)
+        statuses.add(answer.status_code)
+        return answer
+
+    for process in silent:
+        process.suspend()
+    forget_workers()  # so that readiness depends on what Serve promises
+    try:
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(caller.get, "/readyz", headers=OPERATOR)
+            jobs = [ask("POST", "/v1/generate", json=body).json()["request_id"] for _ in range(3)]
+            for _ in range(60):
+                for job_id in jobs:
+                    ask("GET", f"/v1/generate/{job_id}")
+            generator = asked.result().json()["generator"]
+    finally:
+        resume(silent)
+    ended = {finished(caller, job_id)["status"] for job_id in jobs}
+    p99 = sorted(took)[int(len(took) * 0.99)]
+    return {
+        "silent": len(silent),
+        "ended": sorted(ended),
+        "statuses": sorted(statuses),
+        "p99_s": p99,
+        "longest_s": max(took),
+        "generator": generator,
     }
 
 

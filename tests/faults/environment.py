@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -21,12 +21,13 @@ from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.worker.attempt import retry_until_available
-from tests.api.app import Member, TestService, client_of, service_settings
+from tests.api.app import Member, TestService, service_settings
 from tests.composition import Resources, open_resources
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
 from tests.faults.storage import register_faulty
 from tests.faults.worker import WorkerBehavior, start_worker
 from tests.made_jobs import new_job
+from tests.served import Served, served
 from tests.support import adapter_id, plain_redis, wait_until, write_catalog
 
 ACCOUNT = "acct_faults"
@@ -223,7 +224,7 @@ async def open_environment(folder: Path, **changes: Any) -> AsyncGenerator[Envir
 
 
 class Ingress:
-    """The application in this process, and a caller with keys."""
+    """The application on a port of its own and on uvloop, as Ray runs it, and a caller with keys."""
 
     def __init__(self, env: Environment, client: httpx.AsyncClient, member: Member) -> None:
         self._env = env
@@ -245,8 +246,12 @@ class Ingress:
 async def open_ingress(env: Environment, folder: Path, settings: Settings) -> AsyncGenerator[Ingress]:
     plans = service_settings(folder / "plans", []).plans
     settings = settings.model_copy(update={"plans": plans})
-    async with open_resources(settings) as resources, client_of(resources.app()) as client:
-        yield Ingress(env, client, await TestService(resources, client).member())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, (running := ExitStack()).close)
+        service = await asyncio.to_thread(running.enter_context, served(Served(), settings))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=service.base_url, timeout=60))
+        making = TestService(service.resources, client).member()
+        yield Ingress(env, client, await asyncio.to_thread(service.run, making))
 
 
 def picture(*, steps: int, seed: int, prompt: str, lora: str, size: int) -> GenerationRequest:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -41,6 +43,13 @@ class RedisProxy:
         """Connections break, and new ones at once."""
         self._is_refusing = True
         for writer in self._writers:
+            writer.transport.abort()
+
+    def reset(self) -> None:
+        """Open connections end by RST, as of a machine that came back; new ones pass."""
+        for writer in self._writers:
+            end = writer.get_extra_info("socket")
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
     def slow(self, seconds: float) -> None:

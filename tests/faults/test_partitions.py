@@ -186,6 +186,17 @@ async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     await env.cancels_well()
 
 
+async def test_connections_that_a_peer_has_forgotten_cost_an_ingress_no_answer(
+    env: Environment, proxy: RedisProxy, ingress: Ingress
+) -> None:
+    for cut in range(4):
+        proxy.reset()
+        listing = (ingress.client.get(path, headers=ingress.member.a) for path in ("/v1/jobs", "/v1/loras") * 5)
+        answers = await asyncio.gather(*(_post(ingress, f"key-{cut}-{n}") for n in range(20)), *listing)
+        assert {answer.status_code for answer in answers} == {200}
+    await env.cancels_well()
+
+
 @pytest.mark.soak
 async def test_a_slow_connection_slows_and_refuses_nobody(
     env: Environment, proxy: RedisProxy, ingress: Ingress

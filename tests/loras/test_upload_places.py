@@ -34,6 +34,22 @@ async def test_a_folder_goes_when_its_place_ends_though_work_took_the_place_over
     assert not folders(tmp_path)
 
 
+async def test_a_caller_who_is_canceled_while_a_thread_makes_the_folder_leaves_none(
+    places: UploadPlaces, tmp_path: Path
+) -> None:
+    async def hold() -> None:
+        async with places.folder():
+            await asyncio.Event().wait()
+
+    for turns in range(20):
+        holding = asyncio.create_task(hold())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        await wait_until(lambda: not folders(tmp_path))
+
+
 async def test_many_sweeps_take_no_folder_that_is_being_made(places: UploadPlaces, tmp_path: Path) -> None:
     others = UploadPlaces(tmp_path)
     may_end = asyncio.Event()

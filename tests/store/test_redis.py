@@ -1,12 +1,14 @@
 """The Redis client: one kind of outage, scripts that a server may forget, keys that are all known."""
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import uvloop
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
@@ -36,6 +38,23 @@ async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) 
     with pytest.raises(StoreUnavailable):
         await asyncio.to_thread(read_backlog, url, JobKind.GENERATION)
     await client.aclose()
+
+
+def test_a_name_that_is_waited_for_too_long_is_an_outage_and_told_to_its_caller_alone() -> None:
+    told: list[str] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        client = connect("redis://nothing.invalid/0?socket_connect_timeout=0.0001")
+        with pytest.raises(StoreUnavailable):
+            await client.time()
+        asked = asyncio.get_running_loop().getaddrinfo("nothing.invalid", 6379)  # answered after the client's
+        await asyncio.gather(asked, return_exceptions=True)
+        await client.aclose()
+
+    uvloop.run(ask())
+    gc.collect()
+    assert told == []
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Receives the form of a LoRA, or fetches the files that a JSON body refers to, into a folder of the upload's place."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -42,7 +43,7 @@ async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequenc
         names = [*LoraForm.model_fields, *extra]
         texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
         others = {name: texts.pop(name, "") for name in extra}
-        return Upload(validate(LoraForm, texts), _arrange(folder), others)
+        return Upload(validate(LoraForm, texts), await asyncio.to_thread(_arrange, folder), others)
 
 
 async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> Path:

@@ -4,7 +4,6 @@ The overview refreshes itself; without JavaScript it is reloaded by hand. The ch
 this process can run.
 """
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +106,7 @@ async def run_checks(request: Request, session: FormSession, form: Form) -> Resp
     check_form(session, form, _RUN)
     found = await check_service(settings_of(request))
     if check_machines := operations_of(request).check_machines:
-        found += await asyncio.to_thread(check_machines)
+        found += await check_machines()
     return _checks_page(request, session, found)
 
 
