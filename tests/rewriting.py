@@ -1,6 +1,14 @@
 """Scripts with a part replaced: a planted defect, or another version of the code."""
 
+from datetime import timedelta
+
+from serve_app.domain.durations import milliseconds
 from serve_app.store.script import Rewrite, load_script
+
+
+def later(by: timedelta) -> Rewrite:
+    """Let scripts read a clock that is ahead."""
+    return lambda _, text: text.replace("local function K(", f"now = now + {milliseconds(by)}\nlocal function K(", 1)
 
 
 def replacing(script: str, old: str, new: str) -> Rewrite:

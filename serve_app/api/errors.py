@@ -44,7 +44,7 @@ ANSWERS: Mapping[type[errors.AtelierError], ErrorAnswer] = {
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
     errors.ImageQuotaExceeded: ErrorAnswer(
-        409, "Your account may store 5368709120 bytes of uploaded images; delete some first."
+        409, "Your account may store 5368709120 bytes of uploaded images; delete some that GET /v1/images lists first."
     ),
     errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
     errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),

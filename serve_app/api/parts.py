@@ -144,6 +144,7 @@ class JobParts:
         self.uploads = Uploads(
             settings=settings,
             records=uploaded,
+            jobs=self.reader,
             images=self.images,
             deletion=self.deletion,
             background=process.background,

@@ -99,7 +99,9 @@ class AsyncClient(
         self._http = httpx.AsyncClient(timeout=read_timeout(timeout), transport=transport)
         self.loras = LoraCalls[Awaited[Lora], Awaited[list[Lora]], Awaited[None]](self.service, self.execute)
         """List, add, change, share and delete LoRAs."""
-        self.images = PictureCalls[Awaited[UploadedImage], Awaited[None]](self.service, self.execute)
+        self.images = PictureCalls[Awaited[UploadedImage], Awaited[list[UploadedImage]], Awaited[None]](
+            self.service, self.execute
+        )
         """Upload and delete pictures to draw from."""
 
     async def execute(self, operation: Operation[T], outcome: Outcome = None) -> T:

@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
+from serve_app.client.lora_calls import rows_of
 from serve_app.client.protocol import Operation, Service, checked_key, path_of, then
 from serve_app.client.records import ImageInfo
 from serve_app.client.upload import CHECK_S, Upload
@@ -25,6 +26,7 @@ MAX_FILE_BYTES = 20 * 1000 * 1000
 _ID = re.compile(r"img_[a-z2-7]{26}")
 
 UploadedT = TypeVar("UploadedT")
+UploadedListT = TypeVar("UploadedListT")
 NoneT = TypeVar("NoneT")
 
 
@@ -55,7 +57,7 @@ That is one of a job, an uploaded one, or the id of either: `img_…`.
 """
 
 
-class PictureCalls(Generic[UploadedT, NoneT]):
+class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
     """The pictures that this account uploads, with either interface's key."""
 
     def __init__(self, service: Service, execute: Callable[[Operation[Any]], Any]) -> None:
@@ -67,18 +69,23 @@ class PictureCalls(Generic[UploadedT, NoneT]):
             photo = client.images.upload("photo.jpg")
             client.generate("a harbour, neon", loras="neon", image=photo, strength=0.6)
 
-        The same bytes give the image that the account has of them already. Raises `FileNotFoundError`, `ValueError`
+        A picture that the account has already is the same image, which stays for another retention time. Raises `FileNotFoundError`, `ValueError`
         for a larger file, `InvalidRequest` for what is no such picture, and `Conflict` where the account's images take
         all the space that they may.
         """
         return self._execute(then(_upload(self._service, content_of(picture), idempotency_key), UploadedImage.read))
 
+    def list(self) -> UploadedListT:
+        """List the pictures that count against the account, newest first."""
+        listed = rows_of(self._service, "/v1/images", "images", {})
+        return self._execute(then(listed, lambda rows: [UploadedImage.read(row) for row in rows]))
+
     def get(self, image_id: str) -> UploadedT:
-        """Return an uploaded image, with a fresh address. Raises `NotFound`."""
+        """Return an image that was uploaded, or that a job made, with a fresh address. Raises `NotFound`."""
         return self._execute(then(self._service.ask("GET", path_of("/v1/images", image_id)), UploadedImage.read))
 
     def delete(self, image_id: str) -> NoneT:
-        """Delete an uploaded image; jobs that need it and have not begun fail. Raises `NotFound`."""
+        """Delete an uploaded image. Raises `NotFound`, and `Conflict` while a job that has not ended needs it."""
         return self._execute(self._service.delete(path_of("/v1/images", image_id)))
 
 

@@ -96,7 +96,7 @@ class Client(AccountCalls[Job, list[Job], list[Model], list[BaseModel], list[Usa
         self._http = httpx.Client(timeout=read_timeout(timeout), transport=transport)
         self.loras = LoraCalls[Lora, list[Lora], None](self.service, self.execute)
         """List, add, change, share and delete LoRAs."""
-        self.images = PictureCalls[UploadedImage, None](self.service, self.execute)
+        self.images = PictureCalls[UploadedImage, list[UploadedImage], None](self.service, self.execute)
         """Upload and delete pictures to draw from."""
 
     def execute(self, operation: Operation[T]) -> T:

@@ -258,6 +258,8 @@ class NewJob:
     """The span that workers' spans belong to."""
     webhook: str = ""
     """This checked address is told of the job's end, beside the account's endpoints."""
+    pictures: tuple[str, ...] = ()
+    """The ids of stored images that it needs, which are not deleted before it has ended."""
     is_sample: bool = False
     """Whether the service draws it for itself: a sample is no usage."""
     max_stored: int | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, NotFound, QueueFull
 from serve_app.domain.jobs import Job
 from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
@@ -28,7 +28,7 @@ class Acceptance:
 
 
 def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
-    """Read the job that a script accepted. Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`."""
+    """Read the job that a script accepted. Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`, `NotFound`."""
     status, snapshot, lora = answer
     _refuse(status, settings)
     if status == "conflict":
@@ -47,6 +47,8 @@ def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
 def _refuse(status: str, settings: Settings) -> None:
     if status == "forbidden":
         raise Forbidden("You may not use this LoRA.")
+    if status == "no_image":
+        raise NotFound("There is no such image.")
     if status == "full":
         raise QueueFull("the queue is full; try again later")
     if status == "account_full":

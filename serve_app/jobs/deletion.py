@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from serve_app.accounts.audit import AuditLog
 from serve_app.domain.audit import Act, Actor
-from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import JobUnfinished, NotFound, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import StoredImage
 from serve_app.jobs.compact_form import RESULT, Result, pack_result, request_bytes, unpack_result
@@ -22,6 +22,8 @@ from serve_app.store.process import Background, to_its_end
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
+LOOK_AGAIN = timedelta(minutes=10)
+"""An upload that a job needs which has not ended is looked at again after this long."""
 CHANGED = "changed"
 """A script answers this when the job's result is not the one that its caller has read."""
 
@@ -52,11 +54,13 @@ class Deletions:
         self._delete_job = Script(redis, "jobs/delete_job", rewrite)
         self._delete_image = Script(redis, "jobs/delete_image", rewrite)
         self._delete_upload = Script(redis, "jobs/delete_upload", rewrite)
+        self._remove_due_uploads = Script(redis, "jobs/remove_due_uploads", rewrite)
 
     async def delete_job(self, job_id: str, *, account_id: str | None, force: bool = False) -> Deleted | None:
         """Delete an ended job, or with `force` any.
 
-        None when the account has no such job (any more); `account_id=None` is the operator. Raises `JobUnfinished`.
+        None when the account has no such job (any more); `account_id=None` is the operator. Raises `JobUnfinished`, for
+        an account also while another job needs one of its images.
         """
         call = secrets.token_hex(8)
         while True:
@@ -67,12 +71,13 @@ class Deletions:
             if name == "unfinished":
                 raise JobUnfinished("The job has not ended; cancel it first.")
             if name != CHANGED:
-                return Deleted(found.owner, name) if name else None
+                return _deleted(found.owner, name, job_id)
 
     async def delete_image(self, job_id: str, image_id: str, *, account_id: str | None) -> Deleted | None:
         """Delete one image of a completed job, and the job with its last one.
 
-        None when the account has no such job, or the job no such image (any more).
+        None when the account has no such job, or the job no such image (any more). Raises `JobUnfinished` while another
+        job needs the image, unless the operator asks.
         """
         call = secrets.token_hex(8)
         while True:
@@ -85,13 +90,16 @@ class Deletions:
             rest = pack_result(job_id, found.result._replace(images=kept)) if kept else None
             name = await self._delete_image(**found.args(account_id, call, deleted), image_id=image_id, rest=rest)
             if name != CHANGED:
-                return Deleted(found.owner, name) if name else None
+                return _deleted(found.owner, name, image_id, job_id)
 
-    async def delete_upload(self, image_id: str, folder: str, *, account_id: str) -> Deleted | None:
-        """Delete an image that the account uploaded, whose object is in `folder`; None when it has no such image."""
-        call = secrets.token_hex(8)
-        name = await self._delete_upload(image_id=image_id, folder=folder, account=account_id, call=call, uris="[]")
-        return Deleted(account_id, name) if name else None
+    async def delete_upload(self, image_id: str, *, account_id: str) -> Deleted | None:
+        """Delete an image that the account uploaded; None when it has no such image. Raises `JobUnfinished`."""
+        name = await self._delete_upload(image_id=image_id, account=account_id, call=secrets.token_hex(8))
+        return _deleted(account_id, name, image_id)
+
+    async def remove_due_uploads(self, limit: int = 100) -> int:
+        """Remove uploaded images that nothing needs any more; return how many were looked at, of at most `limit`."""
+        return await self._remove_due_uploads(limit=limit, pause_ms=milliseconds(LOOK_AGAIN), call="")
 
     async def objects(self, name: str) -> DeletedObjects | None:
         """Return the objects of one deleted job or image, while they are on the list."""
@@ -118,6 +126,13 @@ class Deletions:
         with suppress(UnreadableRecord):
             result = unpack_result(job_id, fields)
         return _Found(job_id, owner, folder, result, fields.get(f"{RESULT}0", ""), size)
+
+
+def _deleted(owner: str, name: str, *own: str) -> Deleted | None:
+    """Read a script's answer: '', one of its `own` names, or the job that needs what was to be deleted."""
+    if name and name not in own:
+        raise JobUnfinished(f"Job {name} needs this image and has not ended: wait for it, or cancel it first.")
+    return Deleted(owner, name) if name else None
 
 
 class _Found(NamedTuple):
@@ -176,9 +191,9 @@ class JobDeletion:
         await self._finish(deleted, image_id, Act.IMAGE_DELETED, by)
 
     @to_its_end
-    async def delete_upload(self, image_id: str, folder: str, *, account_id: str, by: Actor) -> None:
+    async def delete_upload(self, image_id: str, *, account_id: str, by: Actor) -> None:
         """Delete an image that the account uploaded. Raises as `delete_job`."""
-        deleted = await self.deletions.delete_upload(image_id, folder, account_id=account_id)
+        deleted = await self.deletions.delete_upload(image_id, account_id=account_id)
         await self._finish(deleted, image_id, Act.IMAGE_DELETED, by)
 
     async def _finish(self, deleted: Deleted | None, subject: str, act: Act, by: Actor) -> None:
@@ -189,6 +204,7 @@ class JobDeletion:
         try:
             if objects is not None:
                 await remove_objects(self.images, objects)
+            await self.deletions.remove_due_uploads()
         except StoreUnavailable as error:
             _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)
 

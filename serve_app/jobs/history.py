@@ -53,13 +53,15 @@ class JobReader:
             found += await self._changes(known=args[start : start + 2 * ASKED_AT_ONCE])
         return found
 
-    async def image(self, image_id: str, *, account_id: str, variant: Variant | None = None) -> StoredImage | None:
-        """Return a committed image of one of the account's jobs."""
+    async def image(
+        self, image_id: str, *, account_id: str, variant: Variant | None = None
+    ) -> tuple[Job, StoredImage] | None:
+        """Return a committed image of one of the account's jobs, and the job."""
         job_id = await self._redis.get(redis_key("image", image_id))
         job = await self.get(job_id, account_id=account_id, variant=variant) if job_id else None
         if job is None:
             return None
-        return next((image for image in job.images if image.image_id == image_id), None)
+        return next(((job, image) for image in job.images if image.image_id == image_id), None)
 
 
 async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
@@ -145,7 +147,7 @@ class JobHistory:
         Only about `among` jobs are looked at.
         """
         only = only or JobFilter()
-        search = _Search(self._list_jobs, calls=ceil(among / LOOKED_AT_ONCE), most=LOOKED_AT_ONCE)
+        search = PageSearch(self._list_jobs, calls=ceil(among / LOOKED_AT_ONCE), most=LOOKED_AT_ONCE)
         ids, following = await search.page(
             limit,
             after,
@@ -184,8 +186,8 @@ class JobHistory:
 
 
 @dataclass
-class _Search:
-    """Looks for a page of jobs with `page.lua`: in at most `calls` calls, each of which looks at `most` records."""
+class PageSearch:
+    """Looks for a page of an index with `page.lua`: in at most `calls` calls, each of which looks at `most` records."""
 
     script: Script
     calls: int
@@ -194,7 +196,7 @@ class _Search:
     """What the script answered last besides the page."""
 
     async def page(self, limit: int, after: Position | None, **only: Argument) -> tuple[Sequence[str], Position | None]:
-        """Return the ids of at most `limit` jobs after a position, and where to go on; None where all were seen."""
+        """Return the ids of at most `limit` rows after a position, and where to go on; None where all were seen."""
         found, place = list[Position](), after
         for _ in range(self.calls):
             *self.more, rows, last = await self.script(
@@ -204,7 +206,7 @@ class _Search:
                 limit=limit + 1 - len(found),
                 most=self.most,
             )
-            found += [Position(int(ms), job_id) for job_id, ms in rows]
+            found += [Position(int(ms), row_id) for row_id, ms in rows]
             place = Position(int(last[1]), last[0]) if last else None
             if place is None or len(found) > limit:
                 break
@@ -249,7 +251,7 @@ class DeadLetters:
         A `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` jobs of that time. A page
         looks at `CALLS` × `FAILED_AT_ONCE` jobs at most, so that it may be short and yet have a next one.
         """
-        search = _Search(self._list_dead, calls=CALLS, most=FAILED_AT_ONCE)
+        search = PageSearch(self._list_dead, calls=CALLS, most=FAILED_AT_ONCE)
         since_ms = None if since is None else epoch_ms(since)
         ids, following = await search.page(limit, after, account=account, code=code, since=since_ms)
         (counted,) = search.more

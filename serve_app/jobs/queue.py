@@ -111,7 +111,8 @@ class JobQueue:
     async def accept(self, new: NewJob) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
-        Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
+        Raises `Forbidden`; `QueueFull`; `NotFound` where one of its `pictures` is gone; `IdempotencyConflict` when the
+        key came with another body before.
         """
         key, replicas = new.idempotency_key, self._settings.accept_replicas
         args: Mapping[str, Argument] = {
@@ -275,6 +276,7 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
         "sample": new.is_sample or None,
         "traceparent": new.traceparent,
         "webhook": new.webhook,
+        "pictures": new.pictures or None,
     }
     return {name: value for name, value in row.items() if value is not None and value != ""}
 

@@ -138,8 +138,8 @@ class Submission:
         """
         uploaded = await self.uploads.get(image_id, account_id=caller.account_id) if variant is None else None
         image = uploaded.image if uploaded else None
-        if image is None:
-            image = await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)
+        if image is None and (found := await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)):
+            _, image = found
         if image is None or not await self.images.exists(image.image_uri):
             raise NotFound("There is no such image.")
         return image
@@ -222,6 +222,7 @@ class Submission:
         memory: RedisMemory | None,
         job_id: str,
     ) -> NewJob:
+        sources = (request.image, request.mask) if isinstance(request, GenerationRequest) else (request,)
         return NewJob(
             job_id=job_id,
             variant=caller.variant,
@@ -237,6 +238,7 @@ class Submission:
             request_id=call.request_id,
             traceparent=span.traceparent,
             webhook=call.webhook,
+            pictures=tuple(source.image_id for source in sources if source),
             max_stored=self._most_stored(caller.plan, memory),
         )
 

@@ -1,80 +1,80 @@
-"""Images that accounts upload, to draw from, to mask by or to enlarge: stored, counted, read and deleted.
+"""Pictures that accounts bring, to draw from, to mask by or to enlarge: stored, counted, read, listed and deleted.
 
-An upload's object is beside those of jobs, in a folder called by its image id. Its record is what commits it.
+An account's picture is known by the digest of its PNG, which holds nothing but pixels, and stored and counted once. One
+that was uploaded on purpose stays for the retention time; one that was brought for a job goes with the jobs that need
+it. Its object is beside those of jobs, in a folder called by its image id. Its record comes first: an object that no
+record names would not be found again.
 """
 
 import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.audit import Actor
-from serve_app.domain.durations import from_epoch_ms, milliseconds
-from serve_app.domain.errors import Forbidden, IdempotencyConflict, ImageQuotaExceeded, NotFound
-from serve_app.domain.jobs import StoredImage, new_image_id
+from serve_app.domain.durations import Position, from_epoch_ms, milliseconds
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, ImageQuotaExceeded, NotFound, StoreUnavailable
+from serve_app.domain.jobs import Job, StoredImage, new_image_id
 from serve_app.jobs.deletion import JobDeletion
+from serve_app.jobs.history import LOOKED_AT_ONCE, JobReader, PageSearch
 from serve_app.jobs.images import ImageStore
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.process import Background
+from serve_app.store.process import Background, to_its_end
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
-LEAST_COUNTED = 64 << 10
-"""An upload counts as at least so many bytes, so that records of tiny images do not fill Redis."""
 DECODED_AT_ONCE = 2
 NO_SUCH = "There is no such image."
+HELD_FOR = timedelta(minutes=10)
+"""A picture is stored, and its job asked for, within this time; after a crash between the two it goes then."""
+KEPT = "kept"
+"""What was uploaded on purpose is needed by this name."""
+LEAST_COUNTED = 64 << 10
+"""An upload counts as at least so many bytes, so that records of tiny images do not fill Redis."""
 _ID = re.compile(r"img_[a-z2-7]{26}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
-    """An image that an account has uploaded; `key_id` is the API key that sent it."""
+    """An image that an account has uploaded, or that its job `job_id` has made; `key_id` is the API key that asked."""
 
     image: StoredImage
     key_id: str
     created_at: datetime
     expires_at: datetime
-
-
-class Added(NamedTuple):
-    """An uploaded image, and whether an earlier call with the same idempotency key had stored it."""
-
-    upload: Upload
-    replayed: bool
+    job_id: str = ""
 
 
 class UploadRecords:
-    """Reads and adds the records of uploads. Every method may raise `StoreUnavailable`."""
+    """Reads and changes the records of uploads. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
         self._settings = settings
         self._add_upload = Script(redis, "jobs/add_upload")
+        self._list_uploads = Script(redis, "jobs/list_uploads")
 
     async def get(self, image_id: str, *, account_id: str) -> Upload | None:
         """Return the upload, if it is the account's."""
-        is_id = _ID.fullmatch(image_id)
-        fields: dict[str, str] = await self._redis.hgetall(redis_key("upload", image_id)) if is_id else {}
-        if fields.get("account") != account_id:
-            return None
-        image = StoredImage(
-            image_id=image_id,
-            image_uri=fields["uri"],
-            width=int(fields["width"]),
-            height=int(fields["height"]),
-            sha256=fields["sha256"],
-            size_bytes=int(fields["bytes"]),
-        )
-        created_at, expires_at = (from_epoch_ms(fields[name]) for name in ("created", "expires"))
-        return Upload(image=image, key_id=fields["key_id"], created_at=created_at, expires_at=expires_at)
+        found = await self._read([image_id], account_id) if _ID.fullmatch(image_id) else []
+        return found[0] if found else None
+
+    async def page(
+        self, account_id: str, *, limit: int, after: Position | None = None
+    ) -> tuple[Sequence[Upload], Position | None]:
+        """Return the account's uploads, newest first, after a position, and where the next page begins, if any."""
+        search = PageSearch(self._list_uploads, calls=1, most=LOOKED_AT_ONCE)
+        ids, following = await search.page(limit, after, account=account_id, since=None)
+        return await self._read(ids, account_id), following
 
     async def existing(self, image_ids: Sequence[str]) -> set[str]:
         """Return which of the ids are those of uploads, of any account."""
@@ -85,29 +85,65 @@ class UploadRecords:
         return {image_id for image_id, is_there in zip(image_ids, found, strict=True) if is_there}
 
     async def add(
-        self, image: StoredImage, *, account_id: str, key_id: str, idempotency_key: str | None, body_sha256: str
+        self,
+        image: StoredImage,
+        *,
+        user: str,
+        lasts: timedelta,
+        account: str,
+        key_id: str = "",
+        idempotency_digest: str = "",
+        body_digest: str = "",
     ) -> tuple[str, str]:
-        """Record an upload whose object is stored; return a status of `add_upload.lua`, and the id of the upload."""
-        record = {
-            "uri": image.image_uri,
-            "width": image.width,
-            "height": image.height,
-            "bytes": image.size_bytes,
-            "sha256": image.sha256,
-            "key_id": key_id,
-        }
+        """Record an upload that `user` needs for so long; return a status of `add_upload.lua`, and the upload's id.
+
+        The user is a call, or `KEPT` once the object is stored.
+        """
+        size = {"width": image.width, "height": image.height, "bytes": image.size_bytes}
         status, image_id = await self._add_upload(
             image_id=image.image_id,
-            account=account_id,
-            record=json.dumps(record),
+            account=account,
+            record=json.dumps({"uri": image.image_uri, **size, "sha256": image.sha256, "key_id": key_id}),
             counted=max(LEAST_COUNTED, image.size_bytes),
             max_bytes=int(self._settings.max_image_bytes_per_account),
             retention_ms=milliseconds(self._settings.retention),
-            idempotency_digest="" if idempotency_key is None else _digest(idempotency_key.encode()),
-            body_digest=body_sha256,
+            user=user,
+            lasts_ms=milliseconds(lasts),
+            idempotency_digest=idempotency_digest,
+            body_digest=body_digest,
             idempotency_ms=milliseconds(self._settings.idempotency_life),
         )
         return status, image_id
+
+    async def let_go(self, image_id: str, user: str) -> None:
+        """End what a call needs of an upload: what nothing needs goes when `Deletions.remove_due_uploads` is called."""
+        pipeline = self._redis.pipeline()
+        pipeline.zrem(redis_key("image_uses", image_id), user)
+        pipeline.zadd(redis_key("uploads_due"), {image_id: 0}, xx=True)
+        await pipeline.execute()
+
+    async def _read(self, image_ids: Sequence[str], account_id: str) -> list[Upload]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for image_id in image_ids:
+            pipeline.hgetall(redis_key("upload", image_id))
+        rows = zip(image_ids, await pipeline.execute() if image_ids else [], strict=True)
+        return [_read(image_id, row) for image_id, row in rows if row.get("account") == account_id]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keeps the pictures that a call brings for a job, until it has asked for the job."""
+
+    lasts: timedelta = HELD_FOR
+    name: str = field(default_factory=lambda: f"hold_{secrets.token_hex(8)}")
+    image_ids: list[str] = field(default_factory=list[str])
+
+
+class Added(NamedTuple):
+    """An uploaded image, and whether an earlier call with the same idempotency key had stored it."""
+
+    upload: Upload
+    replayed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +152,7 @@ class Uploads:
 
     settings: Settings
     records: UploadRecords
+    jobs: JobReader
     images: ImageStore
     deletion: JobDeletion
     background: Background
@@ -128,11 +165,13 @@ class Uploads:
         file: Path,
         *,
         place: AsyncExitStack,
-        idempotency_key: str | None,
+        idempotency_key: str | None = None,
+        hold: Hold | None = None,
         is_mask: bool = False,
     ) -> Added:
         """Store the picture at `file` as a PNG; of a mask, where it is transparent.
 
+        One that the account has already is the same image. With a `hold` it is brought for a job; without, it stays.
         A client that disconnects does not stop it, nor ends its `place`, which holds the file, before it does. Raises
         `InvalidParameter`, `UnsupportedMediaType`, `IdempotencyConflict`, `ImageQuotaExceeded`.
         """
@@ -140,64 +179,110 @@ class Uploads:
 
         async def work() -> Added:
             async with held:
-                return await self._add(caller, file, idempotency_key, is_mask=is_mask)
+                return await self._add(caller, file, idempotency_key, hold, is_mask=is_mask)
 
         return await self.background.run_to_end(work())
 
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[Hold]:
+        """Hold what a call brings; on leaving, pictures that no job needs and nobody uploaded on purpose go at once."""
+        hold = Hold()
+        try:
+            yield hold
+        finally:
+            await self._release(hold)
+
     async def find(self, caller: Caller, image_id: str) -> Upload:
-        """Return an image that the account uploaded. Raises `NotFound`."""
+        """Return an image that the account uploaded, or that one of its jobs has made. Raises `NotFound`."""
         upload = await self.records.get(image_id, account_id=caller.account_id)
+        if upload is None and (made := await self.jobs.image(image_id, account_id=caller.account_id)):
+            upload = self._made(*made)
         if upload is None:
             raise NotFound(NO_SUCH)
         return upload
 
     async def delete(self, caller: Caller, image_id: str, *, by: Actor) -> None:
-        """Delete an image that the account uploaded; a job that needs it and has not read it yet fails.
+        """Delete an image that the account uploaded.
 
-        Raises `NotFound`, and `Forbidden` for a key that is kept to some LoRAs and did not upload it.
+        Raises `NotFound`; `JobUnfinished` while a job needs it; `Forbidden` for a key that is kept to some LoRAs and
+        did not upload it.
         """
         upload = await self.find(caller, image_id)
+        if upload.job_id:
+            raise NotFound(
+                f"Job {upload.job_id} made this image: delete it by DELETE /v1/jobs/{{id}}/images/{{image_id}}."
+            )
         if caller.adapters is not None and upload.key_id != caller.key_id:
             raise Forbidden("This API key is restricted to certain LoRAs and may only delete images it uploaded.")
-        folder = _folder(self.images.name(upload.image.image_uri))
-        await self.deletion.delete_upload(image_id, folder, account_id=caller.account_id, by=by)
+        await self.deletion.delete_upload(image_id, account_id=caller.account_id, by=by)
 
-    async def _add(self, caller: Caller, file: Path, idempotency_key: str | None, *, is_mask: bool) -> Added:
+    def _made(self, job: Job, image: StoredImage) -> Upload:
+        made_at = job.finished_at or job.created_at
+        expires_at = made_at + self.settings.retention
+        return Upload(image=image, key_id=job.key_id, created_at=made_at, expires_at=expires_at, job_id=job.id)
+
+    @to_its_end
+    async def _release(self, hold: Hold) -> None:
+        with suppress(StoreUnavailable):  # a hold ends by itself, later
+            for image_id in hold.image_ids:
+                await self.records.let_go(image_id, hold.name)
+            await self.deletion.deletions.remove_due_uploads()
+
+    async def _add(
+        self, caller: Caller, file: Path, idempotency_key: str | None, hold: Hold | None, *, is_mask: bool
+    ) -> Added:
         target = file.with_suffix(".png")
         async with self.decoding:
             from serve_app.jobs.picture_file import decode  # here, so that commands start without Pillow
 
             size = await decode(file, target, is_mask=is_mask)
         sent, png = await asyncio.to_thread(lambda: (file.read_bytes(), target.read_bytes()))
-        image_id = new_image_id()
-        name = self.images.object_name(caller.account_id, image_id, 1, 0, datetime.now(UTC))
+        image_id, account_id = new_image_id(), caller.account_id
+        name = self.images.object_name(account_id, image_id, 1, 0, datetime.now(UTC))
         image = StoredImage(
             image_id=image_id,
-            image_uri=await self.images.put(name, png),
+            image_uri=self.images.uri(name),
             width=size.width,
             height=size.height,
             sha256=_digest(png),
             size_bytes=len(png),
         )
-        status, there = await self.records.add(
-            image,
-            account_id=caller.account_id,
-            key_id=caller.key_id,
-            idempotency_key=idempotency_key,
-            body_sha256=_digest(sent),
-        )
-        if status != "added":
-            await self.images.delete_folder(_folder(name))
+        of_call = {
+            "account": account_id,
+            "key_id": caller.key_id,
+            "idempotency_digest": _digest(idempotency_key.encode()) if idempotency_key is not None else "",
+            "body_digest": _digest(sent),
+        }
+        call = hold or Hold()
+        status, there = await self.records.add(image, user=call.name, lasts=call.lasts, **of_call)
         if status == "conflict":
             raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
         if status == "full":
             most = int(self.settings.max_image_bytes_per_account)
-            raise ImageQuotaExceeded(f"Your account may store {most} bytes of uploaded images; delete some first.")
-        return Added(await self.find(caller, there), replayed=status == "replayed")
+            raise ImageQuotaExceeded(
+                f"Your account may store {most} bytes of uploaded images; delete some that GET /v1/images lists first."
+            )
+        call.image_ids.append(there)
+        upload = await self.find(caller, there)
+        if not await self.images.exists(upload.image.image_uri):
+            await self.images.put(self.images.name(upload.image.image_uri), png)
+        if hold is None and status != "replayed":
+            await self.records.add(upload.image, user=KEPT, lasts=self.settings.retention, **of_call)
+            upload = await self.records.get(there, account_id=account_id) or upload
+        return Added(upload, replayed=status == "replayed")
 
 
-def _folder(name: str) -> str:
-    return name.rpartition("/")[0]
+def _read(image_id: str, fields: dict[str, str]) -> Upload:
+    image = StoredImage(
+        image_id=image_id,
+        image_uri=fields["uri"],
+        width=int(fields["width"]),
+        height=int(fields["height"]),
+        sha256=fields["sha256"],
+        size_bytes=int(fields["bytes"]),
+    )
+    created_at, expires_at = (from_epoch_ms(fields[name]) for name in ("created", "expires"))
+    return Upload(image=image, key_id=fields["key_id"], created_at=created_at, expires_at=expires_at)
 
 
 def _digest(content: bytes) -> str:

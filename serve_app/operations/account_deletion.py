@@ -99,7 +99,10 @@ class AccountRecords:
         async for names in self._names("*"):
             mine = [name for name in names if _is_removed(name, ids)]
             mine += await self._records(names, "session", "holder", account_id)
-            mine += await self._records(names, "upload", "account", account_id)
+            uploads = await self._records(names, "upload", "account", account_id)
+            if uploads:
+                await self._redis.zrem(redis_key("uploads_due"), *(_parts(name)[1] for name in uploads))
+            mine += uploads
             mine += await self._links(names, account_id)
             if mine:
                 await self._redis.delete(*mine)

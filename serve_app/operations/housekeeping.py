@@ -39,7 +39,7 @@ BATCH = 100
 SWEEP_EVERY = timedelta(hours=1)
 REMOVE_EVERY = timedelta(seconds=30)
 """How often what deletions left is removed: objects that could not be removed at once or that a worker wrote meanwhile,
-and accounts whose deletion was cut short."""
+uploads whose time is over, and accounts whose deletion was cut short."""
 
 
 class Housekeeping:
@@ -146,6 +146,8 @@ async def _sweep_in_turn(parts: Housekeeping, every: timedelta) -> None:
 
 
 async def _remove_deleted(parts: Housekeeping) -> None:
+    while await parts.deletions.remove_due_uploads(BATCH) >= BATCH:
+        pass
     await remove_listed_objects(parts.deletions, parts.images, lease=parts.settings.lease)
     await parts.accounts.finish_removals()
     await parts.weights.remove_unused()

@@ -66,8 +66,12 @@ KEY_MAP: tuple[Key, ...] = (
     Key("stored:*", "hash", "retention", "account:interface → day (since 1970) of accept → bytes that its jobs take"),
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
-    Key("upload:*", "hash", "retention", "image id → an uploaded image: account, object, size, digest, expiry (ms)"),
-    Key("uploaded:*", "hash", "retention and a day", "account → day of expiry (since 1970) → bytes of its uploads"),
+    Key("upload:*", "hash", "permanent: until due", "image id → an uploaded image: account, object, size, expiry (ms)"),
+    Key("upload_of:*", "string", "permanent: until due", "account:SHA-256 of an upload's PNG → image id"),
+    Key("uploads:*", "zset", "permanent: until due", "account → ids of its uploads by creation (ms)"),
+    Key("uploads_due", "zset", "permanent: empty in the end", "uploads by when to look whether they are needed (ms)"),
+    Key("uploaded:*", "hash", "permanent: empty in the end", "account → day of expiry or 99999999 → bytes of uploads"),
+    Key("image_uses:*", "zset", "30 days or retention", "image id → jobs and calls that need it, until when (ms)"),
     Key(
         "preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG so far; `stored`: writes"
     ),

@@ -227,13 +227,15 @@ async def test_real_answers_of_every_state_match_the_document(
 
 
 async def test_real_jobs_and_loras_match_their_documents(service: TestService, member: Member) -> None:
-    await service.complete(await service.submit(member, num_images=2))
+    job = await service.complete(await service.submit(member, num_images=2))
     await service.submit(member, B)
     own = await _own_lora(service, member)
     picture = (await service.client.post("/v1/images", headers=member.a, files={"file": CURL_FILE})).json()
     for document, path, name in (
         ("jobs", "/v1/jobs?limit=2", "Jobs"),
+        ("jobs", "/v1/images?limit=2", "UploadedImages"),
         ("jobs", f"/v1/images/{picture['id']}", "UploadedImage"),
+        ("jobs", f"/v1/images/{job.images[0].image_id}", "UploadedImage"),
         ("loras", "/v1/loras?limit=2", "Loras"),
         ("loras", f"/v1/loras/{own}", "Lora"),
     ):
@@ -427,7 +429,7 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
     page = await page_of(service, "/docs")
     section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
     lines = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(curl .*?)</pre>", section, re.DOTALL)]
-    assert len(lines) == {"a": 5, "b": 4, "jobs": 21, "loras": 8}[name]
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 22, "loras": 8}[name]
     lines.sort(key=_deletes)
     fields = {} if name == "b" else {"num_images": 2}
     webhook, _ = await service.resources.webhooks.create(member.account.id, WEBHOOK)

@@ -4,7 +4,8 @@ import resource
 import struct
 import zlib
 from collections.abc import Callable
-from datetime import timedelta
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -16,11 +17,15 @@ import pytest
 from PIL import Image, ImageCms, PngImagePlugin
 
 from serve_app.domain.audit import Actor
-from serve_app.jobs.uploads import LEAST_COUNTED
+from serve_app.domain.requests import Variant
+from serve_app.jobs.deletion import Deletions, remove_listed_objects
+from serve_app.jobs.uploads import HELD_FOR, LEAST_COUNTED, Hold
 from serve_app.store.keys import redis_key
 from tests.api.app import ALL, LORA, Member, TestService, open_service, refused
+from tests.composition import Resources
 from tests.made_jobs import stored_image
-from tests.support import plain_redis, png_of
+from tests.rewriting import later
+from tests.support import existing, plain_redis, png_of
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
 MAX_FILE = 20_000_000
@@ -168,8 +173,11 @@ async def test_an_upload_is_read_counted_repeated_and_deleted_by_its_account_alo
     again = await send(service, once, file)
     assert (again.headers["idempotency-replayed"], again.json()) == ("true", image)
     refused(await send(service, once, png_of((8, 8))), 409, "idempotency_conflict")
+    same = await sent(service, member, file_of(PHOTO, "webp", lossless=True))
+    assert (same["id"], same["created_at"]) == (image["id"], image["created_at"]), "it is known by its pixels"
     assert len(objects(service, member)) == 1
-    assert (await service.client.get(path, headers=member.b)).json() == image
+    read = (await service.client.get(path, headers=member.b)).json()
+    assert {**read, "url": ""} == {**same, "url": ""}
 
     other = await service.member()
     refused(await service.client.get(path, headers=other.a), 404, "not_found")
@@ -186,7 +194,8 @@ async def test_an_upload_is_read_counted_repeated_and_deleted_by_its_account_alo
         ("image_deleted", image["id"])
     ]
     with plain_redis(service.resources.redis_url) as redis:
-        assert not redis.exists(redis_key("uploaded", member.account.id))
+        assert not [name for name in redis.scan_iter(match=f"*{image['id']}*") if "deletions" not in name]
+        assert not [*redis.scan_iter(match=f"*upload*{member.account.id}*")]
 
 
 async def test_a_form_that_has_no_picture_is_refused_before_a_process_starts(
@@ -206,15 +215,17 @@ async def test_uploads_have_a_limit_expire_and_go_with_their_account(tmp_path: P
     async with open_service(tmp_path, **options) as service:
         member, resources = await service.member(), service.resources
         image = await sent(service, member, png_of((8, 8)))
-        full = await send(service, member.a, png_of((8, 8)))
+        full = await send(service, member.a, png_of((8, 16)))
         refused(full, 409, "image_quota_exceeded", f"may store {LEAST_COUNTED} bytes of uploaded images")
         assert len(objects(service, member)) == 1
-        with plain_redis(resources.redis_url) as redis:
-            assert redis.ttl(redis_key("upload", image["id"])) in range(3 * 86_400 - 60, 3 * 86_400 + 1)
+        lasts = datetime.fromisoformat(image["expires_at"]) - datetime.fromisoformat(image["created_at"])
+        assert lasts in (timedelta(days=3), timedelta(days=3, seconds=1))
+        await due(resources, timedelta(days=3, minutes=-1))
+        assert (await service.client.get(f"/v1/images/{image['id']}", headers=member.a)).status_code == 200
         await resources.account_deletion.delete(member.account, Actor("test"))
         assert objects(service, member) == []
         late = await resources.uploaded.add(
-            stored_image("file:///x.png"), account_id=member.account.id, key_id="", idempotency_key=None, body_sha256=""
+            stored_image("file:///x.png"), account=member.account.id, user="x", lasts=timedelta(days=1)
         )
         assert late == ("closed", ""), "a request that was under way leaves nothing behind"
         assert await resources.account_records.still_naming(member.account.id) == []
@@ -228,10 +239,132 @@ async def test_a_job_takes_an_uploaded_picture_and_interface_a_does_not(service:
     body = {"kind": "upscale", "image_id": image["id"]}
     answer = await service.client.post("/v1/jobs", json=body, headers=member.b)
     assert answer.status_code == 202, answer.text
+    path = f"/v1/images/{image['id']}"
+    refused(await service.client.delete(path, headers=member.b), 409, "job_unfinished", answer.json()["id"])
     job = await service.complete(answer.json()["id"])
     assert (job.images[0].width, job.images[0].height) == (2 * PHOTO.width, 2 * PHOTO.height)
     refused(await service.client.post("/v1/jobs", json=body, headers=other.b), 404, "not_found")
     of_a = await service.client.post("/v1/upscale", json={"image_id": image["id"]}, headers=member.a)
     refused(of_a, 404, "not_found")
-    await service.client.delete(f"/v1/images/{image['id']}", headers=member.a)
+    assert (await service.client.delete(path, headers=member.a)).status_code == 204
     refused(await service.client.post("/v1/jobs", json=body, headers=member.b), 404, "not_found")
+
+
+async def test_an_image_of_a_job_has_an_address_for_as_long_as_it_is_there(
+    service: TestService, member: Member
+) -> None:
+    job = await service.complete(await service.submit(member))
+    image_id, other = job.images[0].image_id, await service.member()
+    path, of_the_job = f"/v1/images/{image_id}", f"/v1/jobs/{job.id}"
+    image = (await service.client.get(path, headers=member.b)).json()
+    assert (image["job_id"], image["sha256"]) == (job.id, job.images[0].sha256)
+    assert (await service.client.get(image["url"])).content == await service.resources.images.get(
+        job.images[0].image_uri
+    )
+    refused(await service.client.get(path, headers=other.a), 404, "not_found")
+    refused(await service.client.delete(path, headers=member.a), 404, "not_found", f"Job {job.id} made this image")
+    larger = (await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)).json()
+    for needed in (of_the_job, f"{of_the_job}/images/{image_id}"):
+        refused(await service.client.delete(needed, headers=member.a), 409, "job_unfinished", larger["request_id"])
+    await service.client.post(f"/v1/jobs/{larger['request_id']}/cancel", headers=member.a)
+    assert (await service.client.delete(of_the_job, headers=member.a)).status_code == 204
+
+
+async def due(resources: Resources, after: timedelta) -> None:
+    """Remove the uploads that nothing needs after so long, as the housekeeper does."""
+    while await Deletions(resources.process.redis, resources.images, rewrite=later(after)).remove_due_uploads():
+        pass
+
+
+async def listed(service: TestService, member: Member, limit: int = 50) -> list[str]:
+    """The ids of all pages, newest first."""
+    ids, query = list[str](), f"limit={limit}"
+    while True:
+        page = (await service.client.get(f"/v1/images?{query}", headers=member.b)).json()
+        assert len(page["images"]) <= limit
+        ids += [image["id"] for image in page["images"]]
+        if "next_cursor" not in page:
+            return ids
+        query = f"limit={limit}&cursor={page['next_cursor']}"
+
+
+@pytest.mark.slow
+async def test_pictures_are_listed_by_pages_and_those_of_the_version_before_stay_as_they_are(
+    service: TestService, member: Member
+) -> None:
+    records = [await sent(service, member, png_of((8, side))) for side in (8, 16, 24)]
+    ids = [record["id"] for record in reversed(records)]
+    assert [await listed(service, member, limit) for limit in (1, 2, 3)] == [ids] * 3
+    assert await listed(service, await service.member()) == []
+    bad = await service.client.get("/v1/images?cursor=1-gen_x", headers=member.a)
+    refused(bad, 400, "invalid_parameter", "cursor: ")
+
+    resources, before = service.resources, records[0]["id"]
+    with plain_redis(resources.redis_url) as redis:  # as the version before left it
+        redis.hset(redis_key("upload", before), "day", 30_000)
+        redis.pexpire(redis_key("upload", before), 86_400_000)
+        redis.delete(redis_key("image_uses", before))
+        redis.delete(redis_key("upload_of", member.account.id, records[0]["sha256"]))
+        for index in (redis_key("uploads", member.account.id), redis_key("uploads_due")):
+            redis.zrem(index, before)
+        counted = redis_key("uploaded", member.account.id)
+        redis.hset(counted, mapping={"30000": LEAST_COUNTED, "99999999": 2 * LEAST_COUNTED})
+        await due(resources, timedelta(hours=1))
+        assert await listed(service, member) == ids[:2]
+        assert (await service.client.get(f"/v1/images/{before}", headers=member.a)).json()["id"] == before
+        body = {"kind": "upscale", "image_id": before}
+        job = (await service.client.post("/v1/jobs", json=body, headers=member.a)).json()
+        refused(await service.client.delete(f"/v1/images/{before}", headers=member.a), 409, "job_unfinished")
+        await service.client.post(f"/v1/jobs/{job['id']}/cancel", headers=member.a)
+        assert (await service.client.delete(f"/v1/jobs/{job['id']}", headers=member.a)).status_code == 204
+        for image_id in ids:
+            assert (await service.client.delete(f"/v1/images/{image_id}", headers=member.a)).status_code == 204
+        assert not redis.exists(counted)
+    assert (await listed(service, member), objects(service, member)) == ([], [])
+
+
+@pytest.mark.slow
+async def test_a_picture_that_was_brought_goes_with_the_last_job_that_needs_it(tmp_path: Path) -> None:
+    async with open_service(tmp_path) as service:
+        member, resources, uploads = await service.member(), service.resources, service.resources.for_jobs.uploads
+        key = await resources.auth.authenticate(member.key, Variant.A, counted=False)
+        caller, hold = existing(key.caller), Hold()
+
+        async def bring(side: int) -> str:
+            """Bring a picture by a call that then crashes."""
+            file = tmp_path / "file"
+            file.write_bytes(png_of((8, side)))
+            async with AsyncExitStack() as place:
+                return (await uploads.add(caller, file, place=place, hold=hold)).upload.image.image_id
+
+        async def enlarge(image_id: str) -> str:
+            body = {"kind": "upscale", "image_id": image_id}
+            return (await service.client.post("/v1/jobs", json=body, headers=member.a)).json()["id"]
+
+        lost, brought, kept = [await bring(side) for side in (8, 16, 24)]
+        assert (await sent(service, member, png_of((8, 24))))["id"] == kept, "it is now there on purpose"
+        jobs = [await enlarge(image_id) for image_id in (brought, brought, kept)]
+        await due(resources, HELD_FOR)
+        assert await listed(service, member) == [kept, brought], "without a job it went"
+        await due(resources, 2 * HELD_FOR)  # the jobs have not ended
+        for job_id in jobs:
+            await service.complete(job_id)
+        await due(resources, 4 * HELD_FOR)  # the jobs' records are still there
+        assert await bring(16) == brought
+        assert await listed(service, member) == [kept, brought]
+        assert (await service.client.delete(f"/v1/jobs/{jobs[0]}", headers=member.a)).status_code == 204
+        await resources.uploaded.let_go(brought, hold.name)
+        await due(resources, timedelta())
+        assert await listed(service, member) == [kept, brought]
+        for job_id in jobs[1:]:
+            assert (await service.client.delete(f"/v1/jobs/{job_id}", headers=member.a)).status_code == 204
+        assert await listed(service, member) == [kept]
+        again = await bring(16)
+        await service.complete(await enlarge(again))
+        await due(resources, resources.settings.retention + timedelta(hours=1))
+        assert await listed(service, member) == []
+        await remove_listed_objects(resources.deletions, resources.images, lease=timedelta(hours=1))
+        left = {path.parent.name for path in objects(service, member)}
+        assert not any(name.startswith("img_") for name in left), lost
+        with plain_redis(resources.redis_url) as redis:
+            assert [*redis.scan_iter(match="*upload*")] == []

@@ -24,6 +24,7 @@ READS = [
     (A, "GET", "/v1/loras"),
     (B, "GET", f"/v1/loras/{LORA}"),
     (B, "GET", "/v1/models"),
+    (A, "GET", "/v1/images"),
     (A, "GET", "/v1/images/img_x"),
 ]
 CHANGES = [

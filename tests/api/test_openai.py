@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from datetime import timedelta
 from io import BytesIO
 from itertools import count
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from serve_app.api.openai import routes
 from serve_app.domain.jobs import Claim, Job, JobState
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse
+from serve_app.jobs.deletion import remove_listed_objects
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
@@ -33,9 +35,18 @@ class Caller:
         self.live = live
         self.account, key = live.member(f"caller {next(_names)}", **plans)
         self.openai = OpenAI(base_url=f"{live.base_url}/openai/v1", api_key=key, max_retries=0)
+        self.api = httpx.Client(base_url=live.base_url, headers={"Authorization": f"Bearer {key}"})
 
     def jobs(self) -> list[Job]:
         return list(self.live.run(self.live.resources.job_history.list(self.account.id)))
+
+    def pictures(self) -> list[str]:
+        return [image["id"] for image in self.api.get("/v1/images").json()["images"]]
+
+    def objects(self) -> list[str]:
+        images, lease = self.live.resources.images, timedelta(hours=1)
+        self.live.run(remove_listed_objects(self.live.resources.deletions, images, lease=lease))
+        return self.live.run(images.names(images.account_folder(self.account.id)))
 
     def states(self) -> list[JobState]:
         return [job.state for job in self.jobs()]
@@ -58,7 +69,7 @@ class Caller:
 @pytest.fixture
 def caller(live: Live) -> Iterator[Caller]:
     caller = Caller(live, plan_a="unlimited")
-    with caller.openai:
+    with caller.openai, caller.api:
         yield caller
     live.outcome = "complete"
 
@@ -122,6 +133,44 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
         assert error.value.param == param or (param is None and error.value.status_code == 415)
     events = edit(**asked, stream=True)
     assert [event.type for event in events] == ["image_edit.completed"] * 2
+
+
+def test_an_edit_s_picture_is_stored_once_and_goes_with_its_jobs(caller: Caller) -> None:
+    edit: Any = caller.openai.images.edit
+    asked = {"image": png("RGB", (1, 2, 3), (3, 2, 1)), "prompt": "a boat"}
+    wrong = [{"size": "300x300"}, {"model": "gpt-image-1"}, {"mask": b"GIF"}, {"size": "256x2048"}]
+    for fields in wrong:
+        with pytest.raises(openai.APIStatusError) as error:
+            edit(**asked, **fields)
+        assert error.value.response.headers["x-should-retry"] == "false", fields
+    assert (caller.pictures(), caller.objects()) == ([], []), "a refusal leaves nothing"
+    for _ in range(3):
+        edit(**asked)
+    (picture,) = caller.pictures()
+    for number, job in enumerate(caller.jobs()):
+        assert caller.pictures() == [picture], number
+        assert caller.api.delete(f"/v1/jobs/{job.id}").status_code == 204
+    assert caller.pictures() == []
+    edit(**asked)
+    on_purpose = caller.api.post("/v1/images", files={"file": asked["image"]}).json()["id"]
+    assert caller.pictures() == [on_purpose]
+    caller.api.delete(f"/v1/jobs/{caller.jobs()[0].id}")
+    assert caller.pictures() == [on_purpose]
+
+
+@pytest.mark.parametrize(("plans", "wait"), [({"plan_a": "single"}, 3600), ({"plan_a": "unlimited"}, 0)])
+def test_what_no_retry_cures_is_sent_once(live: Live, plans: dict[str, str], wait: int) -> None:
+    """The second call is over the plan's limit for an hour, or has another body."""
+    caller, sent = Caller(live, **plans), list[str]()
+    http = openai.DefaultHttpxClient(event_hooks={"request": [lambda request: sent.append(request.url.path)]})
+    with caller.openai.with_options(max_retries=2, http_client=http) as client:
+        key = {"Idempotency-Key": "one"}
+        client.images.generate(prompt="a boat", extra_headers=key)
+        with pytest.raises(openai.APIStatusError) as error:
+            client.images.generate(prompt="a ship", extra_headers=key)
+    assert len(sent) == 2
+    headers = error.value.response.headers
+    assert (headers["x-should-retry"], int(headers.get("retry-after", 0)) > 60) == ("false", wait > 0)
 
 
 def test_models_are_loras_and_base_models(caller: Caller) -> None:
@@ -225,4 +274,5 @@ async def test_a_caller_for_whom_there_is_no_place_to_wait_leaves_no_job(setting
         with caller.openai, pytest.raises(openai.InternalServerError) as error:
             caller.openai.images.generate(prompt="a boat")
         assert (error.value.code, error.value.status_code) == ("overloaded", 503)
+        assert "x-should-retry" not in error.value.response.headers
         await caller.all_are(JobState.CANCELED)

@@ -40,6 +40,8 @@ def test_a_picture_is_a_file_bytes_a_pillow_image_or_an_image_of_the_service(cli
     assert begun_from(image) == begun_from(image.image_id) == image.image_id
     assert client.upscale(file, 2).wait().images[0].width == 640
     assert client.images.get(photo.id).sha256 == photo.sha256
+    assert client.images.get(image.image_id).url
+    assert [each.id for each in client.images.list()] == [drawn.request["image_id"], photo.id]
     client.images.delete(photo.id)
     with pytest.raises(NotFound):
         client.images.get(photo.id)
@@ -77,6 +79,7 @@ async def test_the_async_client_takes_pictures_too(live: Live, key: str) -> None
         again = await client.generate(PROMPT, image=job.images[0], mask=a_picture("white"))
         assert (job.request["image_id"], again.request["image_id"]) == (photo.id, job.images[0].image_id)
         assert (await client.images.get(photo.id)).sha256 == photo.sha256
+        assert photo.id in [each.id for each in await client.images.list()]
         await client.images.delete(photo.id)
         with pytest.raises(NotFound):
             await client.images.get(photo.id)

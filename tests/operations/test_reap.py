@@ -122,10 +122,9 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     uploaded = await put(resources, image_id, when=OLD)
     await resources.uploaded.add(
         replace(stored_image(uploaded), image_id=image_id),
-        account_id=(await resources.accounts.create("acme")).id,
-        key_id="",
-        idempotency_key=None,
-        body_sha256="",
+        account=(await resources.accounts.create("acme")).id,
+        user="kept by the test",
+        lasts=timedelta(days=1),
     )
     before_the_move = f"s3://elsewhere/{resources.images.name(kept)}"
     await resources.queue.finish(leases[done], [stored_image(before_the_move)], seconds=1)

@@ -5,7 +5,7 @@ import hashlib
 import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -120,10 +120,13 @@ async def _live_one_job(folder: Path, url: str) -> None:
         await resources.queue.reap()
         image = stored_image(await put(resources, "img_x", account_id=account.id, when=datetime.now(UTC)))
         added = await resources.uploaded.add(
-            image, account_id=account.id, key_id="", idempotency_key="k", body_sha256=""
+            image, account=account.id, user="x", lasts=timedelta(minutes=1), idempotency_digest="k"
         )
         assert added == ("added", image.image_id)
-        assert await resources.deletions.delete_upload(image.image_id, "", account_id=account.id)
+        assert (await resources.uploaded.page(account.id, limit=1))[0]
+        await resources.uploaded.let_go(image.image_id, "y")
+        assert await resources.deletions.delete_upload(image.image_id, account_id=account.id)
+        assert await resources.deletions.remove_due_uploads() == 0
         await sweep(resources.images, resources.jobs, resources.uploaded, resources.settings)
         assert b"atelier_redis_memory_bytes" in await render_metrics(
             resources.measures,

@@ -187,6 +187,9 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     waiting = await browser.open(f"/console/playground/{varied.id}")
     canceled = await browser.send(waiting.form("Cancel"))
     assert "Canceled" in canceled.text
+    refused = await browser.send(page.form("Delete for good"))
+    assert (refused.answer.status_code, f"Job {upscaled.id} needs this image" in refused.text) == (409, True)
+    await service.resources.queue.cancel(upscaled.id, account_id=owner.id)
     gone = await browser.send(page.form("Delete for good"))
     assert gone.answer.url.path == "/console/playground"
     assert await service.resources.jobs.find(job.id) is None

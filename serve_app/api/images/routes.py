@@ -19,12 +19,24 @@ from serve_app.api.multipart import MEDIA_TYPE, disk_errors, read_multipart
 from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import ImageId, Pixels, ResponseBody, Url, UtcTime
+from serve_app.api.schemas import (
+    DEFAULT_PAGE_SIZE,
+    NEXT_PAGE,
+    AnyJobId,
+    ImageId,
+    PageSize,
+    Pixels,
+    ResponseBody,
+    Url,
+    UtcTime,
+    read_position,
+)
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.errors import (
     IdempotencyConflict,
     ImageQuotaExceeded,
     InvalidParameter,
+    JobUnfinished,
     NotFound,
     PayloadTooLarge,
     RequestTimeout,
@@ -66,16 +78,22 @@ _FORM: dict[str, Any] = {
 _HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
 _ERRORS = {
     400: "The form has no `file` or another field, or the picture is damaged, too large, animated, in CMYK or of 16 bits.",
-    409: "The `Idempotency-Key` was used before with another file, or your account's images take all bytes they may.",
+    409: "The `Idempotency-Key` was used before with another file, or your account's pictures take all bytes they may.",
     413: "The file is larger than this service accepts.",
     415: f"The body is no multipart form, or the file is not {KINDS}.",
 }
 
+_CURSOR = "[0-9]{1,14}-img_[a-z2-7]{26}"
+Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR}$"})]
 ImageName = Annotated[str, Path(description="Its id.", json_schema_extra={"pattern": "^img_[a-z2-7]{26}$"})]
 
 
 class UploadedImage(ResponseBody):
-    """An uploaded picture as it is stored: a PNG without metadata, upright, opaque, in grey or RGB."""
+    """A picture as it is stored. An uploaded one is a PNG without metadata, upright, opaque, in grey or RGB.
+
+    Your account stores and counts a picture once: uploaded again it is the same image, whose time begins anew. One that
+    came with an edit of `/openai/v1`, or in the playground, goes with the jobs that were drawn from it.
+    """
 
     id: ImageId
     url: Url
@@ -84,7 +102,17 @@ class UploadedImage(ResponseBody):
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
     created_at: UtcTime
-    expires_at: Annotated[UtcTime, Field(description="When it is deleted, unless you delete it before.")]
+    expires_at: Annotated[
+        UtcTime, Field(description="When it goes, unless a job needs it longer or you delete it before.")
+    ]
+    job_id: Annotated[AnyJobId | None, Field(description="The job that made it; absent for an uploaded one.")] = None
+
+
+class UploadedImages(ResponseBody):
+    """A page of uploaded pictures, newest first."""
+
+    images: list[UploadedImage]
+    next_cursor: Annotated[Cursor, Field(description="`cursor` of the next page; absent on the last.")] = None
 
 
 @router.post(
@@ -131,9 +159,31 @@ async def add_image(request: Request, caller: CallerDep, idempotency_key: Idempo
 
 
 @router.get(
+    "/v1/images",
+    operation_id="listUploadedImages",
+    summary="List the pictures that count against your account, newest first",
+    response_model=UploadedImages,
+    responses={
+        200: success("A page of pictures.", {"Images": {"images": [_IMAGE]}}),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS),
+    },
+)
+async def list_images(
+    request: Request,
+    caller: CallerDep,
+    cursor: Annotated[Cursor, NEXT_PAGE] = None,
+    limit: PageSize = DEFAULT_PAGE_SIZE,
+) -> Response:
+    after = read_position(cursor, _CURSOR)
+    uploads, following = await jobs_of(request).uploads.records.page(caller.account_id, limit=limit, after=after)
+    images = [_body(request, upload) for upload in uploads]
+    return json_response(UploadedImages(images=images, next_cursor=following and following.cursor))
+
+
+@router.get(
     "/v1/images/{image_id}",
     operation_id="getUploadedImage",
-    summary="Read an uploaded picture",
+    summary="Read a picture that you uploaded or that a job made, with a fresh address",
     response_model=UploadedImage,
     responses={200: success("The picture.", IMAGE), **error_responses(*COUNTED_ERRORS, NotFound)},
 )
@@ -148,8 +198,13 @@ async def get_image(request: Request, caller: CallerDep, image_id: ImageName) ->
     status_code=204,
     response_class=Response,
     responses={
-        204: {"description": "Deleted: jobs that need it and have not begun fail as `generation_failed`."},
-        **error_responses(*COUNTED_ERRORS, NotFound),
+        204: {"description": "Deleted."},
+        **error_responses(
+            *COUNTED_ERRORS,
+            NotFound,
+            JobUnfinished,
+            descriptions={409: "A job that has not ended needs it: wait for the job, or cancel it first."},
+        ),
     },
 )
 async def delete_image(request: Request, caller: CallerDep, image_id: ImageName) -> Response:
@@ -176,4 +231,5 @@ def _body(request: Request, upload: Upload) -> UploadedImage:
         sha256=image.sha256,
         created_at=upload.created_at,
         expires_at=upload.expires_at,
+        job_id=upload.job_id or None,
     )

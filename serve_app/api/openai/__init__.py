@@ -13,6 +13,9 @@ from serve_app.api.openai.routes import error_body, router
 from serve_app.api.openapi import json_app
 from serve_app.domain.errors import AtelierError
 
+LONGEST_WAIT_S, _CURABLE = 60, (408, 429)
+"""OpenAI's clients repeat 408, 409, 429 and 5xx, and earlier ones at once where they are told to wait longer."""
+
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -30,6 +33,9 @@ def _in_envelope(answer: Answer) -> Answer:
     async def answer_so(request: Request, error: Exception) -> Response:
         plain = await answer(request, error)
         headers = {name: value for name, value in plain.headers.items() if not name.startswith("content-")}
+        wait_s = int(plain.headers.get("retry-after", 0))
+        if wait_s > LONGEST_WAIT_S or (plain.status_code in range(400, 500) and plain.status_code not in _CURABLE):
+            headers["X-Should-Retry"] = "false"
         body = error_body(plain.status_code, **json.loads(bytes(plain.body))["error"])
         return JSONResponse(body, status_code=plain.status_code, headers=headers)
 

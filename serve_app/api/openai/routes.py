@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
 from pydantic import Field
@@ -34,6 +34,7 @@ from serve_app.domain.errors import (
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import ImageFormat, LoraUse
 from serve_app.jobs.submit import Call
+from serve_app.jobs.uploads import Hold
 from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, Wish
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
@@ -80,10 +81,11 @@ async def generate(
 
 @router.post("/openai/v1/images/edits")
 async def edit(request: Request, caller: CallerDep, idempotency_key: IdempotencyKeyDep) -> Response:
-    form = await _read_form(request, caller, idempotency_key)
-    wish = replace(await _wish(request, caller, form.body), image_id=form.image_id, mask_image_id=form.mask_image_id)
     call = Call(request_id=RequestContext.of(request).request_id, idempotency_key=idempotency_key)
-    return await _answer(request, caller, form.body, wish, call)
+    async with jobs_of(request).uploads.hold() as hold:
+        body, ids = await _read_form(request, caller, hold)
+        wish = replace(await _wish(request, caller, body), image_id=ids["image"], mask_image_id=ids.get("mask"))
+        return await _answer(request, caller, body, wish, call)
 
 
 async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
@@ -154,16 +156,8 @@ async def _hang_up(request: Request) -> None:
         pass
 
 
-class Form(NamedTuple):
-    """What a form of `images/edits` asks for; its pictures are stored as those of `POST /v1/images`."""
-
-    body: ImagesRequest
-    image_id: str
-    mask_image_id: str | None
-
-
-async def _read_form(request: Request, caller: Caller, idempotency_key: str | None) -> Form:
-    """Read the fields, and store the pictures. Raises what `read_multipart` and `Uploads.add` raise."""
+async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[ImagesRequest, dict[str, str]]:
+    """Read the fields, and store the pictures; return also their ids. Raises what `read_multipart` and `Uploads.add` raise."""
     space, ids = jobs_of(request).space, dict[str, str]()
     async with AsyncExitStack() as places:
         await places.enter_async_context(loras_of(request).uploads.hold(caller.account_id))
@@ -179,18 +173,17 @@ async def _read_form(request: Request, caller: Caller, idempotency_key: str | No
         body = validate(ImagesRequest, texts | numbers | flags)
         for name in _PICTURES:
             if (folder / name).exists():
-                key = idempotency_key and f"{idempotency_key}#{name}"
-                ids[name.removesuffix("[]")] = await _store(request, caller, folder / name, key)
+                ids[name.removesuffix("[]")] = await _store(request, caller, folder / name, hold)
     if "image" not in ids:
         raise InvalidParameter("image: is required, one picture")
-    return Form(body, ids["image"], ids.get("mask"))
+    return body, ids
 
 
-async def _store(request: Request, caller: Caller, file: Path, key: str | None) -> str:
+async def _store(request: Request, caller: Caller, file: Path, hold: Hold) -> str:
     is_mask = file.name == "mask"
     try:
         async with AsyncExitStack() as place:
-            added = await jobs_of(request).uploads.add(caller, file, place=place, idempotency_key=key, is_mask=is_mask)
+            added = await jobs_of(request).uploads.add(caller, file, place=place, hold=hold, is_mask=is_mask)
     except (InvalidParameter, UnsupportedMediaType) as error:
         name = "mask" if is_mask else "image"
         raise type(error)(error.message.replace("file:", f"{name}:", 1)) from None

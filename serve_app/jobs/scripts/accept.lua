@@ -6,8 +6,8 @@
 -- `write_job` takes a job. Its account must be allowed to use its `loras`, whose weights are the job's group; without
 -- one `group` is. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
 -- plan, or ''. `request_id`: of the HTTP request, for logs, or ''.
--- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict, full,
--- account_full, account_stored.
+-- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict,
+-- no_image, full, account_full, account_stored.
 local new = cjson.decode(new)
 local over = {} -- days whose stored bytes no longer count
 
@@ -85,7 +85,7 @@ local function write_job(job)
     more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
     start_by = job.start_within_ms and now + job.start_within_ms,
     sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
-    idempotency = job.idempotency,
+    idempotency = job.idempotency, pictures = table.concat(job.pictures or {}, '\n'),
   }) do
     if value ~= '' then
       fields[#fields + 1] = name
@@ -98,6 +98,7 @@ local function write_job(job)
   redis.call('HINCRBY', K('load:' .. job.kind), 'accepted_work', job.work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
   local written = read_job(job.id)
+  begin_uses(written)
   enqueue(written)
   count_stored(written, job_bytes + #job.request)
   if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
@@ -128,6 +129,9 @@ if idempotency_digest ~= '' then
   end
 end
 
+for _, image_id in ipairs(new.pictures or {}) do
+  if redis.call('EXISTS', K('upload:' .. image_id), K('image:' .. image_id)) == 0 then return {'no_image', {}, {}} end
+end
 local full = no_space()
 if full then return {full, {}, {}} end
 

@@ -1,13 +1,10 @@
--- include listed_objects
--- include uploaded
+-- include upload_removal
 -- args: image_id, account
--- delete_upload: remove the record of an image that the account uploaded, and list its objects. Returns the image's id,
--- or '' where the account has no such image (any more).
+-- delete_upload: remove an image that the account uploaded, and list its object. Returns the image's id, that of a job
+-- that has not ended and needs it, or '' where the account has no such image (any more).
 if was_deleted_by_this_call(image_id) then return image_id end
-local name = K('upload:' .. image_id)
-local record = redis.call('HMGET', name, 'account', 'day', 'counted')
-if record[1] ~= account then return '' end
-redis.call('DEL', name) -- the first write frees memory, so that a full server can be emptied
-count_uploaded(account, record[2], -record[3])
-list_objects(image_id, folder)
+if redis.call('HGET', K('upload:' .. image_id), 'account') ~= account then return '' end
+local user = unfinished_user({image_id})
+if user then return user end
+remove_upload(image_id)
 return image_id

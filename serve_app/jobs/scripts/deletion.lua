@@ -1,5 +1,5 @@
 -- include listed_objects
--- args: job_id, account, first, bytes:number
+-- args: job_id, account, first, uris, folder, bytes:number
 -- Removal of what Redis holds of a job. Its objects are listed in the same script. `account` '' is the operator.
 -- `first` is the first field of the result that the caller has read: while there is another, the call changes nothing.
 -- `bytes` were counted at the accept.
@@ -16,6 +16,7 @@ local function delete_record(job, image_ids)
     if redis.call('HGET', idempotency_key, 'job') == job.id then redis.call('DEL', idempotency_key) end
   end
   count_stored(job, -bytes)
-  list_objects(job.id, folder)
+  list_objects(job.id, folder, uris)
   redis.call('DEL', name)
+  for _, image_id in ipairs(job.pictures) do end_use(image_id, job.id) end
 end

@@ -3,8 +3,6 @@
 -- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes
 -- any; '-': without one), and were accepted from `since` and before `until_ms`. A page looks at `most` records.
 -- Returns {{id, time} of each, {id, time} of the last record looked at, or {} when there are no more}.
--- An accept takes the server at least 50 µs, so an account has no more jobs of one millisecond than this.
-local SAME_MS = 32
 local NO_KEY = '-'
 
 local function is_line_of(line, text) return text and string.find('\n' .. text .. '\n', '\n' .. line .. '\n', 1, true) end

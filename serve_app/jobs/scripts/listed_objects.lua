@@ -1,8 +1,8 @@
--- args: call, uris, folder
+-- args: call
 -- The list of objects that whoever comes next removes from the storage: a process that dies between a record's removal
 -- and its objects' leaves them there. `folder` holds the objects, or is ''; `uris` (JSON) are objects wherever they
 -- are. `call` names the call, whose repeat gets the same answer.
-local function list_objects(name, folder)
+local function list_objects(name, folder, uris)
   redis.call('HSET', K('deletions'), name, cjson.encode({folder = folder, uris = uris, at = now, call = call}))
 end
 

@@ -1,7 +1,9 @@
 -- args: since:number, after_ms:number, after_id, limit:number, most:number
--- page: a part of an index of jobs by time, newest first, which begins after a position (time and id).
+-- page: a part of an index by time, newest first, which begins after a position (time and id).
+-- A write takes the server at least 50 µs, so that an account has no more rows of one millisecond than this.
+local SAME_MS = 32
 
--- Return {id, time} of at most `limit` jobs that `is_wanted` takes, of `asked` from `latest` back to `since`; and {id,
+-- Return {id, time} of at most `limit` rows that `is_wanted` takes, of `asked` from `latest` back to `since`; and {id,
 -- time} of the last that was looked at, or {} when there are no more.
 local function page(index, latest, asked, is_wanted)
   local rows = redis.call('ZREVRANGEBYSCORE', index, latest, since or '-inf', 'WITHSCORES', 'LIMIT', 0, asked)

@@ -1,6 +1,7 @@
 -- include loras/permission
 -- include loras/pools
 -- include webhooks
+-- include image_uses
 -- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
@@ -50,12 +51,14 @@ end
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by')
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures')
   if not field[1] then return nil end
   -- The record of an ended job names no kind.
   local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
   local adapters = {field[20] or nil}
   for adapter in string.gmatch(field[23] or '', '[^\n]+') do adapters[#adapters + 1] = adapter end
+  local pictures = {}
+  for image_id in string.gmatch(field[26] or '', '[^\n]+') do pictures[#pictures + 1] = image_id end
   return {
     id = id, state = field[1], kind = kind, account = field[3], group = field[4] or '', attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
@@ -63,7 +66,7 @@ local function read_job(id)
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
     adapters = adapters, plan = field[21] or '', created = num(field[22], 0), base = field[24],
-    start_by = tonumber(field[25]),
+    start_by = tonumber(field[25]), pictures = pictures,
   }
 end
 
@@ -291,6 +294,7 @@ local function end_job(job, state, retention_ms)
   if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
   redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
   redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
+  for _, image_id in ipairs(job.pictures) do use_image(image_id, job.id, now + retention_ms, retention_ms) end
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then
     redis.call('HDEL', K('unfinished'), job.account)
   end

@@ -14,5 +14,6 @@ redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
 redis.call('HINCRBY', K('count'), 'failed', -1)
 local queued = read_job(job_id)
 enqueue(queued)
+begin_uses(queued)
 look_at_waiting(queued)
 return 1

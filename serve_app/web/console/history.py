@@ -135,9 +135,9 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
             account_id=account_id,
             by=actor_of(request, session.who),
         )
-    except JobUnfinished:
+    except JobUnfinished as error:
         job = await load_job(request, job_id, session)
-        return await _job_page(request, session, job, status=409, notice="This job has not ended: cancel it first.")
+        return await _job_page(request, session, job, status=409, notice=error.message)
     return redirect(request, "history")
 
 
@@ -146,9 +146,12 @@ async def delete_image(request: Request, job_id: str, image_id: str, session: Fo
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
     account_id, valid_id = session.who.id, valid_job_id(job_id, *JOB_PREFIXES)
-    await jobs_of(request).deletion.delete_image(
-        valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
-    )
+    by = actor_of(request, session.who)
+    try:
+        await jobs_of(request).deletion.delete_image(valid_id, image_id, account_id=account_id, by=by)
+    except JobUnfinished as error:
+        job = await load_job(request, job_id, session)
+        return await _job_page(request, session, job, status=409, notice=error.message)
     is_kept = await jobs_of(request).reader.get(valid_id, account_id=account_id) is not None
     return redirect(request, f"history/{valid_id}" if is_kept else "history")
 

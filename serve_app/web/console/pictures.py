@@ -1,6 +1,7 @@
 """Pictures that the playground's form begins from: uploaded, shown small, and taken away again."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -11,6 +12,7 @@ from serve_app.api.multipart import disk_errors, read_multipart
 from serve_app.domain.errors import AtelierError, InvalidParameter
 from serve_app.engine.families.abilities import abilities_of
 from serve_app.jobs.previews import thumbnail
+from serve_app.jobs.uploads import Hold
 from serve_app.web.console.history import IMAGE_CACHE
 from serve_app.web.console.pages import FormSession, PageSession, owner_caller, render, uncounted_owner
 from serve_app.web.console.playground_form import DEFAULTS
@@ -20,6 +22,8 @@ from serve_app.web.site.forms import check_form, redirect
 router = APIRouter()
 
 PICTURE_FIELDS = ("image_id", "mask_image_id")
+FORM_LIFE = timedelta(hours=12)
+"""A picture that no job was drawn from stays as long as a session can, with whatever form it is in."""
 _FILE = "file"
 
 
@@ -69,7 +73,7 @@ async def _receive(request: Request, session: FormSession) -> Mapping[str, str]:
         if not (folder / _FILE).exists():  # nothing is written of an empty file
             raise InvalidParameter("choose a PNG, JPEG or WebP file")
         caller = await owner_caller(request, session)
-        added = await jobs.uploads.add(caller, folder / _FILE, place=place, idempotency_key=None)
+        added = await jobs.uploads.add(caller, folder / _FILE, place=place, hold=Hold(FORM_LIFE))
     field = PICTURE_FIELDS[1 if form.get("image_id") else 0]
     return form | {field: added.upload.image.image_id}
 
