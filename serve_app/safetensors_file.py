@@ -14,7 +14,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -26,7 +26,7 @@ MAX_TENSORS = 20_000
 MAX_METADATA_ENTRIES = 1_000
 """A file has at most this many; sd-scripts writes about 100, its tag frequencies as one text."""
 MAX_DIMENSION = 1 << 18
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_NAME = re.compile(r"[A-Za-z0-9_.$\-]{1,256}")
 _FOREIGN: tuple[tuple[str, str], ...] = (
     (r"bundle_emb\.", "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: "
      "save the LoRA without it"),
@@ -34,8 +34,10 @@ _FOREIGN: tuple[tuple[str, str], ...] = (
      "convert it to the names of kohya or diffusers"),
     (r"<[^>]+>$|string_to_param\b", "is a textual inversion or holds one, which this service does not load: "
      "save the LoRA without it"),
+    (r"scaled_fp8$", "is quantized to float8 with scales beside the weights (scaled_fp8), which is not read as a LoRA: "
+     "save it as float16 or bfloat16"),
 )  # fmt: skip
-"""Files of other kinds by how a tensor's name begins; their names would be forbidden."""
+"""Files of other kinds by how a tensor's name begins; their names would be forbidden, or their tensors empty."""
 _FLOATS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0000000000000),
     "F32": ("<u4", 0x7F800000),
@@ -49,8 +51,32 @@ _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """sd-scripts writes an integer alpha as I64; LyCORIS writes flags."""
 _BYTES = {dtype: int(element[-1]) for dtype, (element, _) in _FLOATS.items()} | _INTEGERS
 _BLOCK = 1 << 20
-_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_WEB_PAGES = (b"<!do", b"<htm", b"<?xm")
+_HEAD = 512
+_UNPACK = "unpack it, and bring the safetensors file in it"
+_TEXT = rb"[^\x00-\x08\x0e-\x1a\x1c-\x1f]"
+_NO_WEIGHTS = "not weights: check the download address, and whether it asks you to sign in"
+_MARKS: Sequence[tuple[bytes, str]] = (
+    (rb"PK\x03\x04.*/data\.pkl|\x80[\x02-\x05]|\([dl]p|[}\]]q\x00",
+     "is a pickle (.bin, .pt, .ckpt), which may hold code: convert it to safetensors"),
+    (rb"PK[\x03\x05\x07]", f"is a zip archive: {_UNPACK}"),
+    (rb"Rar!", f"is a RAR archive: {_UNPACK}"),
+    (rb"7z\xbc\xaf", f"is a 7z archive: {_UNPACK}"),
+    (rb".{257}ustar", f"is a tar archive: {_UNPACK}"),
+    (rb"\x1f\x8b", f"is compressed with gzip: {_UNPACK}"),
+    (rb"BZh[1-9]|\xfd7zXZ|\x28\xb5\x2f\xfd", f"is compressed with bzip2, xz or zstd: {_UNPACK}"),
+    (rb"GGUF|(lm|tj|al)gg", "is GGUF, quantized weights of llama.cpp and ComfyUI, which this service does not load: "
+     "bring the LoRA as safetensors"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF|.{4}ftyp", "is a picture, a sound or a video, not weights: "
+     "choose the safetensors file"),
+    (rb"\x89HDF|\x93NUMPY|%PDF", "is of another format (HDF5, NumPy or PDF): choose the safetensors file"),
+    (rb"\x00+\Z", "begins with zeros alone, as an unfinished download does: fetch it again"),
+    (rb"version https?://|# xet |/annex/objects/", "is a Git LFS pointer, not weights: fetch the file itself"),
+    (rb"[\xef\xbb\xbf\s]*<(?=%b*\Z)" % _TEXT, f"is a web page, {_NO_WEIGHTS}"),
+    (rb"[\xef\xbb\xbf\s]*[{[](?=%b*\Z)" % _TEXT, f"is JSON, such as a server's error message, {_NO_WEIGHTS}"),
+    (rb"%b+\Z" % _TEXT, f"is text, such as a server's error message, {_NO_WEIGHTS}"),
+)  # fmt: skip
+"""Files of other kinds by their first bytes. They are compared only where these are not a safetensors file's, whose
+first eight are the length of its header and may be any of these."""
 
 
 class UnusableFile(ValueError):
@@ -92,13 +118,14 @@ def is_unused(name: str, tensors: Collection[str]) -> bool:
 def read_header(path: Path) -> Header:
     """Return a header that fits its file, whose numbers are not read yet. Raises like `check_safetensors`."""
     size = path.stat().st_size
-    _must(size <= MAX_FILE_BYTES, "is larger than 2 GiB")
+    _must(size <= MAX_FILE_BYTES, "is larger than 2 GiB, as whole models are: choose the LoRA's own file")
     with path.open("rb") as file:
-        prefix = file.read(8)
-        _must_be_safetensors(prefix)
-        length = int.from_bytes(prefix, "little")
+        head = file.read(_HEAD)
+        _must_be_safetensors(head)
+        length = int.from_bytes(head[:8], "little")
         _must(length <= MAX_HEADER_BYTES, f"has a header over {MAX_HEADER_BYTES >> 20} MiB, or is no safetensors file")
         _must(8 + length <= size, "ends inside its header: it was not copied whole")
+        file.seek(8)
         header = _parse(file.read(length))._replace(start=8 + length)
     _check_layout(header.tensors, size - header.start)
     return header
@@ -116,17 +143,12 @@ def read_numbers(file: BufferedReader, header: Header, name: str) -> bytearray:
     return numbers
 
 
-def _must_be_safetensors(prefix: bytes) -> None:
-    _must(prefix, "is empty")
-    _must(
-        not prefix.startswith(_PICKLES),
-        "is a pickle (.bin, .pt, .ckpt), which may hold code: convert it to safetensors",
-    )
-    _must(
-        not prefix.lstrip()[:4].lower().startswith(_WEB_PAGES), "is a web page, not weights: check the download address"
-    )
-    _must(not prefix.startswith(b"version "), "is a Git LFS pointer, not weights: fetch the file itself")
-    _must(len(prefix) == 8 and int.from_bytes(prefix, "little") >= 2, "is too short for a safetensors file")
+def _must_be_safetensors(head: bytes) -> None:
+    _must(head, "is empty")
+    if head[4:9] not in (bytes(4), bytes(4) + b"{"):  # a length below 4 GiB, then the header's first letter
+        for mark, complaint in _MARKS:
+            _must(not re.match(mark, head, re.DOTALL), complaint)
+    _must(len(head) >= 8 and int.from_bytes(head[:8], "little") >= 2, "is too short for a safetensors file")
 
 
 def _parse(text: bytes) -> Header:
@@ -159,11 +181,15 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     for pattern, complaint in _FOREIGN:
         _must(not any(re.match(pattern, name) for name in tensors), complaint)
     for name, tensor in tensors.items():
-        _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
+        _must(
+            _NAME.fullmatch(name),
+            f"has a tensor with a forbidden name, {ascii(name)[:60]}: rename it with letters, digits, _, . and -",
+        )
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
         dtype, shape, offsets = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
         _must(
-            isinstance(dtype, str) and dtype in _BYTES, f"has {name} in a type that is not one of {', '.join(_BYTES)}"
+            isinstance(dtype, str) and dtype in _BYTES,
+            f"has {name} in a type, {ascii(dtype)[:20]}, that is not one of {', '.join(_BYTES)}: convert it",
         )
         _must(_are_integers(shape) and len(shape) <= 5, f"has a malformed shape for {name}")
         _must(

@@ -125,7 +125,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_family(table) or base
     others = _joined(also_fits(source.outlines(), table, source.declared))
-    algorithm, writer = algorithm_of(source.header.tensors), _writer(source)
+    algorithm, writer = algorithm_of(source, table), _writer(source)
     parts = [
         family,
         "" if algorithm == "LoRA" else algorithm,

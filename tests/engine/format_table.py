@@ -29,6 +29,7 @@ WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
     "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
     "test_what_diffusers_saves_gives_what_peft_makes": "diffusers",
+    "test_dora_under_other_names_gives_what_peft_makes": "PEFT, renamed",
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "a merge by hand",
@@ -51,14 +52,21 @@ change them by more than 0.01. An empty cell was not tried.
 The first column says how a row was proven. With a tool's name, that tool's own code wrote the file and made what ours
 is compared with. sd-scripts and musubi-tuner are on no package index: their files lie beside the tests, with the recipe
 that made them. "A merge by hand" is a set of names: the tensors are written under them by the test, as the tool's
-source or people's reports spell them (ai-toolkit, OneTrainer, ComfyUI, diffusion-pipe and DiffSynth-Studio cannot be
-installed here); its changes are merged into the base's weights with the formula of LoRA.
+source or people's reports spell them (ai-toolkit, OneTrainer, ComfyUI, VideoX-Fun, diffusion-pipe and DiffSynth-Studio
+cannot be installed here); its changes are merged into the base's weights with the formula of LoRA. "PEFT, renamed" are
+such names for what PEFT's own layers make; the conversion to kohya's names is diffusers' code.
 
 How strongly a layer acts is told by the file's alpha, by PEFT's configuration (in `adapter_config.json` or in
-diffusers' metadata), or by metadata called `lora_alpha`, `network_alpha` or `alpha`, also with a component before them.
-A file is refused where two of these differ, where the configuration's rank, `rank_pattern` or `use_dora` is not the
+diffusers' metadata), or by metadata called `lora_alpha`, `network_alpha` or `alpha`, also with a component before them;
+"Dynamic" there means that each layer has its own, and a layer without one is refused. A file is refused where two of these differ, where the configuration's rank, `rank_pattern` or `use_dora` is not the
 file's, and where one part of a layer, or one folder's adapter, is there twice. A layer under two names is read where
-both say the same.
+both say the same. One layer's parts may be spelled differently, as diffusers' advanced trainers spell them: dots in one
+name and underscores in the other, also `$$` for dots.
+
+DoRA has two rules at weights other than 1. Magnitudes called `magnitude` (ai-toolkit), `lora_magnitude_vector` (PEFT) or
+`weight_m_wdecomp` (the method's authors) get PEFT's, whatever their factors are called; `dora_scale` gets that of
+LyCORIS, unless it is a plain list of numbers, as diffusers leaves PEFT's. VeLoRA and MonteCLoRA of PEFT are LoRA but in
+training: what they keep for it is not used.
 
 Z-Image's queries, keys and values are one layer to ComfyUI and to those who train with its code (`attention.qkv`), and
 three to diffusers. A change of the one is divided by outputs, with DoRA's magnitudes, at the rank that each part has: a
@@ -73,12 +81,19 @@ each half goes where its name says. Names of its text encoder are Qwen3's, as th
 
 Each of these is refused by its name, with the family that it is for where its shapes or names tell it:
 
-- full-weight differences, norms, OFT, BOFT, GLoRA, biases, PEFT's IA³, VeRA, AdaLoRA and `modules_to_save`;
+- full-weight differences, norms, OFT, BOFT, GLoRA, biases, ComfyUI's `set_weight`, LoRAs of text embeddings, PEFT's
+  IA³, VeRA, AdaLoRA, `modules_to_save` and its other methods; any other part of a layer, by what it is called;
+- quantized weights: 4 bits (nf4), integers, and float8 with scales beside it (float8 without them is read);
 - LoRAs of another base model's family or size, and of those that are not served: FLUX.1, SD 3, Qwen-Image, Wan, the
   SDXL refiner, other diffusion transformers and video models, and those of cloneofsimo's trainer;
 - networks that are no LoRA: ControlNet, ControlNet-LLLite, IP-Adapter, T2I-Adapter, AnimateDiff, hypernetworks,
   upscalers, textual inversions, VAEs, whole checkpoints;
-- pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors, weights as integers.
+- pickles (`.bin`, `.pt`, `.ckpt`), shards, folders in folders, empty tensors;
+- GGUF, archives (zip, RAR, 7z, tar), compressed files, pictures, and what a failed download leaves: a web page, JSON,
+  text, zeros, a pointer of Git LFS.
+
+The upload page, `/v1/loras`, `atelier loras` and a worker that loads the file say the same. A safetensors file is known
+by its header alone, whatever its first bytes are.
 
 A layer's rank is at most `max_rank` of the generators (128 unless set, 256 at most), so that slots stay small. A LoHa
 of dimension d has the rank d², a LoKr the product of its factors' ranks; neither exceeds the smaller side of the layer,

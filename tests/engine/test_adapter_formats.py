@@ -11,8 +11,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from diffusers.utils.state_dict_utils import convert_state_dict_to_kohya
 from lycoris import kohya as lycoris_kohya
-from peft import AdaLoraConfig, IA3Config, LoraConfig, VeraConfig, get_peft_model, get_peft_model_state_dict
+from peft import (
+    AdaLoraConfig,
+    IA3Config,
+    LoraConfig,
+    MontecloraConfig,
+    VeloraConfig,
+    VeraConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -248,11 +258,17 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     "convolutions": {"r": 3, "lora_alpha": 6, "target_modules": CONVOLUTIONS},
     "DoRA of convolutions": {"r": 3, "lora_alpha": 6, "use_dora": True, "target_modules": CONVOLUTIONS},
 }
+TRAINED_OTHERWISE: dict[str, dict[str, Any]] = {
+    "VeLoRA": {"r": 4, "velora_config": VeloraConfig(num_groups=4)},
+    "MonteCLoRA": {"r": 4, "monteclora_config": MontecloraConfig(num_samples=2, buffer_size=2)},
+}
+"""In training these differ from LoRA, and keep tensors for it in their files."""
 OF_ENCODERS: dict[str, dict[str, Any]] = {
     "without q_proj": {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "fc1", "fc2"]},
 }
 PEFT_ROWS = rows(
     *((name, base, "unet") for name in PEFT_CONFIGS for base in ("sd", "sd2", "sdxl")),
+    *((name, "sd", "unet") for name in TRAINED_OTHERWISE),
     ("alpha 16 of rank 4", "sd", "text_encoder"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder_2"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder"),
@@ -268,7 +284,7 @@ def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
     targets = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.2"] if component == "unet" else ["q_proj", "v_proj", "fc1"]
     module = copy.deepcopy(base.components[component])
     settings: dict[str, Any] = {"target_modules": targets, **config}
-    model = get_peft_model(module, LoraConfig(**settings))
+    model = get_peft_model(module, LoraConfig(**settings)).eval()
     randomize(model)
     return model
 
@@ -304,11 +320,65 @@ def test_a_peft_folder_gives_what_peft_makes(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], config: str, base_name: str, component: str
 ) -> None:
     base = bases(base_name)
-    model = peft_model(base, component, (PEFT_CONFIGS | OF_ENCODERS)[config])
+    model = peft_model(base, component, (PEFT_CONFIGS | TRAINED_OTHERWISE | OF_ENCODERS)[config])
     model.save_pretrained(str(tmp_path / "folder"))
     module = model.base_model.model
     require_equal(
         base, tmp_path / "folder", weights, lambda weight: scaled_latents(base, component, model, module, weight)
+    )
+
+
+Tensors = dict[str, Tensor]
+
+
+def renamed(prefix: str, *parts: str, flat: bool = False) -> Callable[[Tensors], Tensors]:
+    """Return a function that writes PEFT's tensors under other names of `lora_A`, `lora_B` and the magnitudes."""
+
+    def named(tensors: Tensors) -> Tensors:
+        written: Tensors = {}
+        for name, tensor in tensors.items():
+            stem, _, part = name.removeprefix("base_model.model.").partition(".lora_")
+            kind = ("A.weight", "B.weight", "magnitude_vector").index(part)
+            written[f"{prefix}{stem.replace('.', '_') if flat else stem}.{parts[kind]}"] = tensor
+        return written
+
+    return named
+
+
+def converted_to_kohya(prefix: str) -> Callable[[Tensors], Tensors]:
+    """diffusers' converter, by which its advanced trainers save: it leaves a dot in the magnitudes' names."""
+    return lambda tensors: convert_state_dict_to_kohya(
+        {name.replace("base_model.model.", prefix): tensor for name, tensor in tensors.items()}
+    )
+
+
+RENAMED: dict[str, Callable[[Tensors], Tensors]] = {
+    "DoRA, ai-toolkit": renamed("lora_unet_", "lora_down.weight", "lora_up.weight", "magnitude", flat=True),
+    "DoRA, ai-toolkit, PEFT keys": renamed("unet.", "lora_A.weight", "lora_B.weight", "magnitude"),
+    "DoRA, converted to kohya by diffusers": converted_to_kohya("unet."),
+    "DoRA, one number per output as dora_scale": renamed("unet.", "lora_down.weight", "lora_up.weight", "dora_scale"),
+    "DoRA, its authors' names": renamed("", "lora_A.weight", "lora_B.weight", "weight_m_wdecomp.weight"),
+}
+RENAMED_ROWS = rows(
+    *((label, base) for label in RENAMED for base in ("sd", "sdxl")),
+    everywhere=("DoRA, converted to kohya by diffusers",),
+    in_full=("DoRA, ai-toolkit", "DoRA, converted to kohya by diffusers"),
+)
+
+
+@pytest.mark.parametrize(("label", "base_name", "weights"), RENAMED_ROWS)
+def test_dora_under_other_names_gives_what_peft_makes(
+    bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], label: str, base_name: str
+) -> None:
+    base = bases(base_name)
+    model = peft_model(base, "unet", {"r": 4, "lora_alpha": 4, "use_dora": True})
+    save_file(RENAMED[label](get_peft_model_state_dict(model)), tmp_path / "adapter.safetensors")
+    module = model.base_model.model
+    require_equal(
+        base,
+        tmp_path / "adapter.safetensors",
+        weights,
+        lambda weight: scaled_latents(base, "unet", model, module, weight),
     )
 
 
@@ -422,6 +492,12 @@ LYCORIS: dict[str, dict[str, Any]] = {
     "LoHa": {"algo": "loha", "preset": "attn-mlp"},
     "LoHa of a high dimension": {"algo": "loha", "dim": 14, "preset": "attn-mlp"},
     "LoHa convolutions": {"algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "LoHa convolutions, OneTrainer": {
+        "algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
+    "LoHa convolutions of a high dimension, OneTrainer": {
+        "algo": "loha", "conv_dim": 14, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
     "LoHa Tucker": {
         "algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only",
     },
@@ -443,7 +519,13 @@ LYCORIS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LYCORIS_ROWS = rows(
     *((name, base) for name in LYCORIS for base in ("sd", "sdxl")),
-    everywhere=("locon with convolutions", "LoHa DoRA", "LoKr low-rank", "IA3 with inputs"),
+    everywhere=(
+        "locon with convolutions",
+        "LoHa DoRA",
+        "LoHa convolutions, OneTrainer",
+        "LoKr low-rank",
+        "IA3 with inputs",
+    ),
     in_full=("locon DoRA", "locon DoRA per input", "LoHa", "LoKr low-rank", "IA3 with inputs"),
 )
 
@@ -468,6 +550,17 @@ def lycoris_network(components: Mapping[str, Any], *, dim: int = 4, **options: A
     return network
 
 
+def written_by_one_trainer(path: Path, network: Any) -> None:
+    """Rewrite a LoHa's factors of convolutions as OneTrainer keeps them: as the weights of two convolutions."""
+    kernels = {layer.lora_name: layer.org_module[0].weight.shape[2:] for layer in network.loras}
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith(("_a", "_b")) and (kernel := kernels[name.partition(".")[0]]):
+            sides = (1, 1) if name.endswith("_a") else kernel
+            tensors[name] = tensor.reshape(tensor.shape[0], -1, *sides)
+    save_file(tensors, path)
+
+
 def remove_network(base: Base, network: Any) -> None:
     type(network).apply_preset({"name_algo_map": {}})  # which stays with the class
     for layer in network.loras:
@@ -487,6 +580,8 @@ def test_what_lycoris_saves_gives_what_lycoris_makes(
     try:
         path = tmp_path / "adapter.safetensors"
         network.save_weights(str(path), None, {"ss_network_module": "lycoris.kohya"})
+        if "OneTrainer" in algorithm:
+            written_by_one_trainer(path, network)
 
         def expected(weight: float) -> Tensor:
             if weight == 0:  # LyCORIS' own DoRA keeps the whole change at 0: no weight means no adapter here
@@ -528,6 +623,7 @@ def test_the_table_for_users_has_every_row() -> None:
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
         "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,
+        "test_dora_under_other_names_gives_what_peft_makes": RENAMED_ROWS,
         "test_what_sd_scripts_saved_gives_what_sd_scripts_made": SD_SCRIPTS_ROWS,
         "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
     })  # fmt: skip

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
 from serve_app.engine.adapters.layer_table import OutlinedComponent, OutlinedLayer, outlined_table
-from serve_app.engine.adapters.reader import parse
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
 from serve_app.safetensors_file import check_safetensors
@@ -105,6 +104,18 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     (f"base_model.model.{Q}.vera_lambda_b", "VeRA weights"),
     (f"base_model.model.{Q}.lora_E", "AdaLoRA weights"),
     ("base_model.model.conv_in.modules_to_save.weight", "modules_to_save"),
+    (f"base_model.model.{Q}.hra_u", "PEFT hra weights .* save it as LoRA"),
+    ("base_model.unilora_theta_d", "PEFT unilora weights are not supported"),
+    (f"unet.{Q}.strange_thing", "weights called strange_thing are not supported, save it as LoRA, .*: unet"),
+    ("lora_te_text_model_embeddings_token_embedding.lora_down.weight", "text embedding .* train and save it without"),
+    ("base_model.model.text_model.embeddings.token_embedding.lora_embedding_A", "text embedding .* are not supported"),
+    (f"unet.{Q}.lora_A.weight_scale", "float8 or 4-bit .with scales. .* in floating point"),
+    (f"{STEM}.lora_down.scale_weight", "float8 or 4-bit .with scales. .* in floating point"),
+    (f"unet.{Q}.lora_A.weight.quant_state.bitsandbytes__nf4", "4-bit .*nf4.* save it in floating point"),
+    (f"{STEM}.set_weight", "whole layers of ComfyUI .set_weight.* extract a LoRA"),
+    ("lora_unet__layers_0_attention_to_q.lora_down.weight", "looks like a Z-Image LoRA, this base is .*: choose"),
+    ("lora_unet__single_transformer_blocks_0_attn_to_qkv_mlp_proj.lora_down.weight", "looks like a FLUX.2 LoRA, this "),
+    ("unet$$nowhere.lora_A.weight", "no such layers: unet.nowhere"),
     ("lora_unet_down_blocks_3_attentions_0_transformer_blocks_1_attn1_to_q.alpha", "an SDXL LoRA, this base .*: choose"),
     ("lora_unet_up_blocks_3_attentions_0_proj_in.alpha", "looks like an SD 1 or SD 2 LoRA, .* for this one$"),
     ("unet.no_such_block.to_q.lora_A.weight", "no such layers"),
@@ -118,10 +129,32 @@ def test_a_key_that_cannot_be_placed_refuses_the_file_by_name(
         read(saved(tmp_path / "a.safetensors", tensors), table)
 
 
-def test_a_whole_checkpoint_is_not_called_after_a_part_of_it(table: LayerTable, tmp_path: Path) -> None:
-    names = ("model.diffusion_model.out.0.weight", "first_stage_model.decoder.conv_in.weight")
-    with pytest.raises(UnusableAdapter, match="looks like a whole checkpoint"):
-        read(saved(tmp_path / "a.safetensors", {name: torch.zeros(4, 4) for name in names}), table)
+@pytest.mark.parametrize(("names", "reason"), [
+    ("model.diffusion_model.out.0.weight first_stage_model.decoder.conv_in.weight", "a whole checkpoint, this base is"),
+    ("model.diffusion_model.double_blocks.0.img_attn.qkv.weight vae.decoder.conv_in.weight "
+     "model.diffusion_model.double_blocks.0.img_attn.qkv.weight_scale "
+     "model.diffusion_model.double_stream_modulation_img.lin.weight "
+     "text_encoders.qwen3_4b.transformer.model.layers.0.mlp.up_proj.weight", "a whole checkpoint for FLUX.2, this"),
+    ("layers.0.attention.to_q.weight layers.0.attention.norm_q.weight", "a whole model or a part of one for Z-Image"),
+    ("text_model.embeddings.token_embedding.weight text_model.final_layer_norm.bias", "a whole model or a part of one"),
+])  # fmt: skip
+def test_a_whole_model_is_not_called_a_lora_nor_after_a_part_of_it(
+    table: LayerTable, tmp_path: Path, names: str, reason: str
+) -> None:
+    with pytest.raises(UnusableAdapter, match=f"looks like {reason}.*: choose the LoRA's own file"):
+        read(saved(tmp_path / "a.safetensors", {name: torch.zeros(4, 4) for name in names.split()}), table)
+
+
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580, 0x4B50, 0x5A42, 0x8B1F, 0x3C20, 0x5B20, 0x10280])
+def test_a_header_of_any_length_is_read(table: LayerTable, tmp_path: Path, length: int) -> None:
+    """Eight bytes of length come first: these begin as a pickle, a zip, bzip2, gzip or a web page does."""
+    plain = saved(tmp_path / "a.safetensors", pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"))
+    content = plain.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    made = read(plain, table)["unet"][Q]
+    plain.write_bytes(length.to_bytes(8, "little") + content[8:end].ljust(length) + content[end:])
+    check_safetensors(plain)
+    assert torch.equal(read(plain, table)["unet"][Q].up, made.up)
 
 
 @pytest.mark.parametrize(("change", "reason"), [
@@ -251,6 +284,7 @@ def test_an_alpha_that_is_no_number_is_refused(config: dict[str, Any]) -> None:
     ({"alpha": "8", "use_rslora": "True"}, 16),
     ({"lora_adapter_metadata": '{"lora_alpha": 12, "r": 4}', "lora_alpha": "12"}, 12),
     ({"rank": "4", "alpha": "None", "ss_network_alpha": "1"}, 4),
+    ({"rank": "Dynamic", "ss_network_alpha": "Dynamic"}, 4),
 ], ids=str)  # fmt: skip
 def test_an_alpha_that_only_the_metadata_tell_is_obeyed(
     table: LayerTable, tmp_path: Path, metadata: dict[str, str], alpha: float
@@ -263,7 +297,8 @@ def test_an_alpha_that_only_the_metadata_tell_is_obeyed(
 @pytest.mark.parametrize(("metadata", "reason"), [
     ({"alpha": "16", "lora_alpha": "8"}, "two values of lora_alpha: (16|8) and "),
     ({"lora_adapter_metadata": '{"lora_alpha": 16}', "lora_alpha": "8"}, "lora_alpha is 8.0 by its metadata, 16.0"),
-    ({"alpha": "much"}, "metadata: lora_alpha is not a number"),
+    ({"alpha": "much"}, "metadata: lora_alpha is not a number but 'much': write the number"),
+    ({"alpha": "dynamic"}, 'has no alpha, though the metadata call it "Dynamic"'),
     ({"vision.lora_alpha": "8"}, "tell lora_alpha of vision, which the base has not"),
     ({"alpha": "8", "r": "9"}, "its rank is 4, but its configuration says 9"),
     ({"lora_adapter_metadata": '{"lora_bias": true}'}, "lora_bias not supported"),
@@ -274,6 +309,12 @@ def test_metadata_that_contradict_themselves_or_the_file_are_refused(
     save_file(pair(Q, ".lora_A.weight", ".lora_B.weight"), tmp_path / "a.safetensors", metadata=metadata)
     with pytest.raises(UnusableAdapter, match=reason):
         read(tmp_path / "a.safetensors", table)
+
+
+def test_an_alpha_that_the_metadata_call_dynamic_is_each_layers_own(table: LayerTable, tmp_path: Path) -> None:
+    tensors = pair(STEM, ".lora_down.weight", ".lora_up.weight") | {f"{STEM}.alpha": torch.tensor(2.0)}
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"alpha": "Dynamic", "rank": "Dynamic"})
+    assert read(tmp_path / "a.safetensors", table)["unet"][Q].scaling == 0.5
 
 
 def test_patterns_that_take_long_are_refused_where_a_limit_is_set() -> None:
@@ -318,11 +359,31 @@ def test_two_tensors_of_one_part_are_refused(table: LayerTable, tmp_path: Path, 
         read(saved(tmp_path / "a.safetensors", tensors), table)
 
 
-def test_a_name_of_thelastben_is_found(table: LayerTable) -> None:
-    assert table.find(STEM) == ("unet", Q)
-    key = parse(f"{STEM}_.lora_down.weight", table)
-    assert key is not None
-    assert key[:3] == ("unet", Q, "down")
+@pytest.mark.parametrize("stem", [
+    f"{STEM}_", STEM.replace("unet_", "unet__"), Q.replace(".", "_"), f"unet_{Q.replace('.', '_')}",
+    f"lycoris__{Q.replace('.', '_')}", f"unet$${Q.replace('.', '$$')}", STEM.replace("_to_q", ".to_q"),
+])  # fmt: skip
+@pytest.mark.parametrize("magnitude", ["magnitude", "lora_magnitude_vector", "lora_magnitude.default.weight"])
+def test_a_layer_is_found_by_any_spelling_and_its_magnitude_by_another(
+    table: LayerTable, tmp_path: Path, stem: str, magnitude: str
+) -> None:
+    """TheLastBen's trainer ends names with an underscore, and ai-toolkit's own have `$$` for dots."""
+    tensors = pair(stem, ".lora_down.weight", ".lora_up.weight")
+    plain = read(saved(tmp_path / "a.safetensors", tensors), table)["unet"]
+    assert plain.keys() == {Q}
+    made = read(saved(tmp_path / "a.safetensors", tensors | {f"unet.{Q}.{magnitude}": torch.ones(32)}), table)["unet"][
+        Q
+    ]
+    assert torch.equal(made.up, plain[Q].up)
+    assert made.magnitude is not None
+
+
+def test_a_magnitude_without_its_weights_is_refused(table: LayerTable, tmp_path: Path) -> None:
+    both = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight") | pair(STEM, ".lora_down.weight", ".lora_up.weight")
+    for beside in ({}, both):
+        path = saved(tmp_path / "a.safetensors", beside | {f"{Q}.magnitude": torch.ones(32)})
+        with pytest.raises(UnusableAdapter, match=f"{Q}: has peft_magnitude as {Q}, but no one pair of weights"):
+            read(path, table)
 
 
 def test_a_layer_under_two_names_is_read_where_both_say_the_same(table: LayerTable, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from serve_app.engine.adapters.explain import also_fits, base_name
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, require_equal
-from tests.engine.test_adapter_formats import LYCORIS, lycoris_network, randomize
+from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.test_z_image_adapters import (
     KOHYA,
     PEFT_CONFIGS,
@@ -132,6 +132,7 @@ NAMINGS = (
     Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
     Naming("kohya without alpha", "lora_unet_", KOHYA, is_original=True, is_flat=True),
     Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("VideoX-Fun", "lora_unet__", KOHYA, 2, is_flat=True),
     Naming("TheLastBen", "lora_unet_", ("_.lora_down.weight", "_.lora_up.weight"), is_original=True, is_flat=True),
     Naming("ai-toolkit", "diffusion_model.", is_original=True),
     Naming("ai-toolkit without a prefix", "", is_original=True),
@@ -230,14 +231,7 @@ def test_a_peft_folder_gives_what_peft_makes(
     klein: Klein, tmp_path: Path, label: str, config: str, is_original: bool
 ) -> None:
     del label
-    module = original(klein.transformer) if is_original else copy.deepcopy(klein.transformer)
-    targets = (
-        r".*(qkv|proj|mlp\.[02]|linear[12])"
-        if is_original
-        else r".*blocks.*\.(to_[qkv]\w*|to_out\.0|to_add_out|add_\w+|linear_\w+)|single.*to_out"
-    )
-    model = get_peft_model(cast(Any, module), LoraConfig(target_modules=targets, **PEFT_CONFIGS[config]))
-    randomize(model)
+    model, expected = peft_model(klein, is_original, PEFT_CONFIGS[config])
     model.save_pretrained(str(tmp_path))
     if is_original:
         file = tmp_path / "adapter_model.safetensors"
@@ -248,12 +242,41 @@ def test_a_peft_folder_gives_what_peft_makes(
             },
             file,
         )
+    require_equal(klein, tmp_path, EVERY_WEIGHT, expected)
+
+
+RENAMED = {
+    "DoRA, ai-toolkit": renamed("diffusion_model.", "lora_A.weight", "lora_B.weight", "magnitude"),
+    "DoRA, VideoX-Fun's names": renamed("lora_unet__", "lora_down.weight", "lora_up.weight", "magnitude", flat=True),
+    "DoRA, converted to kohya by diffusers": converted_to_kohya("transformer."),
+}
+RENAMED_ROWS = [row(label) for label in RENAMED]
+
+
+@pytest.mark.parametrize("label", RENAMED_ROWS)
+def test_dora_under_other_names_gives_what_peft_makes(klein: Klein, tmp_path: Path, label: str) -> None:
+    """ai-toolkit writes the original code's names, the others diffusers'."""
+    model, expected = peft_model(klein, "ai-toolkit" in label, {"r": 4, "lora_alpha": 4, "use_dora": True})
+    save_file(RENAMED[label](get_peft_model_state_dict(model)), tmp_path / "a.safetensors")
+    require_equal(klein, tmp_path / "a.safetensors", EVERY_WEIGHT, expected)
+
+
+def peft_model(klein: Klein, is_original: bool, config: Mapping[str, Any]) -> tuple[Any, Callable[[float], Tensor]]:
+    """Return PEFT's model of the transformer, and what diffusers answers with its weights at a weight."""
+    module = original(klein.transformer) if is_original else copy.deepcopy(klein.transformer)
+    targets = (
+        r".*(qkv|proj|mlp\.[02]|linear[12])"
+        if is_original
+        else r".*blocks.*\.(to_[qkv]\w*|to_out\.0|to_add_out|add_\w+|linear_\w+)|single.*to_out"
+    )
+    model = get_peft_model(cast(Any, module), LoraConfig(target_modules=targets, **config))
+    randomize(model)
 
     def expected(weight: float) -> Tensor:
         weights = merged_by_peft(model, weight)
         return klein.with_weights(of_diffusers(weights) if is_original else weights)
 
-    require_equal(klein, tmp_path, EVERY_WEIGHT, expected)
+    return model, expected
 
 
 LYCORIS_ROWS = [row(name) for name in ("locon", "LoHa", "LoKr", "LoKr full", "LoKr low-rank")]
@@ -345,5 +368,6 @@ def test_the_table_for_users_has_every_row() -> None:
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_every_spelling_of_lokr_gives_the_product": LOKR_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
+        "test_dora_under_other_names_gives_what_peft_makes": RENAMED_ROWS,
         "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
     })  # fmt: skip

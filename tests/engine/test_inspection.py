@@ -56,6 +56,7 @@ def test_a_file_of_sd_scripts_for_sdxl_is_described_in_a_sentence(tables: Mappin
     ({"lora_down.weight": (4, 32), "lora_up.weight": (32, 4)}, "LoRA"),
     ({"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "dora_scale": (32, 1)}, "DoRA"),
     ({"lora_A.weight": (4, 32), "lora_B.weight": (32, 4), "lora_magnitude_vector.weight": (32,)}, "DoRA"),
+    ({"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "magnitude": (32,)}, "DoRA"),
     ({"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2), "hada_w2_b": (2, 32)}, "LoHa"),
     ({"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2), "hada_w2_b": (2, 32), "dora_scale": (32, 1)},
      "LoHa with DoRA"),

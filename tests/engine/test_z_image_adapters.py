@@ -23,7 +23,14 @@ from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine.diffusers_reference import open_pipeline
 from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, SOME_WEIGHTS, compared, require_equal
-from tests.engine.test_adapter_formats import LYCORIS, Pair, lycoris_network, randomize
+from tests.engine.test_adapter_formats import (
+    LYCORIS,
+    Pair,
+    converted_to_kohya,
+    lycoris_network,
+    randomize,
+    renamed,
+)
 from tests.engine.tiny_models import diffusers
 from tests.engine.tiny_z_image import write_z_image
 
@@ -161,6 +168,7 @@ NAMINGS = (
     Naming("diffusers, a named adapter", "", (".lora_A.default.weight", ".lora_B.default.weight")),
     Naming("kohya", "lora_unet_", KOHYA, 2, is_flat=True),
     Naming("kohya without alpha", "lora_unet_", KOHYA, is_flat=True),
+    Naming("VideoX-Fun", "lora_unet__", KOHYA, 2, is_flat=True),
     Naming("original names under kohya's prefix", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
     Naming("ComfyUI diffusion_model", "diffusion_model.", is_original=True),
     Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
@@ -297,6 +305,36 @@ def test_a_peft_folder_gives_what_peft_makes(
         return z_image.with_weights(component, of_diffusers(merged) if is_original else merged)
 
     require_equal(z_image, tmp_path, weights, expected)
+
+
+RENAMED = {
+    "DoRA, ai-toolkit": renamed("diffusion_model.", "lora_A.weight", "lora_B.weight", "magnitude"),
+    "DoRA, VideoX-Fun's names": renamed("lora_unet__", "lora_down.weight", "lora_up.weight", "magnitude", flat=True),
+    "DoRA, converted to kohya by diffusers": converted_to_kohya("transformer."),
+}
+RENAMED_ROWS = [
+    *(each for label in RENAMED for each in row(label, False)),
+    *row("DoRA, ai-toolkit, fused", True),
+]
+
+
+@pytest.mark.parametrize(("label", "is_original", "weights"), RENAMED_ROWS)
+def test_dora_under_other_names_gives_what_peft_makes(
+    z_image: ZImage, tmp_path: Path, weights: Sequence[float], label: str, is_original: bool
+) -> None:
+    plain = z_image.modules["transformer"]
+    module = original(plain) if is_original else copy.deepcopy(plain)
+    targets = r".*\.(qkv|out|w[123])" if is_original else LINEARS
+    config = LoraConfig(target_modules=targets, r=4, lora_alpha=4, use_dora=True)
+    model = get_peft_model(cast(Any, module), config)
+    randomize(model)
+    save_file(RENAMED[label.removesuffix(", fused")](get_peft_model_state_dict(model)), tmp_path / "a.safetensors")
+
+    def expected(weight: float) -> Tensor:
+        merged = merged_by_peft(model, weight)
+        return z_image.with_weights("transformer", of_diffusers(merged) if is_original else merged)
+
+    require_equal(z_image, tmp_path / "a.safetensors", weights, expected)
 
 
 DIFFUSERS_ROWS = [
@@ -471,6 +509,7 @@ def test_the_table_for_users_has_every_row() -> None:
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
         "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,
+        "test_dora_under_other_names_gives_what_peft_makes": RENAMED_ROWS,
         "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
         "test_what_musubi_tuner_saved_gives_the_merged_result": MUSUBI_ROWS,
     })  # fmt: skip

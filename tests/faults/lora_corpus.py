@@ -4,12 +4,19 @@
 """
 
 import asyncio
+import bz2
+import gzip
 import hashlib
+import io
 import json
+import lzma
+import pickle
 import re
 import resource
 import struct
 import sys
+import tarfile
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,6 +112,20 @@ def _large_and_not_finite(path: Path) -> None:
         file.write(struct.pack("<f", float("nan")))
 
 
+def _zipped(name: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr(name, BODY)
+    return content.getvalue()
+
+
+def _tarred() -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as file:
+        file.addfile(tarfile.TarInfo("ink.safetensors"))
+    return content.getvalue()
+
+
 TWICE = json.dumps(_tensor()).encode()[:-1] + b"," + json.dumps(_tensor()).encode()[1:]
 
 
@@ -181,9 +202,29 @@ CORPUS: dict[str, Write] = {
     "NaN in BF16": _floats("BF16", 0x7FC0),
     "infinity in BF16": _floats("BF16", 0xFF80),
     "a pickle": _raw(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
-    "a zip": _raw(b"PK\3\4" + b"\0" * 200),
+    **{f"a pickle of protocol {n}": _raw(pickle.dumps({"a": [1.5] * 99}, protocol=n)) for n in range(6)},
+    "a pickle as torch saves it": _raw(_zipped("archive/data.pkl")),
+    "a zip": _raw(_zipped("ink.safetensors")),
+    "a tar": _raw(_tarred()),
+    "a gzip": _raw(gzip.compress(BODY, mtime=0)),
+    "a bzip2": _raw(bz2.compress(BODY)),
+    "an xz": _raw(lzma.compress(BODY)),
+    "a RAR": _raw(b"Rar!\x1a\7\1\0{" + BODY),
+    "a 7z": _raw(b"7z\xbc\xaf\x27\x1c\0\4{" + BODY),
+    "GGUF of 123 tensors": _raw(b"GGUF\3\0\0\0{\0\0\0\0\0\0\0" + BODY),
     "a PNG": _raw(b"\x89PNG\r\n\x1a\n" + b"\0" * 200),
     "HTML": _raw(b"<html><body>404 not found</body></html>"),
+    "HTML after a mark and lines": _raw(b"\xef\xbb\xbf\n\n <!DOCTYPE html>" + "й".encode() * 400),
+    "XML": _raw(b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>'),
+    "JSON": _raw(b'{"error":"Repository not found"}'),
+    "JSON whose ninth letter opens an object": _raw(b'{"err": {"code": 401}}'),
+    "text": _raw(b"Entry not found"),
+    "a text of three letters": _raw(b"404"),
+    "a pointer of Git LFS": _raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"),
+    "a download of zeros": _raw(b"\0" * 4096),
+    "the mark of float8 with scales": _file(
+        {"scaled_fp8": {"dtype": "F8_E4M3", "shape": [0], "data_offsets": [0, 0]}}, b""
+    ),
     "three gigabytes of nothing": _sparse,
     "128 MB, the last value NaN": _large_and_not_finite,
     "a bundled embedding": _named("bundle_emb.<ink>.string_to_param.*"),
@@ -195,9 +236,11 @@ CORPUS: dict[str, Write] = {
 
 REASONS: dict[str, str] = {
     "empty": "is empty",
-    "seven bytes|length zero": "too short",
+    "seven bytes": "too short",
+    "length zero|a download of zeros": "begins with zeros alone, .* fetch it again",
     "only a length|length past the end": "ends inside its header: it was not copied whole",
-    "length of everything|length over|metadata bomb|too many long names|a PNG": "header over 8 MiB",
+    "length of everything|length over|metadata bomb|too many long names": "header over 8 MiB",
+    "a PNG": "is a picture, .* choose the safetensors file",
     "header that is a": "header that is no object",
     "header with NaN": "malformed shape",
     "header": "header is not JSON in UTF-8",
@@ -208,7 +251,7 @@ REASONS: dict[str, str] = {
     "a name twice": "names a tensor twice",
     "a name|an empty name": "forbidden name",
     "an entry": "malformed( tensor)? entry",
-    "an unknown dtype|a dtype": "in a type that is not one of F64, F32",
+    "an unknown dtype|a dtype": "in a type, .*, that is not one of F64, F32",
     "a shape with a zero": "an empty tensor, unet.x.* as DeepSpeed",
     "a shape (with a negative|that overflows)|a side": "side out of bounds",
     "a shape": "malformed shape",
@@ -217,8 +260,15 @@ REASONS: dict[str, str] = {
     "offsets that are text|three offsets": "malformed offsets",
     "data": "data that no tensor names, or ends early",
     "NaN in|infinity in|128 MB": "numbers that are not finite in",
-    "a pickle|a zip": "is a pickle .* convert it to safetensors",
-    "HTML": "is a web page, not weights",
+    "a pickle": "is a pickle .* convert it to safetensors",
+    "a (zip|RAR|7z|tar)": "is a (zip|RAR|7z|tar) archive: unpack it",
+    "a gzip|a bzip2|an xz": "is compressed with .*: unpack it",
+    "GGUF": "is GGUF, .* bring the LoRA as safetensors",
+    "HTML|XML": "is a web page, not weights",
+    "JSON": "is JSON, .* check the download address",
+    "text|a text of": "is text, .* check the download address",
+    "a pointer": "is a Git LFS pointer",
+    "the mark of float8": "is quantized to float8 with scales .* save it as float16",
     "three gigabytes": "larger than 2 GiB",
     "a bundled embedding": "bundles an embedding .* save the LoRA without it",
     "a LoRA of cloneofsimo": "is a LoRA of cloneofsimo's lora for SD 1 or SD 2, .* convert it",

@@ -85,10 +85,11 @@ def _whole_change(
     if "alpha" in parts:
         alpha = float(parts["alpha"])
     made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
-    if "peft_magnitude" in parts:
-        made = made._replace(magnitude=parts["peft_magnitude"].float().flatten())
-    if "dora_scale" in parts:
-        made = _lycoris_dora(name, parts["dora_scale"], bases, made)
+    if "dora_scale" in parts and parts["dora_scale"].dim() > 1:
+        return _lycoris_dora(name, parts["dora_scale"], bases, made)
+    for magnitude in (parts[part] for part in MAGNITUDES & parts.keys()):
+        # diffusers' converter calls PEFT's magnitudes dora_scale, and leaves them [out]
+        made = made._replace(magnitude=magnitude.float().flatten())
     return made
 
 
@@ -228,7 +229,7 @@ def _factors(parts: Parts, a: str, b: str, core: str) -> tuple[Tensor, Tensor]:
     if core in parts:
         down = torch.einsum("i j ..., j c -> i c ...", parts[core].float(), parts[b].float())
         return parts[a].float().T, down
-    return parts[a].float(), parts[b].float()
+    return parts[a].float().flatten(1), parts[b].float()  # OneTrainer's are convolutions: [out, rank, 1, 1]
 
 
 def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int | None) -> LowRank:

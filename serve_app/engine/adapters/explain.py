@@ -8,23 +8,39 @@ from torch import Tensor
 
 from serve_app.engine.adapters.layer_table import LayerTable
 
-KINDS: Sequence[tuple[str, str]] = (
-    (r"\.(oft_blocks|oft_diag|oft_R|rescale)\b|\.oft_", "OFT"),
-    (r"\.boft_", "BOFT"),
-    (r"\.(a1|a2|b1|b2)\.weight$", "GLoRA"),
-    (r"\.(w_norm|b_norm)$", "normalization layers (train_norm)"),
-    (r"\.(diff|diff_b)$", "full-weight difference"),
-    (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
-    (r"\.ia3_l\b", "PEFT IA³"),
-    (r"\bvera_(A|B|lambda)", "VeRA"),
-    (r"\.(lora_E|ranknum)\b", "AdaLoRA"),
-    (r"\bmodules_to_save\b", "whole layers (modules_to_save)"),
-)
-"""Parts of names that tell an algorithm which cannot be used, and what a refusal calls it."""
+AS_LORA = "save it as LoRA, DoRA, LoHa, LoKr or LyCORIS' IA³"
+IN_FULL = "save it in floating point without scales, such as float16 or bfloat16"
+KINDS: Sequence[tuple[str, str, str]] = (
+    (r"[._](weight_scale(_\w+)?|scale_weight|scale_input|input_scale|comfy_quant)$", "float8 or 4-bit (with scales)",
+     IN_FULL),
+    (r"\.(nested_)?(absmax|quant_map)$|[._]quant_state\b|bitsandbytes__", "4-bit (bitsandbytes' nf4 or fp4)", IN_FULL),
+    (r"\.(qweight|qzeros|g_idx|wscales|wzeros|SCB|_data|_scale|_packed)$", "quantized", IN_FULL),
+    (r"\blora_embedding_[AB]\b|(embed_tokens|(token|position)_embedding)\.(?!weight$)|[._]trainable_tokens_",
+     "text embedding (token_embedding)", "train and save it without the embedding among its target modules"),
+    (r"\.(oft_blocks|oft_diag|oft_R|rescale)\b|\.oft_", "OFT", AS_LORA),
+    (r"\.boft_", "BOFT", AS_LORA),
+    (r"\.(a1|a2|b1|b2)\.weight$", "GLoRA", AS_LORA),
+    (r"\.(w_norm|b_norm)$", "normalization layers (train_norm)", AS_LORA),
+    (r"\.(diff|diff_b)$", "full-weight difference", AS_LORA),
+    (r"\.(set_weight|reshape_weight)$", "whole layers of ComfyUI (set_weight, reshape_weight)",
+     "extract a LoRA from the model that it was taken from"),
+    (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)", AS_LORA),
+    (r"\.ia3_l\b", "PEFT IA³", AS_LORA),
+    (r"\bvera_(A|B|lambda)", "VeRA", AS_LORA),
+    (r"\.(lora_E|ranknum)\b", "AdaLoRA", AS_LORA),
+    (r"\.lora_diag\b", "KaSA (kasa_config)", AS_LORA),
+    (r"\bmodules_to_save\b", "whole layers (modules_to_save)", AS_LORA),
+    (r"(?:^|\.)(adamss|beft|c3a|deft|delora|fourierft|frod|glora|gralora|hira|hra|lily|ln_tuning|miss|osf|peanut|poly"
+     r"|psoft|pvera|randlora|road|shadow|shira|supertuning|tinylora|unilora|vblora|waveft)_\w+", r"PEFT \1", AS_LORA),
+)  # fmt: skip
+"""Parts of names that tell an algorithm which cannot be used, what a refusal calls it, and what its owner can do."""
+_OF_ADAPTERS = re.compile("|".join(["lora|hada_|lokr_|magnitude|on_input|alpha$", *(row[0] for row in KINDS[3:])]))
+"""A whole model has weights and no tensor whose name holds one of these."""
+_WEIGHT = re.compile(r"\.(weight|bias)$")
 
 OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
 ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
-WHOLE_MODEL = "an operator may add it as a base model"
+WHOLE_MODEL = "choose the LoRA's own file; an operator may add this one as a base model"
 ARCHITECTURES: Sequence[tuple[str, str]] = (
     (r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)", "FLUX.2"),
     (r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
@@ -44,6 +60,7 @@ def _article(family: str) -> str:
 
 
 LOOKS: Sequence[tuple[str, str, str]] = (
+    (r"^(model\.)?diffusion_model\.", "a whole checkpoint", WHOLE_MODEL),
     (r"\blllite_", "a ControlNet-LLLite", ONLY_LORAS),
     (r"^(image_proj(_model)?|ip_adapter)\.|to_[kv]_ip\b", "an IP-Adapter", ONLY_LORAS),
     (r"motion_modules|temporal_transformer", "an AnimateDiff motion module", ONLY_LORAS),
@@ -62,7 +79,6 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn)[._]", "a LoRA of a video model", OTHER_FAMILY),
     (r"(?:^|\.)model\.layers\.\d+\.", "a language model, or a LoRA of one", ONLY_LORAS),
     (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),
-    (r"^(model\.)?diffusion_model\.(?!.*lora_).*\.(weight|bias)$", "a whole checkpoint", WHOLE_MODEL),
     (r"^(first_stage_model|decoder|encoder|post_quant_conv)\.", "a VAE", ONLY_LORAS),
     (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet",
      WHOLE_MODEL),
@@ -117,8 +133,8 @@ _FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
      {15360: "FLUX.1", 12288: "FLUX.2 klein 4B", 16384: "FLUX.2 klein 9B", 24576: "FLUX.2 dev"}),
     (re.compile(r"((img|txt)_mlp[._]0|ff(_context)?[._]linear_in)\.lora[._](up|B)"), 0,
      {12288: "FLUX.1", 18432: "FLUX.2 klein 4B", 24576: "FLUX.2 klein 9B", 36864: "FLUX.2 dev"}),
-    (re.compile(r"((img|txt)_attn[._]qkv|\btransformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)\.lora[._](down|A)"),
-     1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
+    (re.compile(r"((img|txt)_attn[._]qkv|(?<!single_)transformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)"
+                r"\.lora[._](down|A)"), 1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
 )  # fmt: skip
 """Tensors of Flux adapters whose size in this dimension tells the family: 3072 inputs alone are those of two."""
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
@@ -127,22 +143,38 @@ _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\
 def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
     """Return the message for keys that belong to no layer; it lists some where it names no other family."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
+    is_whole = not any(_OF_ADAPTERS.search(name) for name in unplaced) and any(map(_WEIGHT.search, unplaced))
     family = _guessed_family(tensors, unplaced)
+    if family is None and is_whole:
+        family = next(iter(_matches(ARCHITECTURES, unplaced)), None)
     made_for = f" for {family}" if family else ""
-    if kinds := _matches(KINDS, unplaced):
-        advice = "save it as LoRA, DoRA, LoHa, LoKr or LyCORIS' IA³"
-        return f"{' and '.join(kinds)} weights{made_for} are not supported, {advice}: {shown}"
+    kinds = [(match.expand(kind), advice) for pattern, kind, advice in KINDS if (match := _first(pattern, unplaced))]
+    if kinds and not is_whole:
+        named = " and ".join(kind for kind, _ in kinds)
+        return f"{named} weights{made_for} are not supported, {kinds[0][1]}: {shown}"
     base = f"this base is {base_name(table)}"
     own = [".".join(layer) for layer in table.shapes]
+    kind_not_meant = OTHER_FAMILY if is_whole else WHOLE_MODEL
     for pattern, look, advice in LOOKS:
         is_of_this = advice == OTHER_FAMILY and any(re.search(pattern, name) for name in own)
-        if not is_of_this and any(re.search(pattern, name) for name in unplaced):
-            if advice == OTHER_FAMILY:
+        if advice != kind_not_meant and not is_of_this and _first(pattern, unplaced):
+            if advice == OTHER_FAMILY:  # a Flux is known exactly by its sizes
+                look = f"{_article(family)} {family} LoRA" if family and family.startswith("FLUX") else look
                 return f"looks like {look}, {base}: {advice}"
             return f"looks like {look}{made_for}, {base}: {advice}: {shown}"
+    if is_whole:
+        return f"looks like a whole model or a part of one{made_for}, {base}: {WHOLE_MODEL}: {shown}"
+    if parts := {part for name in unplaced[:20] if (part := _unknown_part(name, table))}:
+        return f"weights called {', '.join(sorted(parts)[:5])} are not supported, {AS_LORA}: {shown}"
     if family and base_name(table) not in family.split(" or "):
         return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}"
     return f"the base model has no such layers: {shown}"
+
+
+def _unknown_part(name: str, table: LayerTable) -> str:
+    """Return what a tensor is called within a layer that the base model has; empty where it has no such layer."""
+    dots = [place.start() for place in re.finditer(r"\.", name)]
+    return next((name[dot + 1 :] for dot in reversed(dots) if table.find(name[:dot])), "")
 
 
 def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> str | None:
@@ -241,4 +273,8 @@ def base_name(table: LayerTable) -> str:
 
 def _matches(rules: Iterable[tuple[str, str]], names: Iterable[str]) -> list[str]:
     names = list(names)
-    return [kind for pattern, kind in rules if any(re.search(pattern, name) for name in names)]
+    return [kind for pattern, kind in rules if _first(pattern, names)]
+
+
+def _first(pattern: str, names: Iterable[str]) -> re.Match[str] | None:
+    return next(filter(None, map(re.compile(pattern).search, names)), None)

@@ -68,12 +68,15 @@ class LayerTable:
     def find(self, stem: str, *, unprefixed_text: str = "text_encoder") -> tuple[str, str] | None:
         """Find component and layer of `lora_te1_text_model_…` or `text_encoder.text_model.…`, or None.
 
-        A name without a prefix is the denoiser's, or that of the text encoder `unprefixed_text`.
+        A name without a prefix is the denoiser's, or that of the text encoder `unprefixed_text`. VideoX-Fun writes two
+        underscores after a prefix, and TheLastBen's trainer one at the end.
         """
+        plain = stem.removesuffix("_lora").replace(".processor.", ".").removeprefix("base_model.model.").rstrip("_")
         for prefix, component in self._prefixes.items():
-            if stem.startswith(prefix):
-                return self._layer(component, stem[len(prefix) :])
-        bare = next((stem.removeprefix(prefix) for prefix in BARE_PREFIXES if stem.startswith(prefix)), stem)
+            if plain.startswith(prefix) and (found := self._layer(component, plain[len(prefix) :].lstrip("_"))):
+                return found
+        bare = next((plain.removeprefix(prefix) for prefix in BARE_PREFIXES if plain.startswith(prefix)), plain)
+        bare = bare.lstrip("_")
         return self._layer(self.denoiser, bare) or self._layer(unprefixed_text, bare)
 
     def layers_of(self, component: str, name: str) -> Sequence[str]:
@@ -91,12 +94,16 @@ class LayerTable:
         return widths.pop() if len(widths) == 1 else None
 
     def _layer(self, component: str, name: str) -> tuple[str, str] | None:
-        layer = self._names.get((component, name))
+        layer = self._names.get((component, name)) or self._names.get((component, name.replace(".", "_")))
         return None if layer is None else (component, layer)
 
     def _component_prefixes(self) -> dict[str, str]:
         """Longest first: `lora_te1_` before `lora_te_`."""
-        prefixes = {prefix: name for name, part in self.components.items() for prefix in (f"{name}.", *part.prefixes)}
+        prefixes = {
+            prefix: name
+            for name, part in self.components.items()
+            for prefix in (f"{name}.", f"{name}_", *part.prefixes)
+        }
         return dict(sorted(prefixes.items(), key=lambda item: -len(item[0])))
 
     def _add(self, component: str, spellings: set[str], layer: str) -> None:

@@ -42,11 +42,17 @@ PARTS: Mapping[str, str] = {
 ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3"}
 """An algorithm is known by parts whose names begin so, which no other algorithm has."""
 _LONGEST_FIRST = sorted(PARTS, key=len, reverse=True)
+_MAGNITUDE = r"(?:(?:lora_|dora_)?magnitude(?:_vector)?|weight_m_wdecomp)"
+"""PEFT's DoRA keeps `lora_magnitude_vector`, ai-toolkit's `magnitude`, the method's authors `weight_m_wdecomp`."""
 _BY_PEFT = re.compile(
-    r"(.*)\.(?:(lora_A|lora_B)(?:\.(\w+))?\.weight|lora_magnitude_vector(?:\.(?!weight$)(\w+))?(?:\.weight)?)"
+    rf"(.*)\.(?:(lora_A|lora_B)(?:\.(\w+))?\.weight|{_MAGNITUDE}(?:\.(?!weight$)(\w+))?(?:\.weight)?)"
 )
 _PEFT_PARTS = {"lora_A": "down", "lora_B": "up"}
 _OLD_PROCESSOR = re.compile(r"(.*)_lora\.(down|up)\.weight")
+_TRAINING_ONLY = re.compile(r"\.lora_(velora_embed|monteclora_sampler)\b")
+"""PEFT's VeLoRA and MonteCLoRA read these in training; an image is drawn with the plain LoRA beside them."""
+_BESIDE = {"alpha", "scalar", "dora_scale", "peft_magnitude"}
+"""Parts that say something of a layer's factors, and nothing without them."""
 
 
 class TensorTarget(NamedTuple):
@@ -70,19 +76,14 @@ def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder"
     stem, part, adapter = _split(name)
     if not part:
         return None
-    plain = stem.removesuffix("_lora").replace(".processor.", ".").removeprefix("base_model.model.")
-    plain = plain.removesuffix("_")  # TheLastBen's trainer ends names so
-    found = table.find(plain, unprefixed_text=unprefixed_text)
+    found = table.find(stem, unprefixed_text=unprefixed_text)
     return None if found is None else TensorTarget(*found, part, stem, adapter)
 
 
-def algorithm_of(names: Iterable[str]) -> str:
+def algorithm_of(source: Source, table: LayerTable) -> str:
     """Name the algorithms of an adapter's tensors, such as `LoRA`, `LoHa with DoRA`, `LoKr and LoRA`."""
-    parts: dict[str, set[str]] = {}
-    for name in names:
-        stem, part, _ = _split(name)
-        parts.setdefault(stem, set()).add(part)
-    return " and ".join(sorted({_algorithm(each) for each in parts.values()}))
+    parts = [each.tensors for each in _place(source, source.outlines(), table)]
+    return " and ".join(sorted({_algorithm(each) for each in parts}))
 
 
 def _algorithm(parts: Iterable[str]) -> str:
@@ -139,8 +140,8 @@ def read_source(
         limit = math.inf if is_fused else max_rank
         check_parts(f"{component}.{name}", parts, table.shapes[component, name], max_rank=limit)
         scalings.append(rules.of(component, spelled))
-        if "down" in parts:
-            scalings[-1].require_agreement(f"{component}.{name}", parts, parts["down"].shape[0])
+        rank = parts["down"].shape[0] if "down" in parts else None
+        scalings[-1].require_agreement(f"{component}.{name}", parts, rank)
     weights: AdapterWeights = {}
     with source.opened() as read:
         for (component, name, spelled, names), scaling in zip(found, scalings, strict=True):
@@ -179,6 +180,8 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
     unplaced: list[str] = []
     unprefixed_text = _unprefixed_text(outlines, table)
     for tensor in outlines:
+        if _TRAINING_ONLY.search(tensor):
+            continue
         key = parse(tensor, table, unprefixed_text=unprefixed_text)
         if key is None:
             unplaced.append(tensor)
@@ -196,11 +199,32 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
         if other != tensor:
             raise UnusableAdapter(f"two tensors of one part: {other} and {tensor}: only one of them can be meant")
     unplaced += _weights_of_no_algorithm(found.values())
-    if unplaced:
-        raise UnusableAdapter(explain(unplaced, outlines, table))
+    if unplaced or not found:
+        raise UnusableAdapter(explain(unplaced or [*outlines], outlines, table))
     if reason := wrong_family(outlines, table, source.declared):
         raise UnusableAdapter(reason)
-    return list(found.values())
+    return _whole_layers(found.values())
+
+
+def _whole_layers(found: Iterable[Found]) -> list[Found]:
+    """Join a layer's magnitude, alpha or scalar with its factors where these are under another spelling of its name.
+
+    diffusers' advanced trainers write `lora_unet_…_attn1.to_k.lora_magnitude_vector` beside
+    `lora_unet_…_attn1_to_k.lora_down.weight`.
+    """
+    layers = [each for each in found if each.tensors.keys() - _BESIDE]
+    by_name: dict[tuple[str, str], list[Found]] = {}
+    for each in layers:
+        by_name.setdefault((each.component, each.name), []).append(each)
+    for beside in (each for each in found if not each.tensors.keys() - _BESIDE):
+        homes = by_name.get((beside.component, beside.name), [])
+        if len(homes) != 1 or homes[0].tensors.keys() & beside.tensors.keys():
+            raise UnusableAdapter(
+                f"{beside.component}.{beside.name}: has {' and '.join(sorted(beside.tensors))} as {beside.spelled}, "
+                "but no one pair of weights that it belongs to: save both under the same name"
+            )
+        homes[0].tensors.update(beside.tensors)
+    return layers
 
 
 def _weights_of_no_algorithm(found: Iterable[Found]) -> list[str]:

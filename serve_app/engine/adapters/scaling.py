@@ -30,6 +30,8 @@ DENOISERS = ("unet", "transformer")
 PEFT_ALPHA = 8
 """PEFT's own alpha, which holds where a configuration names none."""
 MAX_ALPHA = 1e9
+DYNAMIC = math.inf
+"""An alpha or rank that sd-scripts' resizing and merging call "Dynamic": each layer has its own."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """These initializations train on another base weight, without which the trained difference cannot be applied."""
@@ -47,11 +49,21 @@ class Scaling(NamedTuple):
     dora: bool | None = None
     """Whether the layer must have DoRA's magnitudes; None where nothing tells it."""
 
-    def require_agreement(self, name: str, parts: Collection[str], rank: int) -> None:
-        """Raises UnusableAdapter when the layer `name` with these parts is not what the configuration says."""
+    def require_agreement(self, name: str, parts: Collection[str], rank: int | None) -> None:
+        """Raises UnusableAdapter when the layer `name` with these parts is not what the configuration says.
+
+        `rank` is that of a LoRA, None for other algorithms.
+        """
+        if "alpha" not in parts and self.alpha == DYNAMIC:
+            raise UnusableAdapter(
+                f'{name}: has no alpha, though the metadata call it "Dynamic", each layer\'s own: save the file with '
+                "its alpha tensors"
+            )
+        if rank is None:
+            return
         if "alpha" not in parts and self.rank not in (None, rank):
             raise UnusableAdapter(f"{name}: its rank is {rank}, but its configuration says {self.rank:g}")
-        if self.dora not in (None, "peft_magnitude" in parts):
+        if self.dora not in (None, "peft_magnitude" in parts or "dora_scale" in parts):
             has = "no magnitudes" if self.dora else "magnitudes of DoRA"
             raise UnusableAdapter(f"{name}: has {has}, but its configuration says use_dora: {self.dora}")
 
@@ -165,7 +177,7 @@ def _plain_fields(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     for name, text in metadata.items():
         component, _, spelled = name.rpartition(".")
         field = PLAIN_METADATA.get(spelled)
-        if field is None or text in ("", "None"):
+        if field is None or text in ("", "None") or (field == "r" and text.lower() == "dynamic"):
             continue
         try:
             value = json.loads(text.lower())
@@ -211,8 +223,12 @@ def _patterned(fields: Mapping[str, Any], name: str, pattern: str, default: floa
 
 
 def _number(value: Any, name: str, place: str) -> float:
+    if str(value).lower() == "dynamic":
+        return DYNAMIC
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
-        raise UnusableAdapter(f"{place}: {name} is not a number")
+        raise UnusableAdapter(
+            f"{place}: {name} is not a number but {ascii(value)[:40]}: write the number, or leave it out"
+        )
     return float(value)
 
 

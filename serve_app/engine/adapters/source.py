@@ -101,6 +101,10 @@ def open_source(path: Path) -> Source:
         header = read_header(file)
     except UnusableFile as error:
         raise UnusableAdapter(str(error)) from error
+    named = {name.replace("$$", "."): tensor for name, tensor in header.tensors.items()}  # ai-toolkit's own names
+    if len(named) < len(header.tensors):
+        raise UnusableAdapter("the file names a tensor twice, with dots and with $$ in their place")
+    header = header._replace(tensors=named)
     return Source(file, header, None if config is None else _read_config(config), path.is_dir())
 
 
