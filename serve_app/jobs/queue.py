@@ -32,6 +32,7 @@ from serve_app.domain.requests import GenerationRequest, Priority
 from serve_app.jobs.acceptance import Acceptance, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
+from serve_app.jobs.price import prices
 from serve_app.jobs.records import (
     JOB_BYTES,
     RECORD_VERSION,
@@ -262,6 +263,7 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
         "kind": kind_of(new.request),
         "group": new.group,
         "work": work_of(new.request),
+        "prices": prices(new.request) if isinstance(new.request, GenerationRequest) else None,
         "queue_share": new.queue_share,
         "num_images": new.request.num_images,
         "request": as_text(pack_request(new.request, new.loras[0].id if new.loras else "")),
@@ -295,6 +297,7 @@ def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim
         account_id=fields.get("account", ""),
         request=request,
         created_at=created_at,
+        work=int(fields.get("work", 1)),
         request_id=fields.get("request_id", ""),
         traceparent=fields.get("traceparent", ""),
     )
