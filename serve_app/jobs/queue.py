@@ -288,16 +288,16 @@ def encoded_rows(value: Any) -> bytes:
 def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim:
     request = read_request(kind, fields)
     try:
-        created_at = from_epoch_ms(fields["created"])
+        created_at, work = from_epoch_ms(fields["created"]), int(fields.get("work", 1))
     except UNREADABLE as error:
-        raise UnreadableRecord(f"created: {type(error).__name__}") from error
+        raise UnreadableRecord(f"created or work: {type(error).__name__}") from error
     return Claim(
         lease=lease,
         group=fields.get("group", ""),
         account_id=fields.get("account", ""),
         request=request,
         created_at=created_at,
-        work=int(fields.get("work", 1)),
+        work=work,
         request_id=fields.get("request_id", ""),
         traceparent=fields.get("traceparent", ""),
     )
