@@ -122,6 +122,20 @@ def existing(value: T | None) -> T:
     return value
 
 
+def growth(work: Callable[[int], object], size: int) -> float:
+    """Return how many times the processor time of `work(8 * size)` is that of `work(size)`, each the best of three.
+
+    That is 8 of what takes linear time, and 64 of what takes time by the square: a bound of 24 is far from both.
+    """
+
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        work(size)
+        return time.process_time() - began
+
+    return min(seconds(8 * size) for _ in range(3)) / min(seconds(size) for _ in range(3))
+
+
 def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "not in time") -> None:
     """Poll until the condition holds, for tests of other processes that have no event loop of their own.
 

@@ -101,7 +101,7 @@ class RequestContextMiddleware:
             **scope,
             "method": "GET" if is_read else scope["method"],
             "query_string": _quoted(scope["query_string"]),
-            "headers": [pair for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS],
+            "headers": [_unescaped(*pair) for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS],
         }
         context.attach(inner)
         started = finished = False
@@ -163,6 +163,14 @@ class RequestContextMiddleware:
         """
         variant = context.variant or presumed_variant(Headers(scope=scope))
         return Window.unopened(self._lowest_plans[variant], datetime.now(UTC))
+
+
+def _unescaped(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Return a header, a cookie's without backslashes, of which ours have none.
+
+    Python before 3.11.10 takes time by the square of their number, 0.4 s for 15,000 (CVE-2024-7592).
+    """
+    return name, value.replace(b"\\", b"") if name.lower() == b"cookie" else value
 
 
 def _quoted(query: bytes) -> bytes:

@@ -150,6 +150,8 @@ class Claim:
     account_id: str
     request: Request
     created_at: datetime
+    work: int = 1
+    """Its price: jobs that run together share the time of steps by it."""
     request_id: str = ""
     traceparent: str = ""
     """The span of the accept, by the W3C's `traceparent`."""
@@ -240,7 +242,7 @@ class NewJob:
     loras: tuple[LoraUse, ...] = ()
     """The account must be allowed to use these adapters, whose weights are then the job's group."""
     cost: float | None = None
-    """How many times the work of its request it counts; None where the catalog says it, by the sampler's passes."""
+    """How many times its denoising counts; None where the catalog says it, by the sampler's passes."""
     idempotency_key: str | None = None
     body: Digests = NO_DIGESTS
     """Of what a repeated idempotency key must come with."""

@@ -136,14 +136,14 @@ class GenerationRequest(_AnyRequest):
         return self.seeds[0]
 
     @property
-    def work(self) -> float:
-        """Return megapixel-steps of denoising, the unit of cost, fairness and time estimates.
+    def steps_taken(self) -> int:
+        """Return the steps of all its images: one that it begins from leaves out a part of them."""
+        return self.num_images * (self.steps if self.image is None else max(1, int(self.steps * self.strength)))
 
-        They count twice where the base model's sampler makes two passes a step, which is known at accept. An image that
-        it begins from leaves a part of the steps.
-        """
-        steps = self.steps if self.image is None else max(1, int(self.steps * self.strength))
-        return self.num_images * steps * self.width * self.height / 1e6
+    @property
+    def work(self) -> float:
+        """Return its megapixel-steps, as its caller is told; `jobs/price.py` says what they cost."""
+        return self.steps_taken * self.width * self.height / 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

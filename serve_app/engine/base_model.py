@@ -15,7 +15,7 @@ from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters import LayerTable
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
-from serve_app.engine.families.family import Family, Placement
+from serve_app.engine.families.family import Family, Pause, Placement, no_pause
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
 from serve_app.engine.gathered_rows import AddLora, row_bytes
@@ -60,7 +60,7 @@ class BaseModel:
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules, family.device)
-        self._encoding = threading.Lock()
+        self._encoding = threading.RLock()
         self._encoders_have: tuple[str, float] | None = None
         """The adapter applied to the text encoders, and its scale; None where that is not certain."""
         self._last_image: tuple[RunRequest, EncodedImage | None] = RunRequest(run_id="", prompt=""), None
@@ -136,24 +136,34 @@ class BaseModel:
     def denoiser(self) -> nn.Module:
         return self.family.components[self.family.denoiser].module
 
-    def encode(self, request: RunRequest) -> Conditioning | None:
+    def encode(self, request: RunRequest, pause: Pause = no_pause) -> Conditioning | None:
         """Encode the run's prompts; None until its adapter, which may change the text encoders, has been read.
 
-        Of several threads one waits for the other. Raises UnusableAdapter or OSError for the adapter.
+        Of several threads one waits for the other; in `pause`, called between pieces of a long text, the same thread
+        may encode others. Raises UnusableAdapter or OSError for the adapter.
         """
         parts = self.pool.encoder_parts(request.adapter)
         if parts is None:
             return None
         adapter_id = request.adapter.id if request.adapter is not None and any(parts.values()) else ""
         wanted = (adapter_id, request.scale if adapter_id else 0.0)
-        with self._encoding:
+
+        def bind() -> None:
             if self._encoders_have != wanted:
                 self._encoders_have = None
                 for name, component in self.family.components.items():
                     if name != self.family.denoiser:
                         bind_alone(component.layers, parts.get(name, {}), request.scale)
                 self._encoders_have = wanted
-            return self.family.encode(request, adapter_id)._replace(image=self._encoded_image(request))
+
+        def pause_and_bind() -> None:
+            pause()
+            bind()
+
+        with self._encoding:
+            bind()
+            encoded = self.family.encode(request, adapter_id, pause_and_bind)
+            return encoded._replace(image=self._encoded_image(request))
 
     def _encoded_image(self, request: RunRequest) -> EncodedImage | None:
         """Encode the image that a run begins from, once for runs that are given the same arrays one after the other."""

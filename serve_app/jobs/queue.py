@@ -32,6 +32,7 @@ from serve_app.domain.requests import GenerationRequest, Priority
 from serve_app.jobs.acceptance import Acceptance, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
+from serve_app.jobs.price import prices
 from serve_app.jobs.records import (
     JOB_BYTES,
     RECORD_VERSION,
@@ -264,6 +265,7 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
         "kind": kind_of(new.request),
         "group": new.group,
         "work": work_of(new.request),
+        "prices": prices(new.request) if isinstance(new.request, GenerationRequest) else None,
         "queue_share": new.queue_share,
         "num_images": new.request.num_images,
         "request": as_text(pack_request(new.request, new.loras[0].id if new.loras else "")),
@@ -289,15 +291,16 @@ def encoded_rows(value: Any) -> bytes:
 def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim:
     request = read_request(kind, fields)
     try:
-        created_at = from_epoch_ms(fields["created"])
+        created_at, work = from_epoch_ms(fields["created"]), int(fields.get("work", 1))
     except UNREADABLE as error:
-        raise UnreadableRecord(f"created: {type(error).__name__}") from error
+        raise UnreadableRecord(f"created or work: {type(error).__name__}") from error
     return Claim(
         lease=lease,
         group=fields.get("group", ""),
         account_id=fields.get("account", ""),
         request=request,
         created_at=created_at,
+        work=work,
         request_id=fields.get("request_id", ""),
         traceparent=fields.get("traceparent", ""),
     )

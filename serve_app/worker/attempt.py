@@ -209,7 +209,7 @@ class Attempt:
         return Failed(generation_failed("The image could not be made."), retry=True)
 
     async def _make(self) -> Outcome:
-        futures = self._steps.expect(self._run_ids)
+        futures = self._steps.expect(self._run_ids, self._claim.work / len(self._run_ids))
         storing: list[asyncio.Task[StoredImage]] = []
         began = time.monotonic()
         try:

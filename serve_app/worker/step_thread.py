@@ -35,6 +35,7 @@ class StepThread:
         self._on_finished = on_finished
         self._expected: dict[str, asyncio.Future[FinishedRun]] = {}
         self._seconds: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
         self._awake = threading.Event()
         self._closing = False
         self._step_began: float | None = None
@@ -45,9 +46,13 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name=f"{self._executor.kind}-steps", daemon=True)
         self._thread.start()
 
-    def expect(self, run_ids: Sequence[str]) -> list[asyncio.Future[FinishedRun]]:
-        """Return futures of runs that are about to be added: call it before adding, `forget` when done."""
+    def expect(self, run_ids: Sequence[str], work: float = 1.0) -> list[asyncio.Future[FinishedRun]]:
+        """Return futures of runs that are about to be added: call it before adding, `forget` when done.
+
+        Live runs share the time of a step by `work`, that of each.
+        """
         futures = [self._loop.create_future() for _ in run_ids]
+        self._shares.update(dict.fromkeys(run_ids, work))
         self._expected.update(zip(run_ids, futures, strict=True))
         return futures
 
@@ -59,6 +64,7 @@ class StepThread:
         """Drop runs that are no longer awaited; they leave the executor within one step."""
         for run_id in run_ids:
             self._seconds.pop(run_id, None)
+            self._shares.pop(run_id, None)
             future = self._expected.pop(run_id, None)
             if future is not None and (future.cancelled() or not future.done()):
                 self._executor.abort(run_id)
@@ -69,7 +75,7 @@ class StepThread:
         return future is not None and future.done()
 
     def seconds(self, run_ids: Sequence[str]) -> float:
-        """Return the step time of these runs in seconds; live runs share each step equally."""
+        """Return these runs' share of the time of steps, in seconds."""
         return sum(self._seconds.get(run_id, 0.0) for run_id in run_ids)
 
     @property
@@ -125,9 +131,10 @@ class StepThread:
         cleared.wait(ABORT_WAIT_S)
 
     def _add_seconds(self, seconds: float, live: Sequence[str]) -> None:
-        for run_id in live:
-            if run_id in self._expected:
-                self._seconds[run_id] = self._seconds.get(run_id, 0.0) + seconds / len(live)
+        shares = {run_id: share for run_id in live if (share := self._shares.get(run_id))}
+        whole = sum(shares.values())
+        for run_id, share in shares.items():
+            self._seconds[run_id] = self._seconds.get(run_id, 0.0) + seconds * share / whole
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():

@@ -118,6 +118,18 @@ async def test_an_anonymous_caller_and_one_without_redis_see_the_lowest_plan_whe
         assert answer.headers["x-ratelimit-limit"] in ("50", "10")
 
 
+async def test_the_longest_cookie_takes_linear_time(service: TestService) -> None:
+    async def seconds(size: int) -> float:
+        cookie = {"Cookie": 'a="' + "\\" * size + '"'}
+        began = time.process_time()
+        for path in ("/v1/jobs", "/console/"):
+            await service.client.get(path, headers=cookie)
+        return time.process_time() - began
+
+    short, long = [min([await seconds(size) for _ in range(3)]) for size in (2_000, 16_000)]
+    assert long < 24 * short
+
+
 @pytest.mark.parametrize("given", ["01234567", "a.b-c_d.0", "x" * 128])
 async def test_a_fit_request_id_is_echoed(service: TestService, given: str) -> None:
     answer = await service.client.get("/healthz", headers={"X-Request-Id": given})

@@ -1,6 +1,8 @@
 """Prompts of any length reach the denoiser whole, and their weights act as in compel."""
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from serve_app.engine.families.clip_text import tokenize
 from serve_app.engine.families.unet import UNetFamily
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish, start
-from tests.engine.tiny_models import WINDOW
+from tests.engine.tiny_models import WINDOW, write_lora
 
 compel: Any = importlib.import_module("compel")  # pyright would read every model of transformers for its types: 44 s
 
@@ -107,3 +109,32 @@ def test_weighted_and_literal_runs_of_one_text_keep_their_own_bytes_in_company(s
             }
     assert {run_id: ended.image.tobytes() for run_id, ended in together.items() if ended.image is not None} == alone
     assert len(set(alone.values())) == len(asked)
+
+
+def test_a_short_text_is_encoded_between_the_pieces_of_a_long_one_and_both_keep_their_bytes(
+    small_sd: Path, tmp_path: Path
+) -> None:
+    lora = write_lora(tmp_path / "one.safetensors", small_sd, rank=4, seed=1, text=True)
+    words = " ".join(f"(word {n}:0.5) and so on" for n in range(32))
+    long = RunRequest(run_id="long", prompt=words + " a b c" * 500, prompt_weights=True)
+    short = RunRequest(run_id="short", prompt="a cat", adapter=lora)
+
+    def encoded(asked: Sequence[RunRequest]) -> dict[str, torch.Tensor]:
+        """Return the contexts of runs that are added together, in the order in which they were encoded."""
+        found: dict[str, torch.Tensor] = {}
+        with Engine.load(small_sd, EngineOptions(device="cpu", dtype="float32")) as engine:
+            finish(engine, [replace(short, run_id="reads the LoRA", prompt="a dog", steps=1, width=64, height=64)])
+            for each in asked:
+                engine.add(each)
+            while len(found) < len(asked):
+                changes = engine.live.changes
+                for waiting in engine.live.waiting():
+                    if waiting.conditioning is not None:
+                        found.setdefault(waiting.request.run_id, waiting.conditioning.context)
+                engine.live.wait_for_change(changes, within_s=1.0)
+        return found
+
+    together = encoded([long, short])
+    assert list(together) == ["short", "long"]
+    for each in (long, short):
+        assert torch.equal(encoded([each])[each.run_id], together[each.run_id])

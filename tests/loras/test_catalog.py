@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +14,8 @@ import yaml
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.price import prices
 from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
@@ -29,6 +32,7 @@ from tests.support import (
     existing,
     lora_record,
     rewrite_catalog,
+    store_image,
     write_safetensors,
 )
 
@@ -188,7 +192,37 @@ async def test_work_counts_the_passes_of_the_loras_sampler_or_else_of_its_base_m
     acme = await resources.accounts.create("acme")
     job = new_job(acme.id, lora_id=NEON)
     await resources.queue.accept(job)
-    assert redis_db.hget(redis_key("job", job.job_id), "work") == str(passes * round(job.request.work * 1000))
+    assert isinstance(job.request, GenerationRequest)
+    denoising, text = prices(job.request)["StableDiffusionPipeline"]
+    assert redis_db.hget(redis_key("job", job.job_id), "work") == str(passes * denoising + text)
+
+
+LONGEST = {"prompt": "9" * 4000, "negative_prompt": "\U0001f642" * 4000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "denoising", "encoding"),
+    [
+        ({}, 30 * 0.262144, 0),
+        ({"guidance_scale": 1.0, "negative_prompt": "9" * 4000}, 15 * 0.262144, 0),
+        ({"steps": 1, **LONGEST}, 0.262144 + 16_000 * 80e-6, 20_000 * 0.0003),
+        ({"steps": 1, "guidance_scale": 1.0, **LONGEST}, (0.262144 + 4_000 * 80e-6) / 2, 4_000 * 0.0003),
+        ({"steps": 1, "prompt": "(9:0)" * 32, "prompt_weights": True}, 0.262144, (2 * 160 + 32 * 75) * 0.0003),
+    ],
+)
+async def test_work_counts_texts_and_rows_and_usage_the_megapixel_steps_alone(
+    fields: dict[str, Any], denoising: float, encoding: float, resources: Resources, redis_db: redis.Redis
+) -> None:
+    await resources.applied_catalog.apply_file()
+    acme = await resources.accounts.create("acme")
+    job = new_job(acme.id, lora_id=NEON, **fields)
+    await resources.queue.accept(job)
+    work = redis_db.hget(redis_key("job", job.job_id), "work")
+    assert int(str(work)) / 1000 == pytest.approx(denoising + encoding, abs=0.02)
+    (claim,) = await resources.queue.claim("w", kind="generation", nonce="n")
+    await resources.queue.finish(claim.lease, [await store_image(resources.images, claim)], seconds=1)
+    (usage,) = await resources.usage.days(acme.id, await resources.usage.today(), 1)
+    assert usage.megapixel_steps == pytest.approx(job.request.work, abs=0.001)
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(

@@ -32,8 +32,8 @@ class FragileExecutor(Executor):
     def has_work(self) -> bool:
         return bool(self._live) or self.has_lost_runs
 
-    def add(self, run_id: str) -> None:
-        self._live.add(run_id)
+    def add(self, *run_ids: str) -> None:
+        self._live.update(run_ids)
 
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         self._live.update(run_ids)
@@ -198,3 +198,14 @@ def test_a_step_that_outlives_the_event_loop_ends_without_an_error() -> None:
     executor.may_end.set()
     asyncio.run(steps.close(timedelta(seconds=30)))
     assert steps.is_broken, "the thread has ended"
+
+
+async def test_runs_of_a_step_share_its_time_by_their_work(executor: FragileExecutor, steps: StepThread) -> None:
+    futures = [*steps.expect(["a"], 1.0), *steps.expect(["b"], 3.0)]
+    executor.add("a", "b")
+    steps.wake()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*futures)
+    of_a, of_b = steps.seconds(["a"]), steps.seconds(["b"])
+    assert of_a > 0
+    assert of_b == pytest.approx(3 * of_a)

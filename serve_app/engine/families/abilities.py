@@ -4,7 +4,7 @@ The families themselves are in `registry.py`; this is what an interface must kno
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,24 +27,37 @@ class Abilities(NamedTuple):
     rounds_down: bool = False
     """Whether a low strength can leave no step."""
     samplers: Sequence[Sampler] = (Sampler.FLOW_EULER,)
+    text: range = range(0, 513)
+    """Of each prompt the denoiser reads as many tokens: the longer are cut and the shorter padded."""
+    megapixels_per_byte: float = 256 / 1e6
+    """A step costs as many megapixels more for each byte of the prompt: of a transformer, a token of the image."""
+
+    def text_bytes(self, prompt: str) -> int:
+        """Return by how many bytes encoding a prompt is priced; a token has one at least."""
+        return min(max(len(prompt.encode()), self.text.start), self.text.stop - 1)
 
 
 UNET_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
-_SDXL = Abilities(prompt_weights=True, rounds_down=True, samplers=UNET_SAMPLERS)
+_CHUNKS = range(0, 1 << 20)
+"""CLIP reads a prompt of any length, chunk by chunk."""
+_SDXL = Abilities(
+    prompt_weights=True, rounds_down=True, samplers=UNET_SAMPLERS, text=_CHUNKS, megapixels_per_byte=80 / 1e6
+)
 _UNET = _SDXL._replace(usual_side=512, longest_side=1024)
-_BY_PIPELINE = {
+BY_PIPELINE: Mapping[str, Abilities] = {
     "StableDiffusionPipeline": _UNET,
     "LatentConsistencyModelPipeline": _UNET,
     "StableDiffusionXLPipeline": _SDXL,
-    "Flux2KleinPipeline": Abilities(begins_late=False),
+    "ZImagePipeline": Abilities(),
+    "Flux2KleinPipeline": Abilities(begins_late=False, text=range(512, 513), megapixels_per_byte=0.0),
 }
-UNKNOWN = Abilities(usual_side=512, prompt_weights=True, samplers=tuple(Sampler))
+UNKNOWN = _UNET._replace(longest_side=1536, rounds_down=False, samplers=tuple(Sampler))
 """Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
 
 
 def abilities_of(pipeline: str) -> Abilities:
     """Return the abilities of a pipeline class of diffusers; '' is unknown."""
-    return _BY_PIPELINE.get(pipeline, Abilities()) if pipeline else UNKNOWN
+    return BY_PIPELINE.get(pipeline, Abilities()) if pipeline else UNKNOWN
 
 
 def pipeline_of(folder: Path) -> str:

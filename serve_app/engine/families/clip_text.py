@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from serve_app.domain.prompt_weights import Part
+from serve_app.engine.families.family import Pause, no_pause
 
 LEAST_WEIGHT = 1e-5
 """A weight acts as if it were at least this, where 0 would make the prompt without its words infinitely strong."""
@@ -46,10 +47,13 @@ class Chunk(NamedTuple):
     places: list[int]
 
 
-def encode_prompt(encoders: Sequence[TextEncoder], parts: Sequence[Part], clip_skip: int = 0) -> Encoded:
+def encode_prompt(
+    encoders: Sequence[TextEncoder], parts: Sequence[Part], clip_skip: int = 0, pause: Pause = no_pause
+) -> Encoded:
     """Encode a prompt with every encoder, side by side, without the last `clip_skip` layers.
 
-    A chunk is always encoded alone, so that its bits never vary. Weights leave the pooled vector as it is.
+    A chunk is always encoded alone, so that its bits never vary. Weights leave the pooled vector as it is. `pause` is
+    called between chunks: other prompts may be encoded meanwhile.
     """
     tokens = [tokenize(encoder, parts) for encoder in encoders]
     longest = max(len(chunks) for chunks in tokens)
@@ -57,17 +61,25 @@ def encode_prompt(encoders: Sequence[TextEncoder], parts: Sequence[Part], clip_s
     pooled: Tensor | None = None
     for encoder, chunks in zip(encoders, tokens, strict=True):
         chunks += tokenize(encoder, [Part("")]) * (longest - len(chunks))
-        answers = [_encode_chunk(encoder, chunk.ids, clip_skip) for chunk in chunks]
+        answers: list[tuple[Tensor, Tensor | None]] = []
+        for chunk in chunks:
+            answers.append(_encode_chunk(encoder, chunk.ids, clip_skip))
+            pause()
         pooled = answers[0][1] if answers[0][1] is not None else pooled
         hidden = [states for states, _ in answers]
         if any(part.weight != 1 for part in parts):
-            hidden = _weighted(encoder, parts, chunks, hidden, clip_skip)
+            hidden = _weighted(encoder, parts, chunks, hidden, clip_skip, pause)
         sides.append(torch.cat(hidden))
     return Encoded(torch.cat(sides, dim=-1), pooled)
 
 
 def _weighted(
-    encoder: TextEncoder, parts: Sequence[Part], chunks: Sequence[Chunk], hidden: Sequence[Tensor], clip_skip: int
+    encoder: TextEncoder,
+    parts: Sequence[Part],
+    chunks: Sequence[Chunk],
+    hidden: Sequence[Tensor],
+    clip_skip: int,
+    pause: Pause,
 ) -> list[Tensor]:
     """Return the hidden states [1, window, width] of the chunks as the parts' weights move them."""
     (nothing,) = tokenize(encoder, [Part("")])
@@ -87,6 +99,7 @@ def _weighted(
         mixed = (1 - sum(absent.values())) * states.float()
         for index, share in absent.items():
             mixed += share * _encode_chunk(encoder, chunk.ids, clip_skip, [p == index for p in chunk.places])[0].float()
+            pause()
         moved.append(torch.where(away == 1, mixed, empty + (mixed - empty) * away).to(states.dtype))
     return moved
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +13,11 @@ from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
+
+Pause = Callable[[], None]
+
+
+def no_pause() -> None: ...
 
 
 class Placement(NamedTuple):
@@ -171,10 +176,11 @@ class Family(Protocol):
         """Return how to show latents without the autoencoder; None where no such map is known."""
         ...
 
-    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+    def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
         """Encode a run's prompts into one row, or two (negative first) with guidance.
 
         The run's adapter is applied to the components already; `adapter_id` is empty where it changes none of them.
+        `pause` is called between the pieces of a text that has no limit.
         """
         ...
 

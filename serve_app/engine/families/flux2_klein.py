@@ -19,7 +19,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
-from serve_app.engine.families.family import Component
+from serve_app.engine.families.family import Component, Pause, no_pause
 from serve_app.engine.families.flux2_transformer import Flux2Transformer
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -124,7 +124,8 @@ class Flux2KleinFamily(TransformerFamily):
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
-    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+    def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
+        del pause  # a text has at most `MAX_TOKENS`
         if request.mask is not None:
             raise ValueError("mask: FLUX.2 klein looks at an image as a whole; SD, SDXL and Z-Image take a mask")
         is_guided = request.guidance > 1 and not self.is_distilled

@@ -21,7 +21,7 @@ from serve_app.engine.families.abilities import UNET_SAMPLERS
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
+from serve_app.engine.families.family import Component, Pause, Placement, latent_rgb, limit_decoding, no_pause
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
 from serve_app.engine.lanes import forwards_over, lanes_over
@@ -38,8 +38,9 @@ PREFIXES = {
 """kohya, OneTrainer and ComfyUI write these before the names of a component's layers."""
 USUAL_STEPS = 30
 """A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
-MAX_ENCODED_PROMPTS = 256
-"""So many encoded prompts are kept for further runs; what was used longest ago goes first."""
+MAX_ENCODED_CHUNKS = 512
+"""Encoded prompts of at most this many chunks are kept for further runs: of SDXL 160 MB. What was used longest ago goes
+first."""
 
 
 class UNetFamily:
@@ -99,11 +100,11 @@ class UNetFamily:
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
-    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+    def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
         read = weighted if request.prompt_weights else literal
 
         def encoded(text: str, clip_skip: int = 0) -> Encoded:
-            return self._encode_cached(read(text), adapter_id, request.scale, clip_skip)
+            return self._encode_cached(read(text), adapter_id, request.scale, clip_skip, pause)
 
         positive = encoded(request.prompt, self._clip_skip)  # of a negative prompt, diffusers' pipelines skip nothing
         if not self._is_guided(request):
@@ -124,15 +125,17 @@ class UNetFamily:
         """
         return request.guidance > 1 and self.unet.config.time_cond_proj_dim is None
 
-    def _encode_cached(self, parts: tuple[Part, ...], adapter_id: str, scale: float, clip_skip: int) -> Encoded:
+    def _encode_cached(
+        self, parts: tuple[Part, ...], adapter_id: str, scale: float, clip_skip: int, pause: Pause
+    ) -> Encoded:
         key = (parts, adapter_id, scale if adapter_id else 0.0, clip_skip)
         if key not in self._encoded:
-            made = encode_prompt(list(self.encoders.values()), parts, clip_skip)
+            made = encode_prompt(list(self.encoders.values()), parts, clip_skip, pause)
             self._encoded[key] = Encoded(
                 made.chunks.to(self.device), None if made.pooled is None else made.pooled.to(self.device)
             )
         self._encoded.move_to_end(key)
-        while len(self._encoded) > MAX_ENCODED_PROMPTS:
+        while len(self._encoded) > 1 and sum(len(each.chunks) for each in self._encoded.values()) > MAX_ENCODED_CHUNKS:
             self._encoded.popitem(last=False)
         return self._encoded[key]
 

@@ -14,7 +14,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
-from serve_app.engine.families.family import Component
+from serve_app.engine.families.family import Component, Pause, no_pause
 from serve_app.engine.families.z_image_transformer import ZImageTransformer, padded_length
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -73,7 +73,8 @@ class ZImageFamily(TransformerFamily):
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
-    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+    def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
+        del pause  # a text has at most `MAX_TOKENS`
         prompts = [request.negative_prompt, request.prompt] if request.guidance > 1 else [request.prompt]
         captions = self.captions(prompts, request, adapter_id)
         lengths = [padded_length(len(caption)) for caption in captions]

@@ -63,7 +63,8 @@ local function group_of(loras)
 end
 
 -- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
--- takes it, and how often a step asks the denoiser, unless the job (`cost`) or its LoRA says it.
+-- takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or its
+-- LoRA says it. Its owner is told the work without price: `shown`, where that differs.
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
@@ -72,7 +73,9 @@ local function write_job(job)
   if model then
     job.kind = pool_of(model)
     local own = adapters[1] and tonumber(redis.call('HGET', K('lora:' .. adapters[1]), 'passes') or '')
-    job.work = math.floor(job.work * (job.cost or own or model.passes or 1) + 0.5)
+    local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
+    local priced = math.floor(price[1] * (job.cost or own or model.passes or 1) + price[2] + 0.5)
+    if priced ~= job.work then job.shown, job.work = job.work, priced end
   end
   local sequence = redis.call('INCR', K('job_sequence'))
   if job.low_priority then sequence = sequence + LOW_PRIORITY end
@@ -80,7 +83,7 @@ local function write_job(job)
   for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
-    work = job.work, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
+    work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
     sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
     more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
     start_by = job.start_within_ms and now + job.start_within_ms,

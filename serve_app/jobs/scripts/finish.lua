@@ -39,7 +39,7 @@ local function count_usage()
   local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
   local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.kind)
   redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
-  redis.call('HINCRBY', usage, 'work:' .. source, job.work)
+  redis.call('HINCRBY', usage, 'work:' .. source, num(redis.call('HGET', K('job:' .. job_id), 'shown'), job.work))
   redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
   redis.call('PEXPIRE', usage, USAGE_LIFE)
   local lora_use = K('lora_use:' .. math.floor(now / DAY))
