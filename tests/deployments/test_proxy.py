@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,13 @@ pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes 
 
 
 def generated_config(
-    home: Path, *, port: int, replica_port: int | None, fallback_port: int | None = None, has_application: bool = True
+    home: Path,
+    *,
+    port: int,
+    replica_port: int | None,
+    fallback_port: int | None = None,
+    has_application: bool = True,
+    limit_s: int = 60,
 ) -> Path:
     """Write what this version of Serve generates for one application, maybe without a replica, or before there is one."""
     from ray.serve._private import haproxy
@@ -55,8 +62,8 @@ def generated_config(
         metrics_port=free_port(),
         health_check_fastinter="50ms",
         health_check_downinter="50ms",
-        timeout_client_s=60,
-        timeout_server_s=60,
+        timeout_client_s=limit_s,
+        timeout_server_s=limit_s,
         bufsize=int(LIMITS["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
     )
     file = home / "node" / "haproxy.cfg"
@@ -74,12 +81,20 @@ class Proxy:
     """
 
     def __init__(
-        self, home: Path, *, has_application: bool = True, fallback: "Proxy | None" = None, **variables: str
+        self,
+        home: Path,
+        *,
+        has_application: bool = True,
+        fallback: "Proxy | None" = None,
+        limit_s: int = 60,
+        **variables: str,
     ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
         ports = {"port": self.port, "replica_port": self.replica_port}
         last = fallback and fallback.replica_port
-        self.config = generated_config(home, **ports, fallback_port=last, has_application=has_application)
+        self.config = generated_config(
+            home, **ports, fallback_port=last, has_application=has_application, limit_s=limit_s
+        )
         command = [str(WRAPPER), "-db", "-f", str(self.config)]
         stderr = (home / "stderr.txt").open("wb")
         self.process = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
@@ -133,10 +148,15 @@ def running(home: Path, *, status: int = 200, **given: Any) -> Generator[Proxy]:
 
 unanswered: Queue[str] = Queue()
 """What reached the server of a request that it does not answer."""
+released = threading.Event()
+"""Whether it answers those that it held."""
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """`X-Answer: 500 plain` answers as Serve does, without rate headers; `none` waits until the caller hangs up."""
+    """`X-Answer: 500 plain` answers as Serve does, without rate headers; `none` waits until the caller hangs up.
+
+    `held` waits until the test lets it go.
+    """
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
     status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
     if status == "none":
@@ -144,6 +164,10 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         while unanswered.put(kind := (await receive())["type"]) or kind != "http.disconnect":
             pass
         return
+    if status == "held":
+        unanswered.put("held")
+        await asyncio.to_thread(released.wait, 30)
+        status = "200"
     sent = {**scope, "headers": headers}
     content = {name: sent[name] for name in ("method", "path", "scheme", "client", "headers")}
     rows = [(b"content-type", b"text/plain" if plain else b"application/json")]
@@ -358,6 +382,29 @@ def test_a_caller_that_hangs_up_is_noticed_although_its_body_came_after_its_head
         caller.sendall(b"{}")
         assert unanswered.get(timeout=5) == "http.request"
     assert unanswered.get(timeout=5) == "http.disconnect"
+
+
+@contextmanager
+def held(proxy: Proxy) -> Generator[Future[Answer]]:
+    """Ask for images, which are drawn only once the block lets the server answer."""
+    released.clear()
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(proxy.get, "X-Answer: held", path="/openai/v1/images/generations")
+        assert unanswered.get(timeout=5) == "held"
+        try:
+            yield asked
+        finally:
+            released.set()
+
+
+def test_an_answer_below_openai_may_take_longer_than_any_other(tmp_path: Path) -> None:
+    """It is begun before another request, and answered after HAProxy has given that one up."""
+    with running(tmp_path, limit_s=1) as proxy, held(proxy) as images:
+        other = proxy.get("X-Answer: held", path="/v1/jobs")
+        assert (other.status, code(other)) == (503, "unavailable")
+        assert unanswered.get(timeout=5) == "held"
+        released.set()
+        assert seen(images.result(timeout=10))["path"] == "/openai/v1/images/generations"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
@@ -148,8 +149,19 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     counts = (4, 4, 1)  # the last waits: a generator draws eight at once
     waiting = {service.post(body(service, num_images=count, seed=seed)): count for seed, count in enumerate(counts)}
     service.wait(next(iter(waiting)), is_denoising)
-
-    code, seconds = service.stop()
+    images: dict[str, Any] = {
+        "url": "/openai/v1/images/generations",
+        "json": {"prompt": "a red circle", "response_format": "url"},
+    }
+    images |= {"headers": {**service.bearer, "Idempotency-Key": "over a restart"}, "timeout": 120}
+    accepted, canceled = (f'atelier_jobs_total{{event="{event}"}}' for event in ("accepted", "canceled"))
+    before, canceled_before = metric(service, accepted), metric(service, canceled)
+    with httpx.Client(base_url=service.ready["base_url"]) as client, ThreadPoolExecutor() as threads:
+        asked = threads.submit(client.post, **images)
+        service.until(lambda: metric(service, accepted) > before)
+        code, seconds = service.stop()
+        told = asked.result()
+    assert (told.status_code, told.headers["retry-after"], told.json()["error"]["code"]) == (503, "5", "unavailable")
     assert code == 0
     assert seconds < STOP_LIMIT_S
     assert not processes_of(service)
@@ -159,6 +171,15 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     assert "First image" not in service.output.read_text()
     assert service.pngs(service.record(finished["request_id"])) == pngs
     assert {request_id: len(service.pngs(service.result(request_id))) for request_id in waiting} == waiting
+    assert len(service.client.post(**images).raise_for_status().json()["data"]) == 1
+    assert metric(service, canceled) == canceled_before
+
+
+def metric(service: Service, series: str) -> float:
+    """Return a number of `/metrics`."""
+    headers = {"Authorization": f"Bearer {(service.data_dir / 'operator-token').read_text().strip()}"}
+    rows = service.client.get("/metrics", headers=headers).raise_for_status().text.splitlines()
+    return next(float(row.removeprefix(series)) for row in rows if row.startswith(f"{series} "))
 
 
 def processes_of(service: Service) -> list[str]:
