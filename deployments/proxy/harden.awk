@@ -81,6 +81,7 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 
 END {
     bring_back()
+    insert("answers.cfg")
     if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
         print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" \
             > "/dev/stderr"

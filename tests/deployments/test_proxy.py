@@ -23,11 +23,12 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
+from deployments.proxy.answers import take
 from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
-from tests.support import ROOT, free_port
+from tests.support import ROOT, free_port, until
 
 ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
 
@@ -90,6 +91,7 @@ class Proxy:
         **variables: str,
     ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
+        self.admin = home / "node" / "admin.sock"
         ports = {"port": self.port, "replica_port": self.replica_port}
         last = fallback and fallback.replica_port
         self.config = generated_config(
@@ -97,7 +99,7 @@ class Proxy:
         )
         command = [str(WRAPPER), "-db", "-f", str(self.config)]
         stderr = (home / "stderr.txt").open("wb")
-        self.process = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
+        self.process = self.replaced = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
         config = uvicorn.Config(answer, "127.0.0.1", self.replica_port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
@@ -125,13 +127,28 @@ class Proxy:
             threading.Event().wait(0.05)
         raise AssertionError((self.home / "stderr.txt").read_text())
 
+    def reload(self) -> None:
+        """Put another HAProxy in this one's place, as Serve does, and wait until it has its admin socket."""
+        generated_config(self.home, port=self.port, replica_port=self.replica_port)
+        command = [str(WRAPPER), "-db", "-f", str(self.config), "-sf", str(self.process.pid), "-x", str(self.admin)]
+        self.replaced, self.process = self.process, subprocess.Popen(command, env=ENVIRONMENT)
+        until(lambda: f"Pid: {self.process.pid}\n" in self.tell("show info"))
+
+    def tell(self, command: str) -> str:
+        """Give a command to the admin socket, and return the answer."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.admin))
+            connection.sendall(f"{command}\n".encode())
+            return connection.makefile().read()
+
     def stop_server(self) -> None:
         self._server.should_exit = True
         self._thread.join()
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in (self.process, self.replaced):
+            process.kill()
+            process.wait()
         self.stop_server()
 
 
@@ -417,6 +434,27 @@ def test_headers_have_to_arrive_in_time(proxy: Proxy) -> None:
 def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy) -> None:
     """HAProxy 2.8 would answer in HTML, before any rule."""
     assert proxy.send(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n") == []
+
+
+def test_what_haproxy_answers_itself_is_counted_once_over_its_reloads(tmp_path: Path) -> None:
+    with running(tmp_path) as proxy:
+        take(proxy.admin)  # what was asked before HAProxy had found the server
+        with held(proxy) as images:
+            for given in ("503 plain", "503 plain", "404 plain", "500", "404"):
+                proxy.get(f"X-Answer: {given}")
+            proxy.get(path="/-/nowhere")
+            proxy.reload()
+            proxy.get("X-Answer: 503 plain")
+            assert take(proxy.admin) == {"4xx": 1, "5xx": 3}, "of both, and none of the application"
+            assert take(proxy.admin) == {}
+            released.set()
+            assert images.result(timeout=10).status == 200, "the replaced HAProxy answers what it has begun"
+        assert "\n    hard-stop-after 600s\n" in proxy.config.read_text()
+        proxy.stop_server()
+        assert proxy.get().status == 503
+        assert take(proxy.admin) == {"5xx": 1}
+    with pytest.raises(FileNotFoundError):
+        take(tmp_path / "elsewhere" / "admin.sock")
 
 
 def test_a_request_without_a_host_is_refused(proxy: Proxy) -> None:

@@ -131,6 +131,8 @@ def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
     assert "snapshot" not in [event.name for event in rest]
     assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     assert len(service.pngs(service.result(request_id))) == 1
+    errors = 'atelier_proxy_errors_total{status="5xx"}'
+    service.until(lambda: metric(service, errors) > 0, why=lambda: "what HAProxy answered meanwhile is not counted")
 
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
