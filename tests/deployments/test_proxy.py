@@ -88,6 +88,7 @@ class Proxy:
         has_application: bool = True,
         fallback: "Proxy | None" = None,
         limit_s: int = 60,
+        rules: str = "",
         **variables: str,
     ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
@@ -96,6 +97,11 @@ class Proxy:
         last = fallback and fallback.replica_port
         self.config = generated_config(
             home, **ports, fallback_port=last, has_application=has_application, limit_s=limit_s
+        )
+        self.config.write_text(
+            self.config.read_text().replace(
+                "    # Servers in this backend\n", f"{rules}    # Servers in this backend\n"
+            )
         )
         command = [str(WRAPPER), "-db", "-f", str(self.config)]
         stderr = (home / "stderr.txt").open("wb")
@@ -431,9 +437,32 @@ def test_headers_have_to_arrive_in_time(proxy: Proxy) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"Content-Length: 1\r\nContent-Length: 2",
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: br, chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip, chunked",
+        b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: deflate, chunked",
+    ],
+)
+def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy, row: bytes) -> None:
     """HAProxy 2.8 would answer in HTML, before any rule."""
-    assert proxy.send(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n") == []
+    assert proxy.send(b"POST / HTTP/1.1\r\nHost: a\r\n" + row + b"\r\n\r\n0\r\n\r\n") == []
+
+
+def test_every_error_that_haproxy_can_make_has_the_contracts_form(tmp_path: Path) -> None:
+    """A rule of a later version of Serve may ask for any of them."""
+    allowed = {400, 404, 405, 408, 413, 429, 500, 503}
+    every = allowed | {401, 403, 407, 410, 421, 422, 425, 501, 502, 504}
+    rules = "".join(f"    http-request deny deny_status {each} if {{ path /{each} }}\n" for each in every)
+    with running(tmp_path, rules=rules) as proxy:
+        for each in every:
+            answer = proxy.get(path=f"/{each}")
+            assert answer.status == (each if each in allowed else 503 if each in (502, 504) else 400)
+            assert set(json.loads(answer.body)["error"]) == {"code", "message"}
+            assert breach(answer) is None or each in (405, 500), breach(answer)
 
 
 def test_what_haproxy_answers_itself_is_counted_once_over_its_reloads(tmp_path: Path) -> None:
