@@ -155,12 +155,12 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
         "url": "/openai/v1/images/generations",
         "json": {"prompt": "a red circle", "response_format": "url"},
     }
-    images |= {"headers": {**service.bearer, "Idempotency-Key": "over a restart"}, "timeout": 120}
+    images |= {"headers": {**service.bearer, "Idempotency-Key": "over-a-restart"}, "timeout": 120}
     accepted, canceled = (f'atelier_jobs_total{{event="{event}"}}' for event in ("accepted", "canceled"))
     before, canceled_before = metric(service, accepted), metric(service, canceled)
     with httpx.Client(base_url=service.ready["base_url"]) as client, ThreadPoolExecutor() as threads:
         asked = threads.submit(client.post, **images)
-        service.until(lambda: metric(service, accepted) > before)
+        service.until(lambda: metric(service, accepted) > before or asked.done())
         code, seconds = service.stop()
         told = asked.result()
     assert (told.status_code, told.headers["retry-after"], told.json()["error"]["code"]) == (503, "5", "unavailable")
