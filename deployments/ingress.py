@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -14,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.config import GENERATOR
 from deployments.nodes import check_machines
 from deployments.proxy import proxy_secret
+from deployments.proxy.answers import take
 from deployments.ray_internals import (
+    admin_socket,
     at_drain,
     configure_replica_log,
     has_haproxy,
@@ -27,11 +30,13 @@ from deployments.requirements import require_shared
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import with_forwarded_address
 from serve_app.app import create_app
+from serve_app.domain import metrics
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, group_of_pool, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import allow_connections, freeze_startup_objects
 from serve_app.settings import Settings
 from serve_app.store.loop_watch import watch_loop
+from serve_app.store.measures import SEND_EVERY_S, Measures
 from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
@@ -120,6 +125,19 @@ class KeptWorkers:
             return False
 
 
+async def count_proxy_errors(measures: Measures, socket: Path) -> None:
+    """Count what HAProxy answers itself on this node, until canceled."""
+    while True:
+        await asyncio.sleep(SEND_EVERY_S)
+        try:
+            found = await asyncio.to_thread(take, socket)
+        except OSError as error:  # HAProxy has not been started here yet
+            log.debug("HAProxy's errors are counted later: %r", error)
+            continue
+        for status, number in found.items():
+            measures.count(metrics.PROXY_ERRORS, status, by=number)
+
+
 def without_request_id(app: ASGIApp) -> ASGIApp:
     """The app, with `X-Request-Id` left to Serve, which adds the very same one to every response."""
 
@@ -175,6 +193,9 @@ class Ingress:
         await loras.applied_catalog.apply_file_once()
         sweeping = asyncio.create_task(loras.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
+        if has_haproxy():
+            counting = asyncio.create_task(count_proxy_errors(process.measures, admin_socket()))
+            self._stack.callback(counting.cancel)
         self._app = create_app(
             settings,
             accounts=accounts,

@@ -95,6 +95,15 @@ def has_haproxy() -> bool:
     return bool(constants.RAY_SERVE_ENABLE_HA_PROXY)
 
 
+def admin_socket() -> Path:
+    """Return where Serve puts the admin socket of this node's HAProxy."""
+    import ray
+
+    constants: Any = import_module("ray.serve._private.constants")
+    path = Path(constants.RAY_SERVE_HAPROXY_SOCKET_PATH)
+    return path.parent / ray.get_runtime_context().get_node_id() / path.name
+
+
 def serve_log() -> TextIO | None:
     """Return Serve's log as a stream; None where Serve has not put one in the place of `sys.stderr`.
 

@@ -154,12 +154,11 @@ class Runtime:
     def stop(self) -> None:
         """Drain and stop the application and Ray; kill what does not stop in time."""
         import ray
-        from ray import serve
 
         self._stopping.set()
         if ray.is_initialized():
             with _silence():  # Ray reports the regular end of Serve's controller as a failure
-                stopping = threading.Thread(target=serve.shutdown, daemon=True)
+                stopping = threading.Thread(target=_shut_down, daemon=True)
                 stopping.start()
                 stopping.join(LONGEST_STOP_S)
                 if not stopping.is_alive():  # else it would meet Ray's end, and Ray would then end this process
@@ -168,6 +167,19 @@ class Runtime:
 
     def kill(self, session: int | None = None) -> None:
         kill_all_of(self._home, session)
+
+
+def _shut_down() -> None:
+    """Stop the applications, and then Serve, which by itself would kill HAProxy before it has passed on their answers."""
+    from ray import serve
+
+    try:
+        names = [*serve.status().applications]
+        for is_blocking in (False, True):
+            for name in names:
+                serve.delete(name, _blocking=is_blocking)
+    finally:
+        serve.shutdown()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import uvloop
 from serve_app.jobs.waits import JobWaits
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
+from tests.support import until
 
 T = TypeVar("T")
 
@@ -40,11 +41,13 @@ class Served:
         self.resources = old.with_parts(waits=JobWaits(old.jobs, most=64, previews=old.previews))
         self.loop.call_soon_threadsafe(self._may_listen.clear)
         self.loop.call_soon_threadsafe(old.waits.end_all)  # as Serve lets a replica do
-        self._server.should_exit = True
+        server = self._server
+        server.should_exit = True
         try:
             yield
         finally:
             self.loop.call_soon_threadsafe(self._may_listen.set)
+            until(lambda: self._server is not server)
 
     async def hint(self, kind: str, job_id: str) -> None:
         """A job was accepted."""

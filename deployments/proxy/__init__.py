@@ -1,7 +1,7 @@
 """Protects the HTTP proxy: adds limits, rules and answers to Serve's HAProxy configuration.
 
 `haproxy` is what Serve runs instead of HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH), at every start and reload. It passes
-the generated configuration through `harden.awk`, which inserts `defaults.cfg` and `frontend.cfg`, and becomes HAProxy.
+the generated configuration through `harden.awk`, which inserts the other files here, and becomes HAProxy.
 """
 
 import hashlib

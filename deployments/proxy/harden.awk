@@ -36,6 +36,8 @@ NR == 1 { print "# hardened by atelier" }
 section ~ /^global/ {
     if ($1 == "log") next                                  # the access log: it would hold signed image addresses
     if ($1 == "stats" && $2 == "socket") sockets += sub(/ mode 666 /, " mode 600 ")
+    # HAProxy is replaced whenever an ingress replica comes or goes: what it has begun may take as long as in backend.cfg.
+    if ($1 == "hard-stop-after" && $2 + 0 < 600) sub($2, "600s")
     if ($1 == "maxconn") { if (most && $2 > most) sub($2, most); print; print "    tune.http.maxhdr 400"; next }
 }
 
@@ -63,6 +65,8 @@ section == "frontend http_frontend" && $1 == "bind" {
 # requests: with `safe` a caller's first request never goes there.
 $1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
 
+section ~ /^backend http-/ && $1 == "backend" { print; insert("backend.cfg"); next }
+
 # A caller gets 503 at once while no ingress serves: Serve's proxy of last resort would hold the request until one does.
 section ~ /^backend/ && $1 == "server" {
     if ($NF == "backup") next
@@ -77,6 +81,7 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 
 END {
     bring_back()
+    insert("answers.cfg")
     if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
         print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" \
             > "/dev/stderr"

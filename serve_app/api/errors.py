@@ -21,6 +21,7 @@ _RETRY_S = {errors.Overloaded: 2, errors.StoreUnavailable: 5, errors.PollLimitEx
 """After an error of the first kind that fits, a caller is asked to wait for this many seconds."""
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 OVERLOADED = "The service is overloaded. Try again in a moment."
+WAIT_ENDED = "This request can wait no longer. Repeat it: with an Idempotency-Key it goes on with the same job."
 INTERNAL_ERROR = "internal_error"
 
 
@@ -52,6 +53,7 @@ ANSWERS: Mapping[type[errors.AtelierError], ErrorAnswer] = {
     errors.QueueFull: ErrorAnswer(429, "The queue is full; try again in 5 seconds."),
     errors.StoreUnavailable: ErrorAnswer(503, UNAVAILABLE),
     errors.Overloaded: ErrorAnswer(503, OVERLOADED),
+    errors.WaitEnded: ErrorAnswer(503, WAIT_ENDED),
 }
 DESCRIPTIONS: Mapping[int, str] = {
     400: (
@@ -76,7 +78,7 @@ DESCRIPTIONS: Mapping[int, str] = {
 
 _OF_JOBS = (errors.ImageQuotaExceeded,)
 """Errors that interfaces A and B never answer with: the jobs document adds their codes to those of all documents."""
-_CODES = [*(kind.code for kind in ANSWERS if kind not in _OF_JOBS), INTERNAL_ERROR]
+_CODES = [*dict.fromkeys(kind.code for kind in ANSWERS if kind not in _OF_JOBS), INTERNAL_ERROR]
 
 
 class Error(ResponseBody):

@@ -129,6 +129,10 @@ class Overloaded(StoreUnavailable):
     code = "overloaded"
 
 
+class WaitEnded(StoreUnavailable):
+    """A request can wait no longer for its job: its process is about to end, or it has waited for too long."""
+
+
 class UnreadableRecord(StoreUnavailable):
     """This version of the code cannot read a stored record: it is damaged, or a newer version wrote it."""
 

@@ -130,6 +130,7 @@ HTTP_REQUESTS = _counter("http_requests", "Answered requests.", "interface", "me
 HTTP_SECONDS = _histogram("http_request_seconds", "From a request's headers to its whole answer.", CALL_S, "route")
 HTTP_ERRORS = _counter("http_errors", "Error answers of the interfaces.", "interface", "code")
 LOOP_STALLED = _counter("event_loop_stalled_seconds", "Time in which a replica answered nobody, a second or more each.")
+PROXY_ERRORS = _counter("proxy_errors", "Error answers of HAProxy or Serve, without the application.", "status")
 
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 EVENTS = ("accepted", "completed", "failed", "canceled", "expired", "requeued", "lease_expired", "fenced")
@@ -157,6 +158,7 @@ def fields_from_zero(pools: Sequence[str]) -> Iterator[str]:
     yield from (field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS)
     yield from (field_of(WEBHOOKS, state) for state in ("delivered", "failed"))
     yield field_of(LOOP_STALLED)
+    yield from (field_of(PROXY_ERRORS, status) for status in ("4xx", "5xx"))
     of_adapters = (ADAPTER_EVICTIONS, ADAPTER_PREFETCHES)
     yield from (
         field_of(each, pool) for each in of_adapters for pool in pools if kind_of_pool(pool) is JobKind.GENERATION

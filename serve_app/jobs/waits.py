@@ -90,7 +90,8 @@ class JobWaits:
         self._previews = previews
         self._watched: defaultdict[str, _Watched] = defaultdict(_Watched)
         self._accounts: defaultdict[str, int] = defaultdict(int)
-        self._is_draining = False
+        self.is_draining = False
+        """Whether this process is about to end, so that nobody waits here any more."""
         self._looks = 0
         self._looking: asyncio.Task[None] | None = None
 
@@ -118,7 +119,7 @@ class JobWaits:
             yield None
             return
         watch, watched = Watch(self._looks, only_end=only_end), self._watched[job_id]
-        watch.is_over = self._is_draining
+        watch.is_over = self.is_draining
         watched.watches.add(watch)
         watched.known = ""
         self._accounts[account_id] += 1
@@ -136,7 +137,7 @@ class JobWaits:
 
     def end_all(self) -> None:
         """Let everybody go, and whoever still comes: this process is about to end, and another will serve them."""
-        self._is_draining = True
+        self.is_draining = True
         for watched in self._watched.values():
             for watch in watched.watches:
                 watch.end()

@@ -1,8 +1,11 @@
 """OpenAI's own client against the running service: images, models, streams, errors, hang-ups and retries."""
 
+import asyncio
 import base64
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from io import BytesIO
 from itertools import count
 from typing import Any
@@ -265,6 +268,34 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):
         caller.openai.images.generate(prompt="a ship", extra_headers=key)
+
+
+@pytest.mark.parametrize("key", ["order-4712", ""])
+@pytest.mark.parametrize("end", ["drain", "time"])
+async def test_a_wait_that_ends_before_the_job_is_to_be_repeated(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, key: str, end: str
+) -> None:
+    """With an idempotency key the repeat goes on with the same job; without one the first is canceled."""
+    if end == "time":
+        monkeypatch.setattr(routes, "LONGEST_WAIT_S", 0.6)
+    live, headers = caller.live, {"Idempotency-Key": key} if key else {}
+    live.outcome = "leave"
+    generate = partial(caller.openai.images.generate, prompt="a boat", extra_headers=headers)
+    waiting = asyncio.create_task(asyncio.to_thread(generate))
+    await wait_until(caller.jobs)
+    with live.ingress_down() if end == "drain" else nullcontext(), pytest.raises(openai.InternalServerError) as error:
+        await waiting
+    told = error.value.response.headers
+    assert (error.value.status_code, error.value.code, told["retry-after"]) == (503, "unavailable", "5")
+    assert "x-should-retry" not in told
+    if not key:
+        await caller.all_are(JobState.CANCELED)
+        return
+    claim = caller.claim()
+    image = live.run(store_image(live.resources.images, claim))
+    live.run(live.resources.queue.finish(claim.lease, [image], seconds=0.5))
+    answer = await asyncio.to_thread(generate)
+    assert (len(answer.data or []), caller.states()) == (1, [JobState.COMPLETED])
 
 
 async def test_a_caller_for_whom_there_is_no_place_to_wait_leaves_no_job(settings: Settings) -> None:

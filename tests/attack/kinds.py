@@ -183,6 +183,7 @@ class _Kinds(Requests):
             "chunked, identity",
             "identity",
             "gzip",
+            "gzip, chunked",
             "\x0bchunked",
             "",
             "chunked chunked",

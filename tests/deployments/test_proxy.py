@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,12 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
+from deployments.proxy.answers import take
 from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
-from tests.support import ROOT, free_port
+from tests.support import ROOT, free_port, until
 
 ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
 
@@ -34,7 +36,13 @@ pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes 
 
 
 def generated_config(
-    home: Path, *, port: int, replica_port: int | None, fallback_port: int | None = None, has_application: bool = True
+    home: Path,
+    *,
+    port: int,
+    replica_port: int | None,
+    fallback_port: int | None = None,
+    has_application: bool = True,
+    limit_s: int = 60,
 ) -> Path:
     """Write what this version of Serve generates for one application, maybe without a replica, or before there is one."""
     from ray.serve._private import haproxy
@@ -55,8 +63,8 @@ def generated_config(
         metrics_port=free_port(),
         health_check_fastinter="50ms",
         health_check_downinter="50ms",
-        timeout_client_s=60,
-        timeout_server_s=60,
+        timeout_client_s=limit_s,
+        timeout_server_s=limit_s,
         bufsize=int(LIMITS["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
     )
     file = home / "node" / "haproxy.cfg"
@@ -74,15 +82,30 @@ class Proxy:
     """
 
     def __init__(
-        self, home: Path, *, has_application: bool = True, fallback: "Proxy | None" = None, **variables: str
+        self,
+        home: Path,
+        *,
+        has_application: bool = True,
+        fallback: "Proxy | None" = None,
+        limit_s: int = 60,
+        rules: str = "",
+        **variables: str,
     ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
+        self.admin = home / "node" / "admin.sock"
         ports = {"port": self.port, "replica_port": self.replica_port}
         last = fallback and fallback.replica_port
-        self.config = generated_config(home, **ports, fallback_port=last, has_application=has_application)
+        self.config = generated_config(
+            home, **ports, fallback_port=last, has_application=has_application, limit_s=limit_s
+        )
+        self.config.write_text(
+            self.config.read_text().replace(
+                "    # Servers in this backend\n", f"{rules}    # Servers in this backend\n"
+            )
+        )
         command = [str(WRAPPER), "-db", "-f", str(self.config)]
         stderr = (home / "stderr.txt").open("wb")
-        self.process = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
+        self.process = self.replaced = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
         config = uvicorn.Config(answer, "127.0.0.1", self.replica_port, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
@@ -110,13 +133,28 @@ class Proxy:
             threading.Event().wait(0.05)
         raise AssertionError((self.home / "stderr.txt").read_text())
 
+    def reload(self) -> None:
+        """Put another HAProxy in this one's place, as Serve does, and wait until it has its admin socket."""
+        generated_config(self.home, port=self.port, replica_port=self.replica_port)
+        command = [str(WRAPPER), "-db", "-f", str(self.config), "-sf", str(self.process.pid), "-x", str(self.admin)]
+        self.replaced, self.process = self.process, subprocess.Popen(command, env=ENVIRONMENT)
+        until(lambda: f"Pid: {self.process.pid}\n" in self.tell("show info"))
+
+    def tell(self, command: str) -> str:
+        """Give a command to the admin socket, and return the answer."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.admin))
+            connection.sendall(f"{command}\n".encode())
+            return connection.makefile().read()
+
     def stop_server(self) -> None:
         self._server.should_exit = True
         self._thread.join()
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in (self.process, self.replaced):
+            process.kill()
+            process.wait()
         self.stop_server()
 
 
@@ -133,10 +171,15 @@ def running(home: Path, *, status: int = 200, **given: Any) -> Generator[Proxy]:
 
 unanswered: Queue[str] = Queue()
 """What reached the server of a request that it does not answer."""
+released = threading.Event()
+"""Whether it answers those that it held."""
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """`X-Answer: 500 plain` answers as Serve does, without rate headers; `none` waits until the caller hangs up."""
+    """`X-Answer: 500 plain` answers as Serve does, without rate headers; `none` waits until the caller hangs up.
+
+    `held` waits until the test lets it go.
+    """
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
     status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
     if status == "none":
@@ -144,6 +187,10 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         while unanswered.put(kind := (await receive())["type"]) or kind != "http.disconnect":
             pass
         return
+    if status == "held":
+        unanswered.put("held")
+        await asyncio.to_thread(released.wait, 30)
+        status = "200"
     sent = {**scope, "headers": headers}
     content = {name: sent[name] for name in ("method", "path", "scheme", "client", "headers")}
     rows = [(b"content-type", b"text/plain" if plain else b"application/json")]
@@ -360,6 +407,29 @@ def test_a_caller_that_hangs_up_is_noticed_although_its_body_came_after_its_head
     assert unanswered.get(timeout=5) == "http.disconnect"
 
 
+@contextmanager
+def held(proxy: Proxy) -> Generator[Future[Answer]]:
+    """Ask for images, which are drawn only once the block lets the server answer."""
+    released.clear()
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(proxy.get, "X-Answer: held", path="/openai/v1/images/generations")
+        assert unanswered.get(timeout=5) == "held"
+        try:
+            yield asked
+        finally:
+            released.set()
+
+
+def test_an_answer_below_openai_may_take_longer_than_any_other(tmp_path: Path) -> None:
+    """It is begun before another request, and answered after HAProxy has given that one up."""
+    with running(tmp_path, limit_s=1) as proxy, held(proxy) as images:
+        other = proxy.get("X-Answer: held", path="/v1/jobs")
+        assert (other.status, code(other)) == (503, "unavailable")
+        assert unanswered.get(timeout=5) == "held"
+        released.set()
+        assert seen(images.result(timeout=10))["path"] == "/openai/v1/images/generations"
+
+
 @pytest.mark.slow
 def test_headers_have_to_arrive_in_time(proxy: Proxy) -> None:
     began = time.monotonic()
@@ -367,9 +437,53 @@ def test_headers_have_to_arrive_in_time(proxy: Proxy) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"Content-Length: 1\r\nContent-Length: 2",
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: br, chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip, chunked",
+        b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: deflate, chunked",
+    ],
+)
+def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy, row: bytes) -> None:
     """HAProxy 2.8 would answer in HTML, before any rule."""
-    assert proxy.send(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n") == []
+    assert proxy.send(b"POST / HTTP/1.1\r\nHost: a\r\n" + row + b"\r\n\r\n0\r\n\r\n") == []
+
+
+def test_every_error_that_haproxy_can_make_has_the_contracts_form(tmp_path: Path) -> None:
+    """A rule of a later version of Serve may ask for any of them."""
+    allowed = {400, 404, 405, 408, 413, 429, 500, 503}
+    every = allowed | {401, 403, 407, 410, 421, 422, 425, 501, 502, 504}
+    rules = "".join(f"    http-request deny deny_status {each} if {{ path /{each} }}\n" for each in every)
+    with running(tmp_path, rules=rules) as proxy:
+        for each in every:
+            answer = proxy.get(path=f"/{each}")
+            assert answer.status == (each if each in allowed else 503 if each in (502, 504) else 400)
+            assert set(json.loads(answer.body)["error"]) == {"code", "message"}
+            assert breach(answer) is None or each in (405, 500), breach(answer)
+
+
+def test_what_haproxy_answers_itself_is_counted_once_over_its_reloads(tmp_path: Path) -> None:
+    with running(tmp_path) as proxy:
+        take(proxy.admin)  # what was asked before HAProxy had found the server
+        with held(proxy) as images:
+            for given in ("503 plain", "503 plain", "404 plain", "500", "404"):
+                proxy.get(f"X-Answer: {given}")
+            proxy.get(path="/-/nowhere")
+            proxy.reload()
+            proxy.get("X-Answer: 503 plain")
+            assert take(proxy.admin) == {"4xx": 1, "5xx": 3}, "of both, and none of the application"
+            assert take(proxy.admin) == {}
+            released.set()
+            assert images.result(timeout=10).status == 200, "the replaced HAProxy answers what it has begun"
+        assert "\n    hard-stop-after 600s\n" in proxy.config.read_text()
+        proxy.stop_server()
+        assert proxy.get().status == 503
+        assert take(proxy.admin) == {"5xx": 1}
+    with pytest.raises(FileNotFoundError):
+        take(tmp_path / "elsewhere" / "admin.sock")
 
 
 def test_a_request_without_a_host_is_refused(proxy: Proxy) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
@@ -130,6 +131,8 @@ def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
     assert "snapshot" not in [event.name for event in rest]
     assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     assert len(service.pngs(service.result(request_id))) == 1
+    errors = 'atelier_proxy_errors_total{status="5xx"}'
+    service.until(lambda: metric(service, errors) > 0, why=lambda: "what HAProxy answered meanwhile is not counted")
 
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
@@ -148,8 +151,19 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     counts = (4, 4, 1)  # the last waits: a generator draws eight at once
     waiting = {service.post(body(service, num_images=count, seed=seed)): count for seed, count in enumerate(counts)}
     service.wait(next(iter(waiting)), is_denoising)
-
-    code, seconds = service.stop()
+    images: dict[str, Any] = {
+        "url": "/openai/v1/images/generations",
+        "json": {"prompt": "a red circle", "response_format": "url"},
+    }
+    images |= {"headers": {**service.bearer, "Idempotency-Key": "over-a-restart"}, "timeout": 120}
+    accepted, canceled = (f'atelier_jobs_total{{event="{event}"}}' for event in ("accepted", "canceled"))
+    before, canceled_before = metric(service, accepted), metric(service, canceled)
+    with httpx.Client(base_url=service.ready["base_url"]) as client, ThreadPoolExecutor() as threads:
+        asked = threads.submit(client.post, **images)
+        service.until(lambda: metric(service, accepted) > before or asked.done())
+        code, seconds = service.stop()
+        told = asked.result()
+    assert (told.status_code, told.headers["retry-after"], told.json()["error"]["code"]) == (503, "5", "unavailable")
     assert code == 0
     assert seconds < STOP_LIMIT_S
     assert not processes_of(service)
@@ -159,6 +173,15 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     assert "First image" not in service.output.read_text()
     assert service.pngs(service.record(finished["request_id"])) == pngs
     assert {request_id: len(service.pngs(service.result(request_id))) for request_id in waiting} == waiting
+    assert len(service.client.post(**images).raise_for_status().json()["data"]) == 1
+    assert metric(service, canceled) == canceled_before
+
+
+def metric(service: Service, series: str) -> float:
+    """Return a number of `/metrics`."""
+    headers = {"Authorization": f"Bearer {(service.data_dir / 'operator-token').read_text().strip()}"}
+    rows = service.client.get("/metrics", headers=headers).raise_for_status().text.splitlines()
+    return next(float(row.removeprefix(series)) for row in rows if row.startswith(f"{series} "))
 
 
 def processes_of(service: Service) -> list[str]:

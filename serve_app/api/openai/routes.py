@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serve_app.api.dependencies import CallDep, CallerDep, IdempotencyKeyDep, found, image_signer, jobs_of, loras_of
-from serve_app.api.errors import ANSWERS
+from serve_app.api.errors import ANSWERS, WAIT_ENDED
 from serve_app.api.multipart import disk_errors, read_multipart
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import encode, failure_of, record_response
@@ -30,6 +31,7 @@ from serve_app.domain.errors import (
     NotFound,
     Overloaded,
     UnsupportedMediaType,
+    WaitEnded,
 )
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import ImageFormat, LoraUse
@@ -42,6 +44,8 @@ router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 LOOK_EVERY_S = 0.5
 LONGEST_START_S = 540
 """A job that no worker has started by then expires; the official client gives up after 600 seconds."""
+LONGEST_WAIT_S = 590
+"""A request waits no longer for its answer, lest HAProxy ends it after 600 (`deployments/proxy/backend.cfg`)."""
 _HUNG_UP = 499
 _STATUSES = {FailureCode.CANCELED: 409, FailureCode.LORA_UNAVAILABLE: 403, FailureCode.EXPIRED: 503}
 """How a job that ended without images is answered, if not by 500."""
@@ -91,7 +95,8 @@ async def edit(request: Request, caller: CallerDep, idempotency_key: Idempotency
 async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
     """Answer once the job of a wish has ended, or by a stream."""
     name = "image_generation" if wish.image_id is None else "image_edit"
-    states = _states(request, caller, wish, replace(call, start_within=LONGEST_START_S))
+    seconds = inf if body.stream else LONGEST_WAIT_S
+    states = _states(request, caller, wish, replace(call, start_within=LONGEST_START_S), seconds=seconds)
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
@@ -234,13 +239,18 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
     return sides[0], sides[1]
 
 
-async def _states(request: Request, caller: Caller, wish: Wish, call: Call) -> AsyncGenerator[Job]:
+async def _states(request: Request, caller: Caller, wish: Wish, call: Call, *, seconds: float) -> AsyncGenerator[Job]:
     """Create a job, and yield what is known of it, twice a second and once it has ended.
 
     Whoever closes this before cancels the job. A repeated idempotency key whose job was so canceled creates another.
-    Raises what `Submission.create` raises, and `Overloaded` where no more callers may wait.
+    Raises what `Submission.create` raises, `Overloaded` where no more callers may wait, and `WaitEnded` after so many
+    seconds or when this process drains: then a job with an idempotency key goes on, since a repeat of it can wait on.
     """
-    parts, account_id = jobs_of(request), caller.account_id
+    parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
+
+    def wait_is_over() -> bool:
+        return parts.waits.is_draining or time.monotonic() >= ends_at
+
     for times in count():
         key = call.idempotency_key and f"{call.idempotency_key}#{times}"
         acceptance = await parts.submission.create(caller, wish, replace(call, idempotency_key=key))
@@ -248,13 +258,16 @@ async def _states(request: Request, caller: Caller, wish: Wish, call: Call) -> A
         try:
             while not job.state.is_terminal:
                 yield job
-                began = time.monotonic()
-                await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
+                has_place = await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
                 job = found(await parts.reader.get(job.id, account_id=account_id), "job")
-                if not job.state.is_terminal and time.monotonic() - began < LOOK_EVERY_S / 2:
+                if job.state.is_terminal:
+                    break
+                if wait_is_over():
+                    raise WaitEnded(WAIT_ENDED)
+                if not has_place:
                     raise Overloaded("no more callers may wait")
         finally:
-            if not job.state.is_terminal:
+            if not job.state.is_terminal and not (call.idempotency_key and wait_is_over()):
                 parts.submission.background.spawn(parts.queue.cancel(job.id, account_id=account_id))
         if not (acceptance.replayed and job.state is JobState.CANCELED):
             yield found(await parts.reader.get(job.id, account_id=account_id), "job")

@@ -116,11 +116,11 @@ https://{{ .Values.gateway.host }}
 {{ include "atelier.fullname" . }}-serve-svc
 {{- end -}}
 
-{{/* Where LoRAs and pictures are uploaded. */}}
-{{- define "atelier.uploadPaths" -}}
+{{/* Where a POST may take long: uploads, and OpenAI's API, which answers when images are drawn. */}}
+{{- define "atelier.longPaths" -}}
 - {path: /v1/loras, pathType: Exact}
 - {path: /v1/images, pathType: Exact}
-- {path: /openai/v1/images/edits, pathType: Exact}
+- {path: /openai/, pathType: Prefix}
 - {path: /console/loras/new, pathType: Exact}
 - {path: /console/pictures, pathType: Exact}
 {{- end -}}
