@@ -11,10 +11,11 @@ from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
 from serve_app.engine.adapters.layer_table import UnusableAdapter
+from serve_app.engine.lora_layers import Factors
 
 Parts = Mapping[str, Tensor]
-LowRank = tuple[Tensor, Tensor, int | None]
-"""down [rank, in…], up [out, rank], and the dimension that alpha is divided by; None where the writer scales by one."""
+Read = tuple[ModuleWeights, int | None]
+"""A change without its scaling, and the dimension that alpha is divided by; None where the writer scales by one."""
 IA3 = {"ia3_weight", "ia3_on_input"}
 LORA = {"down", "up", "mid"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"}
@@ -29,11 +30,11 @@ ROUNDING = 0.01
 MAGNITUDES = {"peft_magnitude", "dora_scale"}
 
 
-def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) -> None:
-    """Check that the parts of a layer whose base weight is of `shape` [out, in…] fit it and each other.
+def check_parts(name: str, parts: Parts, shape: torch.Size, *, layers: int, max_rank: int) -> None:
+    """Check that the parts of `layers` layers whose base weight is of `shape` [out, in…] fit them and each other.
 
     Only shapes are looked at: the parts may be of torch's meta device. The rank of several layers at once says nothing
-    of that of each: their `max_rank` is infinite. Raises UnusableAdapter with the layer's name.
+    of that of each, and is not checked. Raises UnusableAdapter with the layer's name.
     """
     _require_one_algorithm(name, parts)
     for part in parts.keys() - WHOLE_NUMBERS:
@@ -43,9 +44,11 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) 
     if parts.keys() <= IA3:
         _require_ia3(name, parts, shape)
         return
-    down, _, dimension = _low_rank(name, parts, shape)
-    own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
-    require_rank(name, down.shape[0], max_rank, own)
+    made, dimension = _read(name, parts, shape, layers, max_rank)
+    if layers == 1:
+        of = "" if made.down.dim() == 2 or dimension else ", of a convolution"
+        own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'}{of})"
+        require_size(name, made, max_rank, own)
     for part in ONE_NUMBER & parts.keys():
         if parts[part].numel() != 1:
             raise UnusableAdapter(f"{name}: {part} is not one number, its shape is {tuple(parts[part].shape)}")
@@ -53,13 +56,20 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) 
         _gained_side(name, part, parts[part], shape)
 
 
-def require_rank(name: str, rank: int, max_rank: float, own: str = "") -> None:
+def require_size(name: str, made: ModuleWeights, max_rank: int, own: str = "") -> None:
+    rank = made.size_rank
+    if rank > max_rank and made.factors is not None:
+        outer, inner = ("×".join(map(str, each.shape)) for each in (made.factors.outer, made.factors.inner))
+        raise UnusableAdapter(
+            f"LoKr's factors of {outer} and {inner} in {name} are as large as rank {rank}, this server takes {max_rank}: "
+            "train it with a factor nearer to the root of the layer's sides (lokr_factor), or a smaller dimension"
+        )
     if rank > max_rank:
         raise UnusableAdapter(f"rank {rank}{own} of {name}, this server takes {max_rank}: train a smaller one")
 
 
 def module_weights(
-    name: str, parts: Parts, bases: Sequence[Tensor], *, alpha: float | None, rank_stabilized: bool
+    name: str, parts: Parts, bases: Sequence[Tensor], *, alpha: float | None, rank_stabilized: bool, max_rank: int
 ) -> list[ModuleWeights]:
     """Return the change of each layer that the parts are for, by parts that passed `check_parts`.
 
@@ -67,7 +77,8 @@ def module_weights(
     file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
     """
     outputs = [base.shape[0] for base in bases]
-    made = _whole_change(name, parts, bases, torch.Size((sum(outputs), *bases[0].shape[1:])), alpha, rank_stabilized)
+    shape = torch.Size((sum(outputs), *bases[0].shape[1:]))
+    made = _whole_change(name, parts, bases, shape, alpha, rank_stabilized, max_rank)
     _require_finite(name, made)
     return (
         [made] if len(bases) == 1 else [_outputs_of(made, *each) for each in pairwise(accumulate(outputs, initial=0))]
@@ -75,16 +86,21 @@ def module_weights(
 
 
 def _whole_change(
-    name: str, parts: Parts, bases: Sequence[Tensor], shape: torch.Size, alpha: float | None, rank_stabilized: bool
+    name: str,
+    parts: Parts,
+    bases: Sequence[Tensor],
+    shape: torch.Size,
+    alpha: float | None,
+    rank_stabilized: bool,
+    max_rank: int,
 ) -> ModuleWeights:
     if parts.keys() <= IA3:
         return _ia3(name, parts, shape)
-    down, up, dimension = _low_rank(name, parts, shape)
-    if "scalar" in parts:
-        up = up * parts["scalar"].float()
+    made, dimension = _read(name, parts, shape, len(bases), max_rank)
     if "alpha" in parts:
         alpha = float(parts["alpha"])
-    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
+    scalar = float(parts["scalar"]) if "scalar" in parts else 1.0
+    made = made._replace(scaling=_scaling(alpha, dimension, rank_stabilized) * scalar)
     if "peft_magnitude" in parts:
         made = made._replace(magnitude=parts["peft_magnitude"].float().flatten())
     if "dora_scale" in parts:
@@ -97,21 +113,20 @@ def _outputs_of(made: ModuleWeights, first: int, end: int) -> ModuleWeights:
 
     Columns of zeros are left out: who joins the changes of several layers writes each one's beside zeros.
     """
-    up = made.up[first:end]
-    used = up.any(0)
-    used[0] |= not used.any()
-    down, up = made.down[used], up[:, used]
+    made = made.outputs(first, end)
+    used = made.up.any(0)
+    used[:1] |= not used.any()
+    down, up = made.down[used], made.up[:, used]
     if _is_outsize(down.shape[0], torch.Size((end - first, *down.shape[1:]))):
         up, down = _by_identity(_product(up, down))
-    magnitude, slope = (None if each is None else each[first:end] for each in (made.magnitude, made.slope))
-    return made._replace(down=down, up=up, magnitude=magnitude, slope=slope)
+    return made._replace(down=down, up=up)
 
 
 def is_same_change(one: ModuleWeights, other: ModuleWeights) -> bool:
     """Return whether two changes of a layer differ by rounding alone: some trainers write one under the names of two
     programs."""
     kinds = [[each.magnitude, each.slope, each.input_slope] for each in (one, other)]
-    wholes = [_product(each.up.float(), each.down.float()) * each.scaling for each in (one, other)]
+    wholes = [one.change, other.change]
     return one.unscaled == other.unscaled and all(
         (first is None) == (second is None)
         and (first is None or second is None or bool((first - second).abs().max() <= ROUNDING * first.abs().max()))
@@ -140,17 +155,18 @@ def _algorithm(parts: Parts) -> str:
     return "LoHa" if LOHA & parts.keys() else "LoKr" if LOKR & parts.keys() else "LoRA"
 
 
-def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
-    """Return the change at its own rank, or at the layer's smaller side where that is less."""
-    read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora}[_algorithm(parts)]
+def _read(name: str, parts: Parts, shape: torch.Size, layers: int, max_rank: int) -> Read:
+    """Return the change at its own rank, or at the layer's smaller side where that is less, or as LoKr's factors."""
     try:
-        return read(name, parts, shape)
+        if _algorithm(parts) == "LoKr":
+            return _lokr(name, parts, shape, layers, max_rank)
+        return (_loha if _algorithm(parts) == "LoHa" else _lora)(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch raises these for shapes that do not fit each other
         shapes = ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
         raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
 
 
-def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
+def _lora(name: str, parts: Parts, shape: torch.Size) -> Read:
     _require(name, parts, "down", "up")
     down, up = parts["down"].float(), parts["up"].float()
     dimension = down.shape[0]
@@ -165,10 +181,10 @@ def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
         )
     if _is_outsize(rank, shape):
         up, down = _by_identity(_product(up.flatten(1), down))
-    return down, up.flatten(1), dimension
+    return ModuleWeights(down, up.flatten(1), 1.0), dimension
 
 
-def _loha(name: str, parts: Parts, shape: torch.Size) -> LowRank:
+def _loha(name: str, parts: Parts, shape: torch.Size) -> Read:
     """(w1_a·w1_b) ∘ (w2_a·w2_b): the product of two matrices, element by element, has rank r1·r2 at most."""
     _require(name, parts, "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
     first = _factors(parts, "hada_w1_a", "hada_w1_b", "hada_t1")
@@ -183,18 +199,33 @@ def _loha(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     return _fitted(name, "LoHa", down, up, shape, parts["hada_w1_b"].shape[0])
 
 
-def _lokr(name: str, parts: Parts, shape: torch.Size) -> LowRank:
-    """w1 ⊗ w2: the Kronecker product has the product of their ranks."""
+def _lokr(name: str, parts: Parts, shape: torch.Size, layers: int, max_rank: int) -> Read:
+    """w1 ⊗ w2: the Kronecker product has the product of their ranks.
+
+    A linear layer keeps it as two factors where that rank is too high, or would take longer than whole factors.
+    """
     first = _kronecker_side(name, parts, "lokr_w1")
     second = _kronecker_side(name, parts, "lokr_w2")
+    # both sides whole: LyCORIS scales by one, whatever the file's alpha says
+    dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
+    rank = min(first[1].shape[0] * second[1].shape[0], shape[0], shape[1:].numel())
+    outer, inner = (
+        parts[side].float() if side in parts else _product(*each)
+        for side, each in (("lokr_w1", first), ("lokr_w2", second))
+    )
+    if outer.shape[0] * inner.shape[0] == shape[0] and outer.shape[1] * inner[0].numel() == shape[1:].numel():
+        factors = Factors(outer, inner.flatten(1))
+        made = ModuleWeights(outer.new_empty(0, *shape[1:]), outer.new_empty(shape[0], 0), 1.0, factors=factors)
+        fits = dimension is None or made.outputs(0, shape[0] // layers).size_rank <= max_rank
+        is_faster = dimension is None and made.work_rank < rank
+        if shape[2:].numel() == 1 and fits and (rank > max_rank or is_faster):
+            return made, dimension
     if _is_outsize(first[1].shape[0] * second[1].shape[0], shape):
-        change = torch.einsum("a b, o i ... -> a o b i ...", _product(*first), _product(*second))
+        change = torch.einsum("a b, o i ... -> a o b i ...", outer, inner)
         up, down = _by_identity(change.flatten(0, 1).flatten(1, 2))
     else:
         up = torch.einsum("a p, o q -> a o p q", first[0], second[0]).flatten(0, 1).flatten(1)
         down = torch.einsum("p b, q i ... -> p q b i ...", first[1], second[1]).flatten(0, 1).flatten(1, 2)
-    # both sides whole: LyCORIS scales by one, whatever the file's alpha says
-    dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
     return _fitted(name, "LoKr", down, up, shape, dimension)
 
 
@@ -231,13 +262,13 @@ def _factors(parts: Parts, a: str, b: str, core: str) -> tuple[Tensor, Tensor]:
     return parts[a].float(), parts[b].float()
 
 
-def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int | None) -> LowRank:
+def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int | None) -> Read:
     rank = down.shape[0]
     if up.shape != (shape[0], rank) or down[0].numel() != shape[1:].numel():
         raise UnusableAdapter(
             f"{name}: a {kind} of {tuple(up.shape)} by {tuple(down.shape)} does not fit {tuple(shape)}"
         )
-    return down.reshape(rank, *shape[1:]), up, dimension
+    return ModuleWeights(down.reshape(rank, *shape[1:]), up, 1.0), dimension
 
 
 def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
@@ -272,10 +303,11 @@ def _norms(bases: Sequence[Tensor], made: ModuleWeights, side: int) -> Tensor:
     if bases[0].is_meta:
         return torch.ones(())
     squares: list[Tensor] = []
-    for base, up in zip(bases, made.up.split([base.shape[0] for base in bases]), strict=True):
-        for rows, part in zip(base.detach().split(ROWS), up.split(ROWS), strict=True):
-            changed = rows.float().cpu() + _product(part, made.down) * made.scaling
-            squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+    first = 0
+    for rows in (rows for base in bases for rows in base.detach().split(ROWS)):
+        changed = rows.float().cpu() + made.outputs(first, first + len(rows)).change
+        squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+        first += len(rows)
     return (torch.stack(squares).sum(0) if side else torch.cat(squares)).sqrt()
 
 
@@ -302,5 +334,6 @@ def _require(name: str, parts: Parts, *needed: str) -> None:
 def _require_finite(name: str, made: ModuleWeights) -> None:
     numbers = [made.down, made.up, torch.tensor(made.scaling)]
     numbers += [tensor for tensor in (made.magnitude, made.slope, made.input_slope) if tensor is not None]
+    numbers += [] if made.factors is None else [made.factors.outer, made.factors.inner]
     if not all(bool(tensor.isfinite().all()) for tensor in numbers):
         raise UnusableAdapter(f"{name}: holds numbers that are not finite")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
-from serve_app.engine.adapters.convert import check_parts, is_same_change, module_weights, require_rank
+from serve_app.engine.adapters.convert import check_parts, is_same_change, module_weights, require_size
 from serve_app.engine.adapters.explain import explain, wrong_family
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.scaling import Scaling, scaling_rules
@@ -135,9 +135,8 @@ def read_source(
     scalings: list[Scaling] = []
     for component, name, spelled, names in found:
         parts = {part: outlines[tensor] for part, tensor in names.items()}
-        is_fused = len(table.layers_of(component, name)) > 1
-        limit = math.inf if is_fused else max_rank
-        check_parts(f"{component}.{name}", parts, table.shapes[component, name], max_rank=limit)
+        layers, shape = len(table.layers_of(component, name)), table.shapes[component, name]
+        check_parts(f"{component}.{name}", parts, shape, layers=layers, max_rank=max_rank)
         scalings.append(rules.of(component, spelled))
         if "down" in parts:
             scalings[-1].require_agreement(f"{component}.{name}", parts, parts["down"].shape[0])
@@ -151,10 +150,11 @@ def read_source(
                 [table.base_weight(component, layer) for layer in layers],
                 alpha=scaling.alpha,
                 rank_stabilized=scaling.rank_stabilized,
+                max_rank=max_rank,
             )
             for layer, each in zip(layers, made, strict=True):
-                require_rank(f"{component}.{layer}", each.rank, max_rank)
-                packed = each._replace(down=each.down.to(dtype), up=each.up.to(dtype))
+                require_size(f"{component}.{layer}", each, max_rank)
+                packed = each.to(dtype)
                 other = weights.setdefault(component, {}).setdefault(layer, packed)
                 if other is not packed and not is_same_change(other, packed):
                     raise UnusableAdapter(f"two different changes of {component}.{layer}, one of them as {spelled}")
