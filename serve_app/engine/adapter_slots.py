@@ -255,6 +255,7 @@ class AdapterSlots:
             found[DOWN] = self.layers[name].arrange_down(layer.down).to(self.store.dtype)
             found[UP] = (layer.up * layer.scaling).T.to(self.store.dtype)
         if layer.factors is not None:
+            assert isinstance(self.layers[name], LoRALinear), "a convolution's factors are not applied"
             found[OUTER] = (layer.factors.outer * layer.scaling).to(self.store.dtype)
             found[INNER] = layer.factors.inner.to(self.store.dtype)
         if layer.magnitude is not None:
@@ -269,9 +270,9 @@ class AdapterSlots:
         return ((kind * len(self._layers) + self.names[name], numbers) for kind, numbers in found.items())
 
     def _sizes_of(self, name: str, factors: Factors) -> Sizes:
-        key = tuple(factors.outer.shape), tuple(factors.inner.shape), factors.first
-        number = self._sizes.setdefault(key, next(self._next_number))  # several threads pack
-        return Sizes(self.names[name], number, *key)
+        (a, b), (c, d) = factors.outer.shape, factors.inner.shape
+        number = self._sizes.setdefault((a, b, c, d, factors.first), next(self._next_number))  # several threads pack
+        return Sizes(self.names[name], number, ((a, b), (c, d)), factors.first)
 
     def _bits(self, names: Iterable[str]) -> int:
         return sum(1 << self.names[name] for name in names)

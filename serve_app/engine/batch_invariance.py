@@ -104,7 +104,8 @@ class BatchInvariance:
         self._row_limits: dict[BatchKey, int] = {}
         """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
-        self._factors_agree: dict[BatchKey, dict[Factored, bool]] = {}
+        self._agree: dict[tuple[BatchKey, Factored], bool] = {}
+        """Whether rows keep their bits in a key's division: beside factors, and with none once the division is known."""
 
     def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
         """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
@@ -117,15 +118,11 @@ class BatchInvariance:
         """Compute one pass, and more until `within_s` seconds are over; return whether a key's division is known, and
         whether rows with such factors keep their bits in it."""
         began = time.monotonic()
-        while not self._is_known(batch_key, factored):
+        while (batch_key, factored) not in self._agree:
             self._compute_pass(batch_key, like, factored)
             if time.monotonic() - began >= within_s:
                 break
-        return self._is_known(batch_key, factored)
-
-    def _is_known(self, batch_key: BatchKey, factored: Factored) -> bool:
-        known = self._factors_agree.get(batch_key, {})
-        return batch_key in self._divisions and (not factored or factored in known)
+        return (batch_key, factored) in self._agree
 
     def rows_to_measure(self, batch_key: BatchKey) -> int:
         """Return how many rows at least must be computed before a key's division is known."""
@@ -145,13 +142,14 @@ class BatchInvariance:
         if widest <= max(rows, MIN_ROWS):
             return False
         self._row_limits[batch_key] = max(widest // 2, MIN_ROWS)
-        for known in (self._divisions, self._factors_agree, self._measuring):
-            known.pop(batch_key, None)
+        self._divisions.pop(batch_key, None)
+        self._measuring.pop(batch_key, None)
+        self._agree = {known: agree for known, agree in self._agree.items() if known[0] != batch_key}
         return True
 
     def factors_agree(self, batch_key: BatchKey, like: Conditioning, factored: Factored) -> bool:
         """Return whether rows with such factors keep their bits in any company."""
-        return not factored or (self.measure(batch_key, like, factored) and self._factors_agree[batch_key][factored])
+        return self.measure(batch_key, like, factored) and self._agree[batch_key, factored]
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
         """Return whether a low-rank adapter gives the same bits at the width of every higher rank in use."""
@@ -176,10 +174,8 @@ class BatchInvariance:
 
     def _compute_pass(self, batch_key: BatchKey, like: Conditioning, factored: Factored) -> None:
         if batch_key not in self._measuring:
-            is_first = batch_key not in self._divisions
-            self._measuring[batch_key] = (
-                self._find(batch_key, like) if is_first else self._find_agreement(batch_key, like, factored)
-            )
+            find = self._find if batch_key not in self._divisions else partial(self._find_agreement, factored)
+            self._measuring[batch_key] = find(batch_key, like)
         try:
             if next(self._measuring[batch_key], True):
                 del self._measuring[batch_key]
@@ -198,16 +194,16 @@ class BatchInvariance:
         if found == len(candidates):
             log.warning("%s: a seed's image may depend on the images beside it on this device", name)
         self._divisions[batch_key] = candidates[min(found, len(candidates) - 1)]
+        self._agree[batch_key, NO_FACTORS] = True
 
-    def _find_agreement(self, batch_key: BatchKey, like: Conditioning, factored: Factored) -> Generator[None]:
+    def _find_agreement(self, factored: Factored, batch_key: BatchKey, like: Conditioning) -> Generator[None]:
         digest = hashlib.sha256(repr(sorted(each._replace(number=0) for each in factored)).encode()).hexdigest()
         name, division = f"{self._name(batch_key)}, factors {digest[:16]}", self._divisions[batch_key]
         agree = self._findings.found(name, bool)
         if agree is None:
-            place = yield from self._first_exact(batch_key, like, [division], factored)
-            agree = place == 0
+            agree = not (yield from self._first_exact(batch_key, like, [division], factored))
             self._findings.keep(name, agree)
-        self._factors_agree.setdefault(batch_key, {})[factored] = agree
+        self._agree[batch_key, factored] = agree
 
     def _candidates(self, widest: int) -> Iterator[Division]:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""

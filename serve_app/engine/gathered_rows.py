@@ -25,7 +25,7 @@ DOWN, UP, OUTER, INNER, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KIN
 √(square / (norm_0 + scale·norm_1 + scale²·norm_2)) + scale·slope, where DoRA's norms are the coefficients of
 ‖W + scale·BA‖² and square is m²; the gain of the input is 1 + scale·input_slope."""
 GAINS = range(NORM_0, INPUT_SLOPE)
-FACTORS = (OUTER, INNER)
+FACTORS = range(OUTER, NORM_0)
 ABSENT = (ZEROS, ZEROS, ZEROS, ZEROS, ONES, ZEROS, ZEROS, ONES, ZEROS, ZEROS)
 """The line that stands in for each kind of part where an adapter lacks it: it changes nothing."""
 FLOAT = torch.float32
@@ -44,8 +44,7 @@ class Sizes(NamedTuple):
     layer: int
     number: int
     """What the device knows such sizes by, above 0; in any layer the same."""
-    outer: tuple[int, ...]
-    inner: tuple[int, ...]
+    shapes: tuple[tuple[int, int], tuple[int, int]]
     first: int
     """That of `Factors`."""
 
@@ -103,25 +102,23 @@ class Plan:
         self._layout, self._layers, self._dtype = layout, layers, dtype
         self._numbers = LINE_BYTES // dtype.itemsize
         sizes = {part: line_count(size) for part, size in self._part_bytes()}
-        """The lines of each part, by what it is and the number of its factors' sizes, or 0."""
         self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         lengths = np.array([*sizes.values()], int)
-        keys = np.array([*sizes], np.int32).reshape(-1, 2)
-        part, number = np.repeat(keys, lengths, axis=0).T
-        starts = np.repeat(np.array([*self._starts.values()], np.int32), lengths)
+        columns = *np.array([*sizes], np.int32).reshape(-1, 2).T, np.array([*self._starts.values()], np.int32)
+        part, number, starts = (np.repeat(each, lengths) for each in columns)
         self._bounds = [int(each) for each in np.searchsorted(part, np.arange(len(KINDS) + 1) * len(layers))]
         """The first line of each kind, and the end of the last."""
         self.part, self.within, self.absent = (
             torch.from_numpy(each).to(device)
             for each in (
-                part.copy(),
+                part,
                 np.arange(len(part), dtype=np.int32) - starts,
                 np.array(ABSENT, np.int32)[part // len(layers)],
             )
         )
         self.scaled_layer = self.part[self._bounds[UP] : self._bounds[OUTER + 1]] % len(layers)
         if layout.factored:
-            self.layer, self.number = self.part % len(layers), torch.from_numpy(number.copy()).to(device)
+            self.layer, self.number = self.part % len(layers), torch.from_numpy(number).to(device)
         self.bias = torch.zeros(self._length(SLOPE) * FLOATS, dtype=dtype)
         for i in ones(layout.gained):
             bias = layers[i].bias
@@ -158,15 +155,12 @@ class Plan:
             if self._layout.input_gained >> i & 1:
                 gain = self._cut(input_gains, FLOATS, INPUT_SLOPE, i, layer.channels)
                 changes[i] = changes[i]._replace(input_gain=gain)
-        for sizes in sorted(self._layout.factored):
+        for i, number, shapes, first in sorted(self._layout.factored):
             outer, inner = (
-                self._cut(
-                    numbers, self._numbers, kind, sizes.layer, math.prod(shape), first=0, number=sizes.number
-                ).unflatten(1, shape)
-                for kind, shape in ((OUTER, sizes.outer), (INNER, sizes.inner))
+                self._cut(numbers, self._numbers, kind, i, math.prod(shape), first=0, number=number).unflatten(1, shape)
+                for kind, shape in zip(FACTORS, shapes, strict=True)
             )
-            change = changes[sizes.layer]
-            changes[sizes.layer] = change._replace(factors=(*change.factors, Factors(outer, inner, sizes.first)))
+            changes[i] = changes[i]._replace(factors=(*changes[i].factors, Factors(outer, inner, first)))
         return RowViews(
             lines,
             numbers[:, bounds[UP] * self._numbers : bounds[OUTER + 1] * self._numbers].view(rows, -1, self._numbers),
@@ -188,15 +182,17 @@ class Plan:
         return lines.view(self._dtype).flatten(), *(each.to(lines.device) for each in tables)
 
     def _part_bytes(self) -> Iterable[tuple[tuple[int, int], int]]:
-        """Return the bytes of each part of a gathered row, by part, in order."""
+        """Return the bytes of each part of a gathered row, by part and `Sizes.number` or 0, in order."""
         layout = self._layout
         for kind in KINDS:
-            for sizes in sorted(layout.factored) if kind in FACTORS else ():
-                size = self._dtype.itemsize * math.prod(sizes.outer if kind == OUTER else sizes.inner)
-                yield (kind * len(self._layers) + sizes.layer, sizes.number), size
+            if kind in FACTORS:
+                for i, number, shapes, _ in sorted(layout.factored):
+                    size = self._dtype.itemsize * math.prod(shapes[kind - OUTER])
+                    yield (kind * len(self._layers) + i, number), size
+                continue
             gathered = layout.changed & ~layout.straight
             chosen = gathered if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
-            for i in ones(0 if kind in FACTORS else chosen):
+            for i in ones(chosen):
                 layer, item = self._layers[i], self._dtype.itemsize
                 size = FLOAT.itemsize * (layer.channels if kind == INPUT_SLOPE else layer.fan_out)
                 if kind in (DOWN, UP):

@@ -122,7 +122,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
     layers = [made for layers in weights.values() for made in layers.values()]
     rank, work_rank = max(made.size_rank for made in layers), max(made.work_rank for made in layers)
-    factors = " of whole factors" if any(made.factors is not None for made in layers) else ""
+    factored = any(made.factors is not None for made in layers)
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_family(table) or base
@@ -130,8 +130,8 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     algorithm, writer = algorithm_of(source.header.tensors), _writer(source)
     parts = [
         family,
-        "" if algorithm == "LoRA" else algorithm + factors,
-        f"as large as rank {rank}" if factors else f"rank {rank}",
+        "" if algorithm == "LoRA" else algorithm,
+        f"as large as rank {rank}" if factored else f"rank {rank}",
         _joined(kinds),
         _joined(encoders),
         f"from {writer}" if writer else "",

@@ -91,10 +91,9 @@ class Runner:
 
     def measure(self, runs: Sequence[Run], *, within_s: float = math.inf) -> bool:
         """Begin passes that measure the runs' key for at most `within_s` seconds; return whether they can be stepped."""
-        measure, run = self.invariance and self.invariance.measure, runs[0]
-        return measure is None or all(
-            measure(run.batch_key, run.conditioning, factored, within_s=within_s)
-            for factored in {self.adapter_slots.factored(run.slot) for run in runs}
+        key, like, slots = runs[0].batch_key, runs[0].conditioning, {run.slot for run in runs}
+        return self.invariance is None or all(
+            self.invariance.measure(key, like, self.adapter_slots.factored(slot), within_s=within_s) for slot in slots
         )
 
     def warm_up(self, run: Run) -> None:
@@ -161,13 +160,13 @@ class Runner:
         if self._last_batch is not None and self._last_batch.runs == list(runs):
             yield self._last_batch
             return
-        alone = [run for run in runs if not self._mixes(run)]
-        mixing = [run for run in runs if run not in alone] if alone else runs
+        alone = [run for run in runs if not self._may_mix(run)]
+        mixing = [run for run in runs if run not in alone]
         for together in (*([run] for run in alone), *self._split_by_rank(mixing)):
             self._last_batch = self._assemble(together)
             yield self._last_batch
 
-    def _mixes(self, run: Run) -> bool:
+    def _may_mix(self, run: Run) -> bool:
         factored = self.adapter_slots.factored(run.slot)
         return self.invariance is None or self.invariance.factors_agree(run.batch_key, run.conditioning, factored)
 

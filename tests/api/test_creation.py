@@ -171,6 +171,18 @@ async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, memb
     assert "their ranks add up to 200, and must to at most 128" in error_of(refused)["message"]
 
 
+async def test_a_lora_counts_by_what_takes_as_long(service: TestService, member: Member) -> None:
+    """Beyond a generator's highest rank the first counts too: a LoKr of few numbers may take longer than any LoRA."""
+    found = {"small": {"rank": 2, "work_rank": 94}, "slow": {"rank": 120, "work_rank": 768}, "lora": {"rank": 8}}
+    for name, seen in found.items():
+        await service.resources.adapter_registry.register(adapter_of(member.account.id, id=f"model_{name}", found=seen))
+    work: list[float] = []
+    for names in ([], ["small"], ["slow"], ["lora", "small"], ["slow", "lora"]):
+        loras = [{"id": f"model_{name}"} for name in names]
+        work.append((await generation_of(service, await create(service, member, **SHORTEST, loras=loras))).work)
+    assert [each / work[0] for each in work[1:]] == [1, 2, 1 + 94 / 640, 2 + 8 / 640]
+
+
 async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:
     key = {"Idempotency-Key": "one"}
     metadata = {"order": "4711", "customer": "acme"}

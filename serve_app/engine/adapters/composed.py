@@ -73,10 +73,11 @@ def _sum(name: str, changes: Sequence[_Change], max_rank: int, dtype: torch.dtyp
             f"{name}: one of these LoRAs has a gain of its outputs and another of its inputs, which cannot be added"
         )
     factored = [change for change in changes if change.factors is not None]
-    if len(factored) > 1 or any(_is_scaled(change, slope, input_slope) for change in factored):
+    gains = [gain for change in changes if change.factors is None for gain in (change.slope, change.input_slope)]
+    if len(factored) > 1 or (factored and any(bool(gain.any()) for gain in gains)):
         raise UnusableAdapter(
-            f"{name}: a LoKr of whole factors cannot be added to another, nor to a DoRA or IA³: use one of them, or "
-            "train the LoKr with lokr_full_rank: false"
+            f"{name}: a LoKr that is applied by its factors cannot be added to another, nor to a DoRA or IA³: use one "
+            "of them without the other"
         )
     low_rank = [change for change in changes if bool(change.up.any())] or factored or changes[:1]
     sides = [1] * (low_rank[0].down.dim() - 2)
@@ -90,11 +91,6 @@ def _sum(name: str, changes: Sequence[_Change], max_rank: int, dtype: torch.dtyp
             f"the ranks of these LoRAs add up to {rank} in {name}, this server takes {max_rank}: use fewer, or smaller"
         )
     return made.to(dtype)
-
-
-def _is_scaled(change: _Change, slope: Tensor, input_slope: Tensor) -> bool:
-    """Return whether these gains of all are others than the change's own."""
-    return not (bool((change.slope == slope).all()) and bool((change.input_slope == input_slope).all()))
 
 
 def _added(slopes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -30,11 +30,11 @@ ROUNDING = 0.01
 MAGNITUDES = {"peft_magnitude", "dora_scale"}
 
 
-def check_parts(name: str, parts: Parts, shape: torch.Size, *, layers: int, max_rank: int) -> None:
-    """Check that the parts of `layers` layers whose base weight is of `shape` [out, in…] fit them and each other.
+def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) -> None:
+    """Check that the parts of a layer whose base weight is of `shape` [out, in…] fit it and each other.
 
     Only shapes are looked at: the parts may be of torch's meta device. The rank of several layers at once says nothing
-    of that of each, and is not checked. Raises UnusableAdapter with the layer's name.
+    of that of each: their `max_rank` is infinite. Raises UnusableAdapter with the layer's name.
     """
     _require_one_algorithm(name, parts)
     for part in parts.keys() - WHOLE_NUMBERS:
@@ -44,11 +44,9 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, layers: int, max_
     if parts.keys() <= IA3:
         _require_ia3(name, parts, shape)
         return
-    made, dimension = _read(name, parts, shape, layers, max_rank)
-    if layers == 1:
-        of = "" if made.down.dim() == 2 or dimension else ", of a convolution"
-        own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'}{of})"
-        require_size(name, made, max_rank, own)
+    made, dimension = _read(name, parts, shape)
+    own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
+    require_size(name, made, max_rank, own)
     for part in ONE_NUMBER & parts.keys():
         if parts[part].numel() != 1:
             raise UnusableAdapter(f"{name}: {part} is not one number, its shape is {tuple(parts[part].shape)}")
@@ -56,20 +54,18 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, layers: int, max_
         _gained_side(name, part, parts[part], shape)
 
 
-def require_size(name: str, made: ModuleWeights, max_rank: int, own: str = "") -> None:
-    rank = made.size_rank
-    if rank > max_rank and made.factors is not None:
+def require_size(name: str, made: ModuleWeights, max_rank: float, own: str = "") -> None:
+    rank, what, advice = made.size_rank, f"rank {made.rank}{own}", "train a smaller one"
+    if made.factors is not None:
         outer, inner = ("×".join(map(str, each.shape)) for each in (made.factors.outer, made.factors.inner))
-        raise UnusableAdapter(
-            f"LoKr's factors of {outer} and {inner} in {name} are as large as rank {rank}, this server takes {max_rank}: "
-            "train it with a factor nearer to the root of the layer's sides (lokr_factor), or a smaller dimension"
-        )
+        what = f"LoKr's factors {outer} and {inner}, as large as rank {rank},"
+        advice = "train it with a larger lokr_factor, or with -1"
     if rank > max_rank:
-        raise UnusableAdapter(f"rank {rank}{own} of {name}, this server takes {max_rank}: train a smaller one")
+        raise UnusableAdapter(f"{what} of {name}, this server takes {max_rank}: {advice}")
 
 
 def module_weights(
-    name: str, parts: Parts, bases: Sequence[Tensor], *, alpha: float | None, rank_stabilized: bool, max_rank: int
+    name: str, parts: Parts, bases: Sequence[Tensor], *, alpha: float | None, rank_stabilized: bool
 ) -> list[ModuleWeights]:
     """Return the change of each layer that the parts are for, by parts that passed `check_parts`.
 
@@ -77,8 +73,7 @@ def module_weights(
     file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
     """
     outputs = [base.shape[0] for base in bases]
-    shape = torch.Size((sum(outputs), *bases[0].shape[1:]))
-    made = _whole_change(name, parts, bases, shape, alpha, rank_stabilized, max_rank)
+    made = _whole_change(name, parts, bases, torch.Size((sum(outputs), *bases[0].shape[1:])), alpha, rank_stabilized)
     _require_finite(name, made)
     return (
         [made] if len(bases) == 1 else [_outputs_of(made, *each) for each in pairwise(accumulate(outputs, initial=0))]
@@ -86,17 +81,11 @@ def module_weights(
 
 
 def _whole_change(
-    name: str,
-    parts: Parts,
-    bases: Sequence[Tensor],
-    shape: torch.Size,
-    alpha: float | None,
-    rank_stabilized: bool,
-    max_rank: int,
+    name: str, parts: Parts, bases: Sequence[Tensor], shape: torch.Size, alpha: float | None, rank_stabilized: bool
 ) -> ModuleWeights:
     if parts.keys() <= IA3:
         return _ia3(name, parts, shape)
-    made, dimension = _read(name, parts, shape, len(bases), max_rank)
+    made, dimension = _read(name, parts, shape)
     if "alpha" in parts:
         alpha = float(parts["alpha"])
     scalar = float(parts["scalar"]) if "scalar" in parts else 1.0
@@ -155,12 +144,11 @@ def _algorithm(parts: Parts) -> str:
     return "LoHa" if LOHA & parts.keys() else "LoKr" if LOKR & parts.keys() else "LoRA"
 
 
-def _read(name: str, parts: Parts, shape: torch.Size, layers: int, max_rank: int) -> Read:
+def _read(name: str, parts: Parts, shape: torch.Size) -> Read:
     """Return the change at its own rank, or at the layer's smaller side where that is less, or as LoKr's factors."""
+    read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora}[_algorithm(parts)]
     try:
-        if _algorithm(parts) == "LoKr":
-            return _lokr(name, parts, shape, layers, max_rank)
-        return (_loha if _algorithm(parts) == "LoHa" else _lora)(name, parts, shape)
+        return read(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch raises these for shapes that do not fit each other
         shapes = ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
         raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
@@ -199,11 +187,8 @@ def _loha(name: str, parts: Parts, shape: torch.Size) -> Read:
     return _fitted(name, "LoHa", down, up, shape, parts["hada_w1_b"].shape[0])
 
 
-def _lokr(name: str, parts: Parts, shape: torch.Size, layers: int, max_rank: int) -> Read:
-    """w1 ⊗ w2: the Kronecker product has the product of their ranks.
-
-    A linear layer keeps it as two factors where that rank is too high, or would take longer than whole factors.
-    """
+def _lokr(name: str, parts: Parts, shape: torch.Size) -> Read:
+    """w1 ⊗ w2: the Kronecker product has the product of their ranks. Linear layers keep both where that is faster."""
     first = _kronecker_side(name, parts, "lokr_w1")
     second = _kronecker_side(name, parts, "lokr_w2")
     # both sides whole: LyCORIS scales by one, whatever the file's alpha says
@@ -216,9 +201,7 @@ def _lokr(name: str, parts: Parts, shape: torch.Size, layers: int, max_rank: int
     if outer.shape[0] * inner.shape[0] == shape[0] and outer.shape[1] * inner[0].numel() == shape[1:].numel():
         factors = Factors(outer, inner.flatten(1))
         made = ModuleWeights(outer.new_empty(0, *shape[1:]), outer.new_empty(shape[0], 0), 1.0, factors=factors)
-        fits = dimension is None or made.outputs(0, shape[0] // layers).size_rank <= max_rank
-        is_faster = dimension is None and made.work_rank < rank
-        if shape[2:].numel() == 1 and fits and (rank > max_rank or is_faster):
+        if shape[2:].numel() == 1 and made.work_rank < rank:
             return made, dimension
     if _is_outsize(first[1].shape[0] * second[1].shape[0], shape):
         change = torch.einsum("a b, o i ... -> a o b i ...", outer, inner)

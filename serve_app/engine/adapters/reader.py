@@ -135,8 +135,9 @@ def read_source(
     scalings: list[Scaling] = []
     for component, name, spelled, names in found:
         parts = {part: outlines[tensor] for part, tensor in names.items()}
-        layers, shape = len(table.layers_of(component, name)), table.shapes[component, name]
-        check_parts(f"{component}.{name}", parts, shape, layers=layers, max_rank=max_rank)
+        is_fused = len(table.layers_of(component, name)) > 1
+        limit = math.inf if is_fused else max_rank
+        check_parts(f"{component}.{name}", parts, table.shapes[component, name], max_rank=limit)
         scalings.append(rules.of(component, spelled))
         if "down" in parts:
             scalings[-1].require_agreement(f"{component}.{name}", parts, parts["down"].shape[0])
@@ -150,7 +151,6 @@ def read_source(
                 [table.base_weight(component, layer) for layer in layers],
                 alpha=scaling.alpha,
                 rank_stabilized=scaling.rank_stabilized,
-                max_rank=max_rank,
             )
             for layer, each in zip(layers, made, strict=True):
                 require_size(f"{component}.{layer}", each, max_rank)
