@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serve_app.engine.adapter_slots import RANK_BUCKETS, AdapterSlots, Layout
+from serve_app.engine.adapter_slots import NOTHING, RANK_BUCKETS, AdapterSlots, Layout
 from serve_app.engine.device import is_out_of_memory
 from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
@@ -72,7 +72,6 @@ WHOLE = Division(1, 1)
 """Every pass is computed as it is."""
 Factored = frozenset[Sizes]
 """What LoKr's factors an adapter has: their products are of shapes of their own, and measured for each."""
-NO_FACTORS: Factored = frozenset()
 
 
 class BatchInvariance:
@@ -109,12 +108,10 @@ class BatchInvariance:
 
     def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
         """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
-        self.measure(batch_key, like)
+        self.measure(batch_key, like, NOTHING.factored)
         return self._divisions[batch_key]
 
-    def measure(
-        self, batch_key: BatchKey, like: Conditioning, factored: Factored = NO_FACTORS, *, within_s: float = math.inf
-    ) -> bool:
+    def measure(self, batch_key: BatchKey, like: Conditioning, factored: Factored, within_s: float = math.inf) -> bool:
         """Compute one pass, and more until `within_s` seconds are over; return whether a key's division is known, and
         whether rows with such factors keep their bits in it."""
         began = time.monotonic()
@@ -189,12 +186,12 @@ class BatchInvariance:
         candidates = list(self._candidates(self._widest(batch_key)))
         found = self._findings.found(name, int)
         if found is None or not 0 <= found <= len(candidates):
-            found = yield from self._first_exact(batch_key, like, candidates)
+            found = yield from self._first_exact(batch_key, like, candidates, NOTHING.factored)
             self._findings.keep(name, found)
         if found == len(candidates):
             log.warning("%s: a seed's image may depend on the images beside it on this device", name)
         self._divisions[batch_key] = candidates[min(found, len(candidates) - 1)]
-        self._agree[batch_key, NO_FACTORS] = True
+        self._agree[batch_key, NOTHING.factored] = True
 
     def _find_agreement(self, factored: Factored, batch_key: BatchKey, like: Conditioning) -> Generator[None]:
         digest = hashlib.sha256(repr(sorted(each._replace(number=0) for each in factored)).encode()).hexdigest()
@@ -224,7 +221,7 @@ class BatchInvariance:
         return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
 
     def _first_exact(
-        self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division], factored: Factored = NO_FACTORS
+        self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division], factored: Factored
     ) -> Generator[None, None, int]:
         """Return the place of the first division that keeps bits, or how many there are where none does.
 

@@ -46,7 +46,6 @@ class Sizes(NamedTuple):
     """What the device knows such sizes by, above 0; in any layer the same."""
     shapes: tuple[tuple[int, int], tuple[int, int]]
     first: int
-    """That of `Factors`."""
 
 
 class Layout(NamedTuple):

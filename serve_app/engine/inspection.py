@@ -122,7 +122,6 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
     layers = [made for layers in weights.values() for made in layers.values()]
     rank, work_rank = max(made.size_rank for made in layers), max(made.work_rank for made in layers)
-    factored = any(made.factors is not None for made in layers)
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_family(table) or base
@@ -131,7 +130,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     parts = [
         family,
         "" if algorithm == "LoRA" else algorithm,
-        f"as large as rank {rank}" if factored else f"rank {rank}",
+        f"as large as rank {rank}" if any(made.factors for made in layers) else f"rank {rank}",
         _joined(kinds),
         _joined(encoders),
         f"from {writer}" if writer else "",

@@ -161,8 +161,7 @@ class Runner:
             yield self._last_batch
             return
         alone = [run for run in runs if not self._may_mix(run)]
-        mixing = [run for run in runs if run not in alone]
-        for together in (*([run] for run in alone), *self._split_by_rank(mixing)):
+        for together in (*([run] for run in alone), *self._split_by_rank([run for run in runs if run not in alone])):
             self._last_batch = self._assemble(together)
             yield self._last_batch
 
@@ -171,7 +170,6 @@ class Runner:
         return self.invariance is None or self.invariance.factors_agree(run.batch_key, run.conditioning, factored)
 
     def _split_by_rank(self, runs: Sequence[Run]) -> list[list[Run]]:
-        """Return groups of runs that may stand beside each other."""
         ranks = {run.slot: self.adapter_slots.rank_of((run.slot,)) for run in runs}
         mixed = len(set(ranks.values()) - {0}) > 1
         if not mixed or self.invariance is None or self.invariance.ranks_agree(runs[0].batch_key, runs[0].conditioning):

@@ -115,11 +115,10 @@ def is_same_change(one: ModuleWeights, other: ModuleWeights) -> bool:
     """Return whether two changes of a layer differ by rounding alone: some trainers write one under the names of two
     programs."""
     kinds = [[each.magnitude, each.slope, each.input_slope] for each in (one, other)]
-    wholes = [one.change, other.change]
     return one.unscaled == other.unscaled and all(
         (first is None) == (second is None)
         and (first is None or second is None or bool((first - second).abs().max() <= ROUNDING * first.abs().max()))
-        for first, second in zip([*kinds[0], wholes[0]], [*kinds[1], wholes[1]], strict=True)
+        for first, second in zip([*kinds[0], one.change], [*kinds[1], other.change], strict=True)
     )
 
 
