@@ -311,7 +311,7 @@ class AdapterPool:
         parts = self._read_parts(adapter)
         row = self._adapter_slots.pack(parts.pop(self._denoiser, {}))
         beside = [part for layers in parts.values() for part in layers.values()]
-        packed = _Packed(row, parts, sum(part.down.nbytes + part.up.nbytes for part in beside))
+        packed = _Packed(row, parts, sum(part.size_bytes for part in beside))
         self._measured.loads.append(time.monotonic() - began)
         size = row.lines.nbytes
         if size > self._store.most_bytes:

@@ -1,7 +1,8 @@
 """Packs many adapters beside a module, any of them for any row of the next forward pass.
 
-An adapter lies in an `AdapterStore` as it was packed: for each layer `down` and `up` at the layer's own rank, and the
-numbers of its gains. Each of these parts begins on a line of its own, and a table on the device says where.
+An adapter lies in an `AdapterStore` as it was packed: for each layer `down` and `up` at the layer's own rank, LoKr's
+two factors, and the numbers of its gains. Each of these parts begins on a line of its own, and a table on the device
+says where.
 
 `bind` gathers what a batch's rows need into a row buffer: which line comes where is computed on the device from the
 rows' slots, so that a change of company is one small upload and a few launches, however many layers there are. The
@@ -16,6 +17,7 @@ is [rank, …] as `LoRALayer.arrange_down` orders it and `up` is [rank, out], bo
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import accumulate
+from itertools import count as count_from
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +27,13 @@ from torch import Tensor
 from serve_app.engine.adapter_store import LINE_BYTES, RESERVED, WORD, WORDS, AdapterStore, line_count
 from serve_app.engine.gathered_rows import (
     DOWN,
+    INNER,
     INPUT_SLOPE,
     KINDS,
     NORM_0,
     NORM_1,
     NORM_2,
+    OUTER,
     RANK_BUCKETS,
     SLOPE,
     SQUARE,
@@ -39,9 +43,10 @@ from serve_app.engine.gathered_rows import (
     Layout,
     Plan,
     RowViews,
+    Sizes,
     ones,
 )
-from serve_app.engine.lora_layers import LoRAConv, LoRALayer, LoRALinear
+from serve_app.engine.lora_layers import FACTORS_RANK, Factors, LoRAConv, LoRALayer, LoRALinear
 
 NO_SLOT = 0
 """The slot without an adapter, for rows that have none and for padding."""
@@ -50,10 +55,10 @@ KEPT_PLANS = 64
 
 
 class ModuleWeights(NamedTuple):
-    """One layer's part of an adapter: the change of its weight is scaling · up @ down."""
+    """One layer's part of an adapter: the change of its weight is scaling · (up @ down + outer ⊗ inner)."""
 
     down: Tensor
-    """[rank, in] or [rank, in, kernel, kernel]."""
+    """[rank, in] or [rank, in, kernel, kernel]; rank 0 where there are factors alone."""
     up: Tensor
     """[out, rank]."""
     scaling: float
@@ -66,10 +71,52 @@ class ModuleWeights(NamedTuple):
     """[in]; the gain of the input, or of its channels, is 1 + scale·input_slope (their other forms)."""
     unscaled: bool = False
     """LyCORIS' DoRA: BA acts whole at every scale but 0, and only the gain follows the scale."""
+    factors: Factors | None = None
 
     @property
     def rank(self) -> int:
         return self.down.shape[0]
+
+    @property
+    def change(self) -> Tensor:
+        """Return the change of the weight in float32, [out, in…]."""
+        change = self.up.float() @ self.down.float().flatten(1)
+        if self.factors is not None:
+            change += self.factors.whole(len(change))
+        return (change * self.scaling).view(-1, *self.down.shape[1:])
+
+    @property
+    def size_bytes(self) -> int:
+        factors = () if self.factors is None else (self.factors.outer, self.factors.inner)
+        return sum(each.nbytes for each in (self.down, self.up, *factors))
+
+    @property
+    def size_rank(self) -> int:
+        """Return the rank of a LoRA of this layer that has as many numbers."""
+        numbers = 0 if self.factors is None else self.factors.outer.numel() + self.factors.inner.numel()
+        return self.rank + -(-numbers // self._sides)
+
+    @property
+    def work_rank(self) -> int:
+        """Return the rank of a LoRA of this layer that takes about as long."""
+        return self.rank + (0 if self.factors is None else FACTORS_RANK + -(-self.factors.work // self._sides))
+
+    @property
+    def _sides(self) -> int:
+        return self.up.shape[0] + self.down.shape[1:].numel()
+
+    def to(self, dtype: torch.dtype) -> "ModuleWeights":
+        """Return the change in numbers of this type; gains stay as they are."""
+        factors = self.factors
+        if factors is not None:
+            factors = factors._replace(outer=factors.outer.to(dtype), inner=factors.inner.to(dtype))
+        return self._replace(down=self.down.to(dtype), up=self.up.to(dtype), factors=factors)
+
+    def outputs(self, first: int, end: int) -> "ModuleWeights":
+        """Return the change of some of the layer's outputs."""
+        magnitude, slope = (None if each is None else each[first:end] for each in (self.magnitude, self.slope))
+        factors = None if self.factors is None else self.factors.outputs(first, end)
+        return self._replace(up=self.up[first:end], magnitude=magnitude, slope=slope, factors=factors)
 
 
 LayerWeights = Mapping[str, ModuleWeights]
@@ -127,9 +174,13 @@ class AdapterSlots:
         self._noise: tuple[Layout, list[Tensor]] = NOTHING, []
         """The layout that random adapters were last bound by, and their numbers, until others are bound."""
         layers, parts = len(self._layers), len(KINDS) * len(self._layers)
-        self._table = torch.empty(count, 2 * parts + 2 * layers, dtype=torch.int32, device=store.device)
+        self._columns = [parts, parts, layers, layers, layers]
+        self._table = torch.empty(count, sum(self._columns), dtype=torch.int32, device=store.device)
         self._table[NO_SLOT] = 0
-        self.starts, self.sizes, self.ranks, self.unscaled = self._table.split([parts, parts, layers, layers], dim=1)
+        self.starts, self.sizes, self.ranks, self.unscaled, _ = self._table.split(self._columns, dim=1)
+        self._sizes: dict[Hashable, int] = {}
+        """The numbers of the sizes that factors have had."""
+        self._next_number = count_from(1)
         tables = (store.numbers, self.starts, self.ranks, self.unscaled)
         read = None if add_lora is None else partial(add_lora, *tables)
         self._lanes = [Lane(layers, store.device, read) for layers in lanes]
@@ -149,20 +200,22 @@ class AdapterSlots:
         on_gpu = self.store.device.type == "cuda"
         lines = torch.zeros(starts[-1], WORDS, dtype=WORD, pin_memory=on_gpu)
         table = np.zeros(self._table.shape[1], np.int32)
-        table_starts, table_sizes, ranks, unscaled = np.split(
-            table, np.cumsum([each.shape[1] for each in (self.starts, self.sizes, self.ranks)])
-        )
+        table_starts, table_sizes, ranks, unscaled, numbers_of = np.split(table, np.cumsum(self._columns)[:-1])
         for (part, numbers), start, size in zip(parts.items(), starts, sizes, strict=False):
             lines[start : start + size].view(numbers.dtype).flatten()[: numbers.numel()] = numbers.flatten()
             table_starts[part], table_sizes[part] = start, size
         for name, layer in weights.items():
             ranks[self.names[name]], unscaled[self.names[name]] = layer.rank, layer.unscaled
+        factored = [self._sizes_of(name, layer.factors) for name, layer in weights.items() if layer.factors is not None]
+        for sizes in factored:
+            numbers_of[sizes.layer] = sizes.number
         layout = Layout(
             bucket_rank(max(ranks)) if weights else 0,
-            self._bits(weights),
+            self._bits(name for name, layer in weights.items() if layer.rank),
             self._bits(n for n, layer in weights.items() if layer.magnitude is not None or layer.slope is not None),
             self._bits(name for name, layer in weights.items() if layer.input_slope is not None),
             self._bits(name for name, layer in weights.items() if layer.unscaled),
+            factored=frozenset(factored),
         )
         return PackedRow(lines, torch.from_numpy(table), layout)
 
@@ -197,13 +250,17 @@ class AdapterSlots:
 
     def _parts(self, name: str, layer: ModuleWeights) -> Iterable[tuple[int, Tensor]]:
         """Return the parts of one layer of an adapter, as the store has them."""
-        found = {
-            DOWN: self.layers[name].arrange_down(layer.down).to(self.store.dtype),
-            UP: (layer.up * layer.scaling).T.to(self.store.dtype),
-        }
+        found: dict[int, Tensor] = {}
+        if layer.rank:
+            found[DOWN] = self.layers[name].arrange_down(layer.down).to(self.store.dtype)
+            found[UP] = (layer.up * layer.scaling).T.to(self.store.dtype)
+        if layer.factors is not None:
+            assert isinstance(self.layers[name], LoRALinear), "a convolution's factors are not applied"
+            found[OUTER] = (layer.factors.outer * layer.scaling).to(self.store.dtype)
+            found[INNER] = layer.factors.inner.to(self.store.dtype)
         if layer.magnitude is not None:
             base = self.layers[name].weight.detach().flatten(1).float().cpu()
-            change = layer.up.float() @ layer.down.flatten(1).float() * layer.scaling
+            change = layer.change.flatten(1)
             found[NORM_0], found[NORM_1] = base.square().sum(1), 2 * (base * change).sum(1)
             found[NORM_2], found[SQUARE] = change.square().sum(1), layer.magnitude.float() ** 2
         if layer.slope is not None:
@@ -211,6 +268,11 @@ class AdapterSlots:
         if layer.input_slope is not None:
             found[INPUT_SLOPE] = layer.input_slope.float()
         return ((kind * len(self._layers) + self.names[name], numbers) for kind, numbers in found.items())
+
+    def _sizes_of(self, name: str, factors: Factors) -> Sizes:
+        (a, b), (c, d) = factors.outer.shape, factors.inner.shape
+        number = self._sizes.setdefault((a, b, c, d, factors.first), next(self._next_number))  # several threads pack
+        return Sizes(self.names[name], number, ((a, b), (c, d)), factors.first)
 
     def _bits(self, names: Iterable[str]) -> int:
         return sum(1 << self.names[name] for name in names)
@@ -225,7 +287,7 @@ class AdapterSlots:
         self._noise = NOTHING, []
         layout = self._layout_to_bind(slots)
         on_device = bound.upload(slots, scales)
-        if layout.changed:
+        if layout.touched:
             views = bound.views(layout, self._plan(layout), len(slots))
             if len(views.lines):
                 self._gather(layout, views, *on_device)
@@ -254,7 +316,7 @@ class AdapterSlots:
         Row i of the pass gets the adapter of number `rows[i]`, below `max_rows`, the same in any company.
         """
         scales = torch.linspace(0.5, 1.5, max_rows)[list(rows), None, None].to(self.store.device, self.store.dtype)
-        layout = Layout(layout.rank, layout.changed)
+        layout = Layout(layout.rank, layout.changed, factored=layout.factored)
         plan = self._plan(layout)
         views = plan.views(torch.zeros(len(rows) * plan.length, WORDS, dtype=WORD, device=self.store.device), len(rows))
         parts: list[Tensor] = []
@@ -262,6 +324,7 @@ class AdapterSlots:
             ranks = self._layers[i].down_rank(layout.rank), self._layers[i].up_rank(layout.rank)
             for view, rank in zip((change.down, change.up), ranks, strict=True):
                 parts.append(view[:, : view.shape[1] * RANK_BUCKETS[0] // rank])
+            parts += [each for factors in change.factors for each in (factors.outer, factors.inner)]
         if self._noise[0] != layout:
             generator = torch.Generator().manual_seed(1)
             drawn = [torch.randn(part.shape[1:], generator=generator) * 0.05 for part in parts]
@@ -289,6 +352,10 @@ class AdapterSlots:
         """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
         return self._layout_of(slots).rank
 
+    def factored(self, slot: int) -> frozenset[Sizes]:
+        """Return the sizes of the factors that the adapter in a slot has here."""
+        return self._slots[slot].factored
+
     def _layout_of(self, slots: Iterable[int]) -> Layout:
         return reduce(Layout.joined, {self._slots[slot] for slot in slots})
 
@@ -301,15 +368,15 @@ class AdapterSlots:
     def _gather(self, layout: Layout, views: RowViews, slots: Tensor, scales: Tensor) -> None:
         """Copy the rows' lines from the store, scale them, and compute their gains."""
         plan = self._plan(layout)
-        starts, sizes, _, unscaled = self._table.index_select(0, slots).split(
-            [each.shape[1] for each in (self.starts, self.sizes, self.ranks, self.unscaled)], dim=1
-        )
+        starts, sizes, _, unscaled, numbers = self._table.index_select(0, slots).split(self._columns, dim=1)
         is_there = plan.within < sizes.index_select(1, plan.part)
+        if layout.factored:
+            is_there &= (plan.number == 0) | (plan.number == numbers.index_select(1, plan.layer))
         index = torch.where(is_there, starts.index_select(1, plan.part) + plan.within, plan.absent)
         torch.index_select(self.store.lines, 0, index.flatten(), out=views.lines)
         factors = scales[:, None]
         if layout.unscaled:
-            factors = torch.where(unscaled.index_select(1, plan.up_layer) > 0, (factors != 0).float(), factors)
+            factors = torch.where(unscaled.index_select(1, plan.scaled_layer) > 0, (factors != 0).float(), factors)
         views.ups.mul_(factors[:, :, None].to(self.store.dtype))
         if layout.gained:
             norm_0, norm_1, norm_2, square, slope = views.norms.unbind(1)

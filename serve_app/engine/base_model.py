@@ -222,7 +222,7 @@ class BaseModel:
         """
         steps = [run.step for run in batch]
         try:
-            if self.runner.measure(batch[0], within_s=MEASURING_S):
+            if self.runner.measure(batch, within_s=MEASURING_S):
                 self.runner.denoise(batch)
         except torch.AcceleratorError:
             raise

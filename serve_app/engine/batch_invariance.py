@@ -9,6 +9,7 @@ widest shape itself. A widest shape that does not fit in the device's memory is 
 of a larger device. Where not even a single shape keeps them, the log warns of it at each start.
 """
 
+import hashlib
 import logging
 import math
 import time
@@ -20,10 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serve_app.engine.adapter_slots import RANK_BUCKETS, AdapterSlots, Layout
+from serve_app.engine.adapter_slots import NOTHING, RANK_BUCKETS, AdapterSlots, Layout
 from serve_app.engine.device import is_out_of_memory
 from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
+from serve_app.engine.gathered_rows import Sizes
 from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning
 
@@ -68,6 +70,8 @@ class Division(NamedTuple):
 
 WHOLE = Division(1, 1)
 """Every pass is computed as it is."""
+Factored = frozenset[Sizes]
+"""What LoKr's factors an adapter has: their products are of shapes of their own, and measured for each."""
 
 
 class BatchInvariance:
@@ -99,20 +103,23 @@ class BatchInvariance:
         self._row_limits: dict[BatchKey, int] = {}
         """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
+        self._agree: dict[tuple[BatchKey, Factored], bool] = {}
+        """Whether rows keep their bits in a key's division: beside factors, and with none once the division is known."""
 
     def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
         """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
-        self.measure(batch_key, like)
+        self.measure(batch_key, like, NOTHING.factored)
         return self._divisions[batch_key]
 
-    def measure(self, batch_key: BatchKey, like: Conditioning, *, within_s: float = math.inf) -> bool:
-        """Compute one pass, and more until `within_s` seconds are over; return whether a key's division is known."""
+    def measure(self, batch_key: BatchKey, like: Conditioning, factored: Factored, within_s: float = math.inf) -> bool:
+        """Compute one pass, and more until `within_s` seconds are over; return whether a key's division is known, and
+        whether rows with such factors keep their bits in it."""
         began = time.monotonic()
-        while batch_key not in self._divisions:
-            self._compute_pass(batch_key, like)
+        while (batch_key, factored) not in self._agree:
+            self._compute_pass(batch_key, like, factored)
             if time.monotonic() - began >= within_s:
                 break
-        return batch_key in self._divisions
+        return (batch_key, factored) in self._agree
 
     def rows_to_measure(self, batch_key: BatchKey) -> int:
         """Return how many rows at least must be computed before a key's division is known."""
@@ -134,7 +141,12 @@ class BatchInvariance:
         self._row_limits[batch_key] = max(widest // 2, MIN_ROWS)
         self._divisions.pop(batch_key, None)
         self._measuring.pop(batch_key, None)
+        self._agree = {known: agree for known, agree in self._agree.items() if known[0] != batch_key}
         return True
+
+    def factors_agree(self, batch_key: BatchKey, like: Conditioning, factored: Factored) -> bool:
+        """Return whether rows with such factors keep their bits in any company."""
+        return self.measure(batch_key, like, factored) and self._agree[batch_key, factored]
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
         """Return whether a low-rank adapter gives the same bits at the width of every higher rank in use."""
@@ -157,9 +169,10 @@ class BatchInvariance:
             self._ranks_agree[batch_key, highest] = agree
         return self._ranks_agree[batch_key, highest]
 
-    def _compute_pass(self, batch_key: BatchKey, like: Conditioning) -> None:
+    def _compute_pass(self, batch_key: BatchKey, like: Conditioning, factored: Factored) -> None:
         if batch_key not in self._measuring:
-            self._measuring[batch_key] = self._find(batch_key, like)
+            find = self._find if batch_key not in self._divisions else partial(self._find_agreement, factored)
+            self._measuring[batch_key] = find(batch_key, like)
         try:
             if next(self._measuring[batch_key], True):
                 del self._measuring[batch_key]
@@ -173,11 +186,21 @@ class BatchInvariance:
         candidates = list(self._candidates(self._widest(batch_key)))
         found = self._findings.found(name, int)
         if found is None or not 0 <= found <= len(candidates):
-            found = yield from self._first_exact(batch_key, like, candidates)
+            found = yield from self._first_exact(batch_key, like, candidates, NOTHING.factored)
             self._findings.keep(name, found)
         if found == len(candidates):
             log.warning("%s: a seed's image may depend on the images beside it on this device", name)
         self._divisions[batch_key] = candidates[min(found, len(candidates) - 1)]
+        self._agree[batch_key, NOTHING.factored] = True
+
+    def _find_agreement(self, factored: Factored, batch_key: BatchKey, like: Conditioning) -> Generator[None]:
+        digest = hashlib.sha256(repr(sorted(each._replace(number=0) for each in factored)).encode()).hexdigest()
+        name, division = f"{self._name(batch_key)}, factors {digest[:16]}", self._divisions[batch_key]
+        agree = self._findings.found(name, bool)
+        if agree is None:
+            agree = not (yield from self._first_exact(batch_key, like, [division], factored))
+            self._findings.keep(name, agree)
+        self._agree[batch_key, factored] = agree
 
     def _candidates(self, widest: int) -> Iterator[Division]:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
@@ -198,7 +221,7 @@ class BatchInvariance:
         return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
 
     def _first_exact(
-        self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division]
+        self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division], factored: Factored
     ) -> Generator[None, None, int]:
         """Return the place of the first division that keeps bits, or how many there are where none does.
 
@@ -206,7 +229,7 @@ class BatchInvariance:
         """
         widest = self._widest(batch_key)
         probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
-        layout = self._adapter_slots.widest_layout
+        layout = self._adapter_slots.widest_layout._replace(factored=factored)
         whole: dict[tuple[bool, int, tuple[int, ...]], Tensor] = {}
         for place, division in enumerate(candidates):
             passes = tuple(division.passes(widest))

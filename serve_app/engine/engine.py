@@ -334,7 +334,7 @@ class Engine:
         """
         model = self.base_models[base_model]
         with self.queues.steps():
-            return model.runner.measure(model.sample(width, height), within_s=MEASURING_S)
+            return model.runner.measure([model.sample(width, height)], within_s=MEASURING_S)
 
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for, with every base model; for the step thread alone.

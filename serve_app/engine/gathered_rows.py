@@ -4,27 +4,29 @@ A layout is the layers and the rank that some batch needs. Its plan says which p
 gathered row holds, and is made once; from the rows' slots the device then computes which lines of the store they are.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_store import LINE_BYTES, ONES, WORD, WORDS, ZEROS, line_count
-from serve_app.engine.lora_layers import Change, LoRALayer
+from serve_app.engine.lora_layers import Change, Factors, LoRALayer
 from serve_app.engine_options import MAX_RANK
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
 """A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
-DOWN, UP, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KINDS = range(8)
-"""The kinds of an adapter's parts in a layer. The output's gain is
+DOWN, UP, OUTER, INNER, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KINDS = range(10)
+"""The kinds of an adapter's parts in a layer. OUTER and INNER are the two of `Factors`. The output's gain is
 √(square / (norm_0 + scale·norm_1 + scale²·norm_2)) + scale·slope, where DoRA's norms are the coefficients of
 ‖W + scale·BA‖² and square is m²; the gain of the input is 1 + scale·input_slope."""
 GAINS = range(NORM_0, INPUT_SLOPE)
-ABSENT = (ZEROS, ZEROS, ONES, ZEROS, ZEROS, ONES, ZEROS, ZEROS)
+FACTORS = range(OUTER, NORM_0)
+ABSENT = (ZEROS, ZEROS, ZEROS, ZEROS, ONES, ZEROS, ZEROS, ONES, ZEROS, ZEROS)
 """The line that stands in for each kind of part where an adapter lacks it: it changes nothing."""
 FLOAT = torch.float32
 """Gains are computed in this type."""
@@ -34,6 +36,16 @@ AddLora = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, Tensor]
 `ranks` and `unscaled`, a lane's rows, the layer's number, y and x."""
 KEPT_VIEWS = 64
 """The views of so many layouts and row counts are kept."""
+
+
+class Sizes(NamedTuple):
+    """The sizes of a layer's two factors."""
+
+    layer: int
+    number: int
+    """What the device knows such sizes by, above 0; in any layer the same."""
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+    first: int
 
 
 class Layout(NamedTuple):
@@ -49,9 +61,20 @@ class Layout(NamedTuple):
     """Layers whose BA acts whole at every scale but 0."""
     straight: int = 0
     """Changed layers whose down and up a kernel reads in the slots, so that they are not gathered."""
+    factored: frozenset[Sizes] = frozenset()
+    """What factors some row has in a layer, whether or not the layer is `changed`, which means by down and up."""
+
+    @property
+    def touched(self) -> int:
+        """Return the layers that have any part."""
+        touched = self.changed | self.gained | self.input_gained
+        for sizes in self.factored:
+            touched |= 1 << sizes.layer
+        return touched
 
     def joined(self, other: "Layout") -> "Layout":
-        return Layout(max(self.rank, other.rank), *(a | b for a, b in zip(self[1:], other[1:], strict=True)))
+        both: Any = zip(self[1:], other[1:], strict=True)
+        return Layout(max(self.rank, other.rank), *(a | b for a, b in both))
 
 
 class RowViews(NamedTuple):
@@ -60,7 +83,7 @@ class RowViews(NamedTuple):
     lines: Tensor
     """What is copied from the store."""
     ups: Tensor
-    """[rows, lines, numbers]"""
+    """[rows, lines, numbers]: what the rows' scales multiply, ups and the outer of two factors."""
     norms: Tensor
     """[rows, kinds, numbers] in float32: what the gains of outputs are computed from."""
     gains: Tensor
@@ -80,7 +103,8 @@ class Plan:
         sizes = {part: line_count(size) for part, size in self._part_bytes()}
         self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         lengths = np.array([*sizes.values()], int)
-        part, starts = (np.repeat(np.array([*each], np.int32), lengths) for each in (sizes, self._starts.values()))
+        columns = *np.array([*sizes], np.int32).reshape(-1, 2).T, np.array([*self._starts.values()], np.int32)
+        part, number, starts = (np.repeat(each, lengths) for each in columns)
         self._bounds = [int(each) for each in np.searchsorted(part, np.arange(len(KINDS) + 1) * len(layers))]
         """The first line of each kind, and the end of the last."""
         self.part, self.within, self.absent = (
@@ -91,7 +115,9 @@ class Plan:
                 np.array(ABSENT, np.int32)[part // len(layers)],
             )
         )
-        self.up_layer = self.part[self._bounds[UP] : self._bounds[UP + 1]] - UP * len(layers)
+        self.scaled_layer = self.part[self._bounds[UP] : self._bounds[OUTER + 1]] % len(layers)
+        if layout.factored:
+            self.layer, self.number = self.part % len(layers), torch.from_numpy(number).to(device)
         self.bias = torch.zeros(self._length(SLOPE) * FLOATS, dtype=dtype)
         for i in ones(layout.gained):
             bias = layers[i].bias
@@ -112,9 +138,9 @@ class Plan:
         )
         gains, input_gains = gains.view(2, rows, outs), input_gains.view(rows, ins)
         changes: dict[int, Change] = {}
-        for i in ones(self._layout.changed):
+        for i in ones(self._layout.touched):
             layer = self._layers[i]
-            if self._layout.straight >> i & 1:
+            if (self._layout.straight | ~self._layout.changed) >> i & 1:
                 changes[i] = Change(numbers[:, :0], numbers[:, :0])
             else:
                 down = self._cut(numbers, self._numbers, DOWN, i, layer.fan_in * layer.down_rank(rank), first=0)
@@ -128,9 +154,15 @@ class Plan:
             if self._layout.input_gained >> i & 1:
                 gain = self._cut(input_gains, FLOATS, INPUT_SLOPE, i, layer.channels)
                 changes[i] = changes[i]._replace(input_gain=gain)
+        for i, number, shapes, first in sorted(self._layout.factored):
+            outer, inner = (
+                self._cut(numbers, self._numbers, kind, i, math.prod(shape), first=0, number=number).unflatten(1, shape)
+                for kind, shape in zip(FACTORS, shapes, strict=True)
+            )
+            changes[i] = changes[i]._replace(factors=(*changes[i].factors, Factors(outer, inner, first)))
         return RowViews(
             lines,
-            numbers[:, bounds[UP] * self._numbers : bounds[UP + 1] * self._numbers].view(rows, -1, self._numbers),
+            numbers[:, bounds[UP] * self._numbers : bounds[OUTER + 1] * self._numbers].view(rows, -1, self._numbers),
             floats[:, bounds[NORM_0] * FLOATS : bounds[INPUT_SLOPE] * FLOATS].view(rows, len(GAINS), outs),
             gains,
             floats[:, bounds[INPUT_SLOPE] * FLOATS :],
@@ -142,16 +174,21 @@ class Plan:
         """Return the first arguments of `AddLora` by which it reads gathered rows as slots of this rank, unscaled."""
         places = torch.arange(rows, dtype=torch.int32)
         starts = torch.zeros(rows, len(KINDS) * len(self._layers), dtype=torch.int32)
-        for part, start in self._starts.items():
+        for (part, _), start in self._starts.items():
             starts[:, part] = places * self._bounds[-1] + start
         ranks = torch.full((rows, len(self._layers)), rank, dtype=torch.int32)
         tables = (starts, ranks, torch.zeros_like(ranks), torch.stack([places, torch.ones(rows).view(torch.int32)]))
         return lines.view(self._dtype).flatten(), *(each.to(lines.device) for each in tables)
 
-    def _part_bytes(self) -> Iterable[tuple[int, int]]:
-        """Return the bytes of each part of a gathered row, by part, in order."""
+    def _part_bytes(self) -> Iterable[tuple[tuple[int, int], int]]:
+        """Return the bytes of each part of a gathered row, by part and `Sizes.number` or 0, in order."""
         layout = self._layout
         for kind in KINDS:
+            if kind in FACTORS:
+                for i, number, shapes, _ in sorted(layout.factored):
+                    size = self._dtype.itemsize * math.prod(shapes[kind - OUTER])
+                    yield (kind * len(self._layers) + i, number), size
+                continue
             gathered = layout.changed & ~layout.straight
             chosen = gathered if kind in (DOWN, UP) else layout.gained if kind in GAINS else layout.input_gained
             for i in ones(chosen):
@@ -160,14 +197,16 @@ class Plan:
                 if kind in (DOWN, UP):
                     down, up = layer.down_rank(layout.rank), layer.up_rank(layout.rank)
                     size = item * (layer.fan_in * down, layer.fan_out * up)[kind]
-                yield kind * len(self._layers) + i, size
+                yield (kind * len(self._layers) + i, 0), size
 
     def _length(self, kind: int) -> int:
         return self._bounds[kind + 1] - self._bounds[kind]
 
-    def _cut(self, flat: Tensor, unit: int, kind: int, i: int, count: int, *, first: int | None = None) -> Tensor:
+    def _cut(
+        self, flat: Tensor, unit: int, kind: int, i: int, count: int, *, first: int | None = None, number: int = 0
+    ) -> Tensor:
         """Return the numbers of layer i's part, of `unit` a line, where `flat` begins at line `first` or this kind's."""
-        line = self._starts[kind * len(self._layers) + i] - (self._bounds[kind] if first is None else first)
+        line = self._starts[kind * len(self._layers) + i, number] - (self._bounds[kind] if first is None else first)
         return flat[..., line * unit : line * unit + count]
 
 

@@ -120,7 +120,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: str) -> dict[str, Any]:
     """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
-    ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
+    layers = [made for layers in weights.values() for made in layers.values()]
+    rank, work_rank = max(made.size_rank for made in layers), max(made.work_rank for made in layers)
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_family(table) or base
@@ -129,7 +130,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     parts = [
         family,
         "" if algorithm == "LoRA" else algorithm,
-        f"rank {max(ranks)}",
+        f"as large as rank {rank}" if any(made.factors for made in layers) else f"rank {rank}",
         _joined(kinds),
         _joined(encoders),
         f"from {writer}" if writer else "",
@@ -138,8 +139,9 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
         "summary": ", ".join(part for part in parts if part) + (f"; it fits {others} as well" if others else ""),
         "family": family,
         "algorithm": algorithm,
-        "rank": max(ranks),
-        "layers": len(ranks),
+        "rank": rank,
+        "work_rank": work_rank,
+        "layers": len(layers),
         "targets": kinds,
         "components": sorted(weights),
         "writer": writer,

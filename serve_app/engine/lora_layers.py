@@ -2,7 +2,8 @@
 
 A layer's `change` is bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no
 adapter of the batch changes has none and costs its base alone. DoRA (Liu et al. 2024) and IA³ (Liu et al. 2022)
-multiply the output or the input by a gain per row.
+multiply the output or the input by a gain per row. A LoKr of whole factors (Yeh et al. 2023) has no low rank: it is
+applied as two small products.
 """
 
 import math
@@ -21,6 +22,35 @@ LEAST_PRODUCT = 400
 """A product of fewer multiplications torch gives to a kernel that sums otherwise: a linear's `up` is padded so that one
 position's has as many."""
 
+FACTORS_RANK = 32
+"""The rank of a LoRA that takes as long as the copies of `add_factors` (22 to 38 at five sizes, measured on CPU)."""
+
+
+class Factors(NamedTuple):
+    """A linear layer's change that is the Kronecker product outer ⊗ inner, or that has some of its outputs."""
+
+    outer: Tensor
+    """[…, outputs, inputs]"""
+    inner: Tensor
+    """[…, outputs, inputs]"""
+    first: int = 0
+    """The product's output that is the layer's first: layers that were trained as one may divide it anywhere."""
+
+    @property
+    def work(self) -> int:
+        """Return how many multiplications a position takes."""
+        (outputs, inputs), (inner_outputs, inner_inputs) = self.outer.shape[-2:], self.inner.shape[-2:]
+        return outputs * inner_inputs * (inputs + inner_outputs)
+
+    def outputs(self, first: int, end: int) -> "Factors":
+        """Return some outputs, with the rows of `outer` that they need."""
+        size, first, end = self.inner.shape[0], first + self.first, end + self.first
+        return Factors(self.outer[first // size : -(-end // size)], self.inner, first % size)
+
+    def whole(self, outputs: int) -> Tensor:
+        """Return the change of so many outputs as one matrix in float32."""
+        return torch.kron(self.outer.float(), self.inner.float())[self.first : self.first + outputs]
+
 
 class Change(NamedTuple):
     """The change of every row in one layer. `down` and `up` are views made by the layer's own `view_*`."""
@@ -38,6 +68,8 @@ class Change(NamedTuple):
     add: Callable[[Tensor, Tensor], None] | None = None
     """Where a kernel reads the slots itself, it adds the change of x [rows, positions, in] to y [rows, positions, out],
     and `down` and `up` are empty."""
+    factors: Sequence[Factors] = ()
+    """What is added besides, once for all factors of the same sizes: zeros for the rows that have none of these."""
 
 
 class LoRALayer(nn.Module):
@@ -120,10 +152,12 @@ class LoRALinear(LoRALayer):
         flat, inputs = y.view(rows, -1, y.shape[-1]), x.reshape(rows, -1, x.shape[-1])
         if change.add is not None:
             change.add(flat, inputs)
-        else:
+        elif self.rank:
             if shrunk is None:
                 shrunk = torch.bmm(inputs, change.down.transpose(1, 2))
             flat.baddbmm_(shrunk[..., : change.up.shape[1]], change.up)
+        for factors in change.factors:
+            add_factors(flat, inputs, factors)
         return _apply_gain(flat, change).view(y.shape)
 
     def up_rank(self, rank: int) -> int:
@@ -230,7 +264,7 @@ def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | Non
     It is always as wide as for all layers: in a narrower product a row's bits differ (measured on CPU), and they must
     not depend on which layers the adapters beside it change.
     """
-    changes = [None if layer.change is None or layer.change.add is not None else layer.change for layer in layers]
+    changes = [layer.change if layer.rank else None for layer in layers]
     blank = next((change.down for change in changes if change is not None), None)
     if blank is None:
         return [None] * len(layers)
@@ -244,6 +278,19 @@ def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | Non
             product = whole = torch.bmm(x, joined) if whole is None else whole
         parts.append(product.split(blank.shape[1], 2)[i])
     return parts
+
+
+def add_factors(y: Tensor, x: Tensor, factors: Factors) -> None:
+    """Add (outer ⊗ inner)·x of each row to `y` in place; y is [rows, positions, out], x [rows, positions, in]."""
+    (outer, inner, first), (rows, positions, fan_out) = factors, y.shape
+    (_, outputs, inputs), (_, inner_outputs, inner_inputs) = outer.shape, inner.shape
+    sides = x.view(rows, positions, inputs, inner_inputs).transpose(1, 2)
+    mixed = torch.bmm(outer, sides.reshape(rows, inputs, -1)).view(rows, -1, inner_inputs)
+    made = torch.bmm(mixed, inner.transpose(1, 2)).view(rows, outputs, positions, inner_outputs).transpose(1, 2)
+    if outputs * inner_outputs == fan_out:
+        y.view(made.shape).add_(made)
+    else:
+        y.add_(made.flatten(2)[..., first : first + fan_out])
 
 
 def _join(downs: Sequence[Tensor]) -> Tensor:

@@ -89,9 +89,12 @@ class Runner:
         rows = 0 if self.invariance is None else self.invariance.rows_to_measure(run.batch_key)
         return (time.monotonic() - began) / run.rows * rows
 
-    def measure(self, run: Run, *, within_s: float = math.inf) -> bool:
-        """Begin passes that measure the run's key for at most `within_s` seconds; return whether it can be stepped."""
-        return self.invariance is None or self.invariance.measure(run.batch_key, run.conditioning, within_s=within_s)
+    def measure(self, runs: Sequence[Run], *, within_s: float = math.inf) -> bool:
+        """Begin passes that measure the runs' key for at most `within_s` seconds; return whether they can be stepped."""
+        key, like, slots = runs[0].batch_key, runs[0].conditioning, {run.slot for run in runs}
+        return self.invariance is None or all(
+            self.invariance.measure(key, like, self.adapter_slots.factored(slot), within_s=within_s) for slot in slots
+        )
 
     def warm_up(self, run: Run) -> None:
         """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""
@@ -153,19 +156,24 @@ class Runner:
         return denoise(inputs[chosen], timesteps[chosen], rows.conditioning)
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
-        """Return the runs in one batch, or one per rank where this machine's bits depend on the rank beside them."""
+        """Return the runs in one batch, or in several where this machine's bits depend on what stands beside them."""
         if self._last_batch is not None and self._last_batch.runs == list(runs):
             yield self._last_batch
             return
-        for together in self._split_by_rank(runs):
+        alone = [run for run in runs if not self._may_mix(run)]
+        for together in (*([run] for run in alone), *self._split_by_rank([run for run in runs if run not in alone])):
             self._last_batch = self._assemble(together)
             yield self._last_batch
+
+    def _may_mix(self, run: Run) -> bool:
+        factored = self.adapter_slots.factored(run.slot)
+        return self.invariance is None or self.invariance.factors_agree(run.batch_key, run.conditioning, factored)
 
     def _split_by_rank(self, runs: Sequence[Run]) -> list[list[Run]]:
         ranks = {run.slot: self.adapter_slots.rank_of((run.slot,)) for run in runs}
         mixed = len(set(ranks.values()) - {0}) > 1
         if not mixed or self.invariance is None or self.invariance.ranks_agree(runs[0].batch_key, runs[0].conditioning):
-            return [list(runs)]
+            return [list(runs)] if runs else []
         in_order = sorted(runs, key=lambda run: ranks[run.slot])
         return [list(group) for _, group in groupby(in_order, key=lambda run: ranks[run.slot])]
 

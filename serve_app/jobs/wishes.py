@@ -122,7 +122,7 @@ class Wishes:
             request = replace(request, strength=wish.strength or (request.strength if abilities.begins_late else 1.0))
             if abilities.rounds_down and int(request.steps * request.strength) < 1:
                 raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
-        return Resolved(request, _cost(adapters, passes_of(sampler)))
+        return Resolved(request, _cost(adapters, passes_of(sampler), free=self.max_rank))
 
     async def _adapter(self, caller: Caller, lora_id: str, place: int) -> Adapter:
         found = await self.catalog.adapter_of(lora_id, caller.account_id)
@@ -133,7 +133,7 @@ class Wishes:
     def _check_loras(self, adapters: list[Adapter]) -> None:
         if len({adapter.id for adapter in adapters}) < len(adapters):
             raise InvalidParameter("loras: each may be named once")
-        rank = sum(map(_rank, adapters))
+        rank = sum(_rank(adapter, "rank") for adapter in adapters)
         if len(adapters) > 1 and rank > self.max_rank:
             raise InvalidParameter(f"loras: their ranks add up to {rank}, and must to at most {self.max_rank}")
 
@@ -200,12 +200,16 @@ def _check_sampler(name: str, base: BaseModel, abilities: Abilities) -> None:
         raise InvalidParameter(f"sampler: {base.id} takes {' or '.join(abilities.samplers)}")
 
 
-def _rank(adapter: Adapter) -> int:
+def _rank(adapter: Adapter, of: str) -> int:
     """Return the rank that validation saw; 0 for a row of the catalog file, which the engine counts."""
-    rank: Any = adapter.found.get("rank", 0)
+    rank: Any = adapter.found.get(of, adapter.found.get("rank", 0))
     return int(rank)
 
 
-def _cost(adapters: list[Adapter], passes: int) -> float:
-    """Return how many times the work counts: for each pass of a step, and for the ranks of LoRAs beyond the first."""
-    return passes * (1 + sum(map(_rank, adapters[1:])) / RANK_OF_A_LAYER)
+def _cost(adapters: list[Adapter], passes: int, *, free: int) -> float:
+    """Return how many times the work counts: for each pass of a step, and for the ranks of LoRAs beyond the first.
+
+    They are the ranks of LoRAs that take as long; of the first, what is beyond `free` counts too.
+    """
+    first, *others = [_rank(adapter, "work_rank") for adapter in adapters] or [0]
+    return passes * (1 + (max(0, first - free) + sum(others)) / RANK_OF_A_LAYER)

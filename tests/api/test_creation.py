@@ -13,6 +13,8 @@ import yaml
 from serve_app.api.jobs.creation import BaseModels
 from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
 from tests.api.app import LORA, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
@@ -169,6 +171,19 @@ async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, memb
         await service.resources.adapter_registry.register(large)
     refused = await create(service, member, **SHORTEST, loras=[{"id": "model_big"}, {"id": "model_large"}])
     assert "their ranks add up to 200, and must to at most 128" in error_of(refused)["message"]
+
+
+async def test_a_lora_counts_by_what_takes_as_long(service: TestService, member: Member) -> None:
+    """Beyond a generator's highest rank the first counts too: a LoKr of few numbers may take longer than any LoRA."""
+    found = {"small": {"rank": 2, "work_rank": 94}, "slow": {"rank": 120, "work_rank": 768}, "lora": {"rank": 8}}
+    for name, seen in found.items():
+        await service.resources.adapter_registry.register(adapter_of(member.account.id, id=f"model_{name}", found=seen))
+    work: list[float] = []
+    for names in ([], ["small"], ["slow"], ["lora", "small"], ["slow", "lora"]):
+        loras = [{"id": f"model_{name}"} for name in names]
+        job_id = (await create(service, member, **SHORTEST, loras=loras)).json()["id"]
+        work.append(float(await connect(service.resources.redis_url).hget(redis_key("job", job_id), "work") or 0))
+    assert [each / work[0] for each in work[1:]] == pytest.approx([1, 2, 1 + 94 / 640, 2 + 8 / 640], abs=0.001)
 
 
 async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:

@@ -97,9 +97,20 @@ by its header alone, whatever its first bytes are.
 
 A layer's rank is at most `max_rank` of the generators (128 unless set, 256 at most), so that slots stay small. A LoHa
 of dimension d has the rank d², a LoKr the product of its factors' ranks; neither exceeds the smaller side of the layer,
-since the change is kept as a whole from there on, exactly. On layers of 320 channels or more, a LoHa of dimension 12
-and a LoKr of whole factors are therefore beyond 128: the message tells the file's own dimension. **ai-toolkit writes
-LoKr with whole factors unless `lokr_full_rank: false` is set**, which is rank 3840 on Z-Image: such files are refused.
+since the change is kept as a whole from there on, exactly. On layers of 320 channels or more a LoHa of dimension 12 is
+therefore beyond 128: the message tells the file's own dimension.
+
+## LoKr's whole factors
+
+ai-toolkit writes LoKr with whole factors unless `lokr_full_rank: false` is set, and so does LyCORIS where the dimension
+is high: that is rank 3840 on Z-Image. A linear layer keeps such factors as they are, wherever they take less time than
+a LoRA of the product's rank, and applies them as two small products; DoRA acts on them as on a LoRA. Rows whose name
+ends with "as factors" are computed so. Layers that were trained as one (`qkv`) may be divided anywhere.
+
+They may have as many numbers as a LoRA of `max_rank`. On Z-Image ai-toolkit's own choice of the factors (-1) is as
+large as rank 2 and takes as long as rank 100, factors of 16 are 8 to 11 and 160 to 210, and factors of 8 are 31 to 44
+and 280 to 380; factors of 4 are refused in its feed-forward layers, unless `max_rank` is 175 or more. A convolution
+keeps no factors: its LoKr is a LoRA, at the product's rank.
 
 ## Several LoRAs in one image
 
@@ -107,8 +118,9 @@ The engine takes several LoRAs for one image, each with a weight of its own, in 
 `engine.generate("…", adapters={{neon: 0.8, ink: -0.5}})`. What each changes in the base alone is added: ranks are
 concatenated, and gains (DoRA, IA³) become one. PEFT differs where it holds several DoRAs, since it lets each scale what
 those before it have changed. The sum is one adapter, which takes one slot and whose rank is the sum of theirs: beyond
-`max_rank` it is refused. So are gains of one layer's outputs and inputs together, which are no single gain. The largest
-error of a latent is 6e-06, compared with the changes that PEFT's and LyCORIS' own layers make, added.
+`max_rank` it is refused. So are gains of one layer's outputs and inputs together, which are no single gain, and in one
+layer two LoKrs that are applied by their factors, or such a LoKr beside another's gain. The largest error of a latent
+is 6e-06, compared with the changes that PEFT's and LyCORIS' own layers make, added.
 
 ## What fits two families
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine import AdapterFile, EngineOptions, RunRequest
+from serve_app.engine import AdapterFile, EngineOptions, RunRequest, adapter_slots
 from serve_app.engine.base_model import BaseModel
 from tests.engine.diffusers_reference import open_pipeline
 from tests.engine.run_engine import final_latents
@@ -91,12 +92,25 @@ class Adaptable(Protocol):
     def with_adapter(self, path: Path, weights: Sequence[float]) -> list[Tensor]: ...
 
 
-def require_equal(base: Adaptable, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
-    """Require that the engine's answers are the writer's at each weight, and that the adapter does something."""
+def require_equal(
+    base: Adaptable,
+    path: Path,
+    weights: Sequence[float],
+    expected: Callable[[float], Tensor],
+    *,
+    factored: bool = False,
+) -> None:
+    """Require that the engine's answers are the writer's at each weight, and that the adapter does something.
+
+    Layers as small as these take a LoKr as a LoRA, unless `factored` lets its factors cost nothing besides their work.
+    """
     wanted = [expected(weight) for weight in weights]
     effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
     assert effect > EFFECT, "the reference shows no effect"
-    made = base.with_adapter(path, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        if factored:
+            patch.setattr(adapter_slots, "FACTORS_RANK", 0)
+        made = base.with_adapter(path, weights)
     errors = [float((ours - theirs).abs().max()) for ours, theirs in zip(made, wanted, strict=True)]
     compared[os.environ["PYTEST_CURRENT_TEST"]] = max(errors)
     assert max(errors) <= TOLERANCE, f"at weights {weights} {errors}, of an effect of {effect:.3f}"

@@ -505,6 +505,12 @@ LYCORIS: dict[str, dict[str, Any]] = {
     "LoKr": {"algo": "lokr", "factor": 4, "preset": "attn-mlp"},
     "LoKr of a high dimension": {"algo": "lokr", "factor": 4, "dim": 40, "preset": "attn-mlp"},
     "LoKr full": {"algo": "lokr", "factor": 4, "full_matrix": True, "preset": "attn-mlp"},
+    "LoKr full as factors": {"algo": "lokr", "factor": 4, "full_matrix": True, "preset": "attn-mlp"},
+    "LoKr dimension 3 as factors": {"algo": "lokr", "factor": 4, "dim": 3, "preset": "attn-mlp"},
+    "LoKr DoRA as factors": {"algo": "lokr", "factor": 8, "full_matrix": True, "dora_wd": True, "preset": "attn-mlp"},
+    "LoKr DoRA per input as factors": {
+        "algo": "lokr", "factor": 4, "full_matrix": True, "dora_wd": True, "wd_on_output": False, "preset": "attn-mlp",
+    },
     "LoKr DoRA per input": {
         "algo": "lokr", "factor": 4, "dim": 2, "dora_wd": True, "wd_on_output": False, "preset": "attn-mlp",
     },
@@ -591,7 +597,7 @@ def test_what_lycoris_saves_gives_what_lycoris_makes(
             network.set_multiplier(weight)
             return base.latents()
 
-        require_equal(base, path, weights, expected)
+        require_equal(base, path, weights, expected, factored="as factors" in algorithm)
     finally:
         remove_network(base, network)
 

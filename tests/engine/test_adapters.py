@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +514,7 @@ def test_an_adapter_of_another_base_is_named_by_its_cross_attention(
     (STEM, {"lokr_w1_a": (4, 4), "lokr_w1_b": (4, 4), "lokr_w2_a": (8, 6), "lokr_w2_b": (6, 8)},
      r"rank 24 \(LoKr of dimension 4\)"),
     (STEM, {"lokr_w1": (4, 4), "lokr_w2": (8, 8)}, r"rank 32 \(LoKr of two whole factors\)"),
+    (CONV, {"lokr_w1": (4, 4), "lokr_w2": (8, 8, 3, 3)}, r"rank 32 \(LoKr of two whole factors\) of .*conv"),
     (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 30, 1, 1), "lora_mid.weight": (30, 4, 3, 3)},
      r"rank 30 \(LoRA of dimension 4\)"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "alpha": (2,)}, "alpha is not one number"),
@@ -541,6 +543,28 @@ def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
     tensors = {f"{name}.{part}": torch.full(shape, float("nan")) for part, shape in shapes.items()}
     with pytest.raises(UnusableAdapter, match=reason):
         read_adapter(saved(tmp_path / "a.safetensors", tensors), table, max_rank=20, dtype=torch.float32)
+
+
+def test_a_lokr_keeps_its_factors_where_they_take_less_time_than_their_rank(tmp_path: Path) -> None:
+    """ai-toolkit's own factors of a layer of 3840, and of one that klein's original code has in place of three."""
+    layers = {name: OutlinedLayer(torch.empty(3072, 3072, device="meta")) for name in "qkv"}
+    layers["whole"] = OutlinedLayer(torch.empty(3840, 3840, device="meta"))
+    table = LayerTable({"transformer": OutlinedComponent(layers, {}, [], {"qkv": [*"qkv"]})}, "transformer")
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    lokr = {"whole.lokr_w1": draw(60, 60), "whole.lokr_w2": draw(64, 64),
+            "qkv.lokr_w1": draw(8, 8), "qkv.lokr_w2": draw(1152, 384)}  # fmt: skip
+    path = saved(tmp_path / "a.safetensors", lokr)
+    made = read_adapter(path, table, max_rank=128, dtype=torch.float32)["transformer"]
+    assert [(each.rank, each.size_rank, each.work_rank) for each in (made["whole"], made["q"])] == [
+        (0, 2, 94), (0, 73, 250),
+    ]  # fmt: skip
+    whole = torch.kron(lokr["qkv.lokr_w1"], lokr["qkv.lokr_w2"])
+    for name, change in zip("qkv", whole.split(3072), strict=True):
+        assert torch.equal(made[name].change, change)
+    coarse = {"whole.lokr_w1": draw(2, 2), "whole.lokr_w2": draw(1920, 1920)}
+    reason = r"LoKr's factors 2×2 and 1920×1920, as large as rank 481, of .*whole, this server takes 64: .*lokr_factor"
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(saved(tmp_path / "b.safetensors", coarse), table)
 
 
 def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import itertools
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,6 +169,29 @@ def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile])
     finish(engine, [high, middle])  # what waits for its adapter would not stand beside the other
     alone = finish(engine, [low])[low.run_id].image
     assert digest(alone) == digest(finish(engine, [low, middle])[low.run_id].image)
+
+
+@pytest.mark.slow
+def test_factors_whose_bits_depend_on_the_rows_beside_them_are_stepped_by_themselves(
+    engine: Engine, files: list[AdapterFile], sd: Path
+) -> None:
+    (model,) = engine.base_models.values()
+    name = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    layer = model.family.components["unet"].layers[name]
+
+    def depend_with_factors(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> Any:
+        return depend_on_batch(net, inputs, answer) if layer.change is not None and layer.change.factors else answer
+
+    layer.register_forward_hook(depend_with_factors)
+    stem, draw = f"lora_unet_{name.replace('.', '_')}", partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    factors = {f"{stem}.lokr_w1": draw(8, 8) * 0.2, f"{stem}.lokr_w2": draw(8, 8) * 0.2}
+    lokr = tiny_models.write_adapter(sd.with_name("lokr.safetensors"), factors)
+    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
+    runs = [replace(request, run_id="lokr", adapter=lokr), request, replace(request, run_id="l", adapter=files[0])]
+    alone = {run.run_id: digest(finish(engine, [run])[run.run_id].image) for run in runs}
+    together = {run_id: digest(ended.image) for run_id, ended in finish(engine, runs).items()}
+    assert alone == together
+    assert alone["lokr"] != alone["k"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine import AdapterFile, Engine, RunRequest, as_one
+from serve_app.engine import AdapterFile, Engine, RunRequest, adapter_slots, as_one
 from serve_app.engine.adapters import UnusableAdapter
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
@@ -32,6 +32,7 @@ MIXES: Mapping[str, Sequence[tuple[Any, float]]] = {
     "text encoders": [(TEXT, 1.0), (LORA, 0.5), (TEXT_DORA, -1.0)],
     "DoRAs": [(DORA, 0.75), ("locon DoRA", 1.5), (DORA_OF_CONVOLUTIONS, 2.0), (TUNED, 1.0)],
     "LyCORIS": [("LoHa", -1.0), ("LoKr low-rank", 1.2), ("IA3 with inputs", 0.7), (LOCON, 0.5)],
+    "LoKr's factors": [("LoKr full as factors", 1.2), (LORA, -0.8), (LOCON, 0.5), ("locon DoRA", 0.0)],
     "gains of inputs": [("locon DoRA per input", 0.5), ("LoKr DoRA per input", -0.8), (LORA, 1.0)],
     "weights of zero": [(DORA, 0.0), (LORA, 0.0), ("locon DoRA", 0.0), ("LoKr", 0.75)],
 }
@@ -106,9 +107,11 @@ def made(base: Base, files: Sequence[tuple[AdapterFile, float]]) -> Tensor:
 
 @pytest.mark.parametrize(("base_name", "mix"), ROWS)
 def test_loras_together_change_the_base_by_the_sum_of_what_each_changes(
-    bases: Callable[[str], Base], tmp_path: Path, base_name: str, mix: str
+    bases: Callable[[str], Base], tmp_path: Path, base_name: str, mix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = bases(base_name)
+    if "factors" in mix:  # layers as small as these take a LoKr as a LoRA
+        monkeypatch.setattr(adapter_slots, "FACTORS_RANK", 0)
     weights = [weight for _, weight in MIXES[mix]]
     made_of = [
         written(base, adapter, weight, tmp_path / f"{i}.safetensors") for i, (adapter, weight) in enumerate(MIXES[mix])
@@ -160,11 +163,13 @@ def test_the_order_of_loras_changes_no_byte_and_reads_nothing_again(sd: Path, lo
 
 
 def test_loras_that_cannot_be_one_are_refused_by_name(
-    bases: Callable[[str], Base], sd: Path, loras: list[AdapterFile], tmp_path: Path
+    bases: Callable[[str], Base], sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = bases("sd")
-    inputs, outputs = (
-        written(base, name, 1.0, tmp_path / f"{name}.safetensors")[0] for name in ("locon DoRA per input", "IA3")
+    monkeypatch.setattr(adapter_slots, "FACTORS_RANK", 0)
+    inputs, outputs, lokr, other = (
+        written(base, name, 1.0, tmp_path / f"{name}.safetensors")[0]
+        for name in ("locon DoRA per input", "IA3", "LoKr full as factors", "LoKr DoRA as factors")
     )
     numberless = tiny_models.random_lora(sd, rank=4, seed=1)
     broken = tiny_models.write_adapter(
@@ -174,6 +179,8 @@ def test_loras_that_cannot_be_one_are_refused_by_name(
     for files, reason in (
         ([inputs, outputs], "has a gain of its outputs and another of its inputs"),
         (large, "the ranks of these LoRAs add up to 192 in unet.*, this server takes 128"),
+        ([lokr, other], "a LoKr that is applied by its factors cannot be added to another"),
+        ([lokr, outputs], "nor to a DoRA or IA³: use one of them without the other"),
         ([loras[0], broken], f"{broken.id}: .*not finite"),
     ):
         with pytest.raises(UnusableAdapter, match=reason):

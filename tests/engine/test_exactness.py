@@ -25,8 +25,9 @@ SIZES = ((64, 64), (96, 64), (60, 72))
 LINEARS = (*tiny_models.ATTENTION, "ff.net.2", "proj_in")
 COMPOSED = (((0, 0.5), (1, -1.0)), ((2, 1.0), (3, 0.5), (8, 1.0), (10, 0.75)), ((5, 1.5), (7, 0.3)),
             ((13, 1.0), (6, 0.5), (15, 2.0)), ((12, 0.8), (14, -0.5), (4, 1.0)), ((3, 0.5), (2, 2.0)),
-            ((7, 1.0), (12, 1.0)), ((0, 1.0), (-1, 1.0)))  # fmt: skip
-"""Adapters that act as one, by their number, with weights; the last two cannot be added, and are not all there."""
+            ((16, 1.0), (2, 0.5)), ((0, -0.5), (17, 1.0), (15, 1.0)),
+            ((16, 1.0), (18, 1.0)), ((7, 1.0), (12, 1.0)), ((0, 1.0), (-1, 1.0)))  # fmt: skip
+"""Adapters that act as one, by their number, with weights; the last three cannot be added, and are not all there."""
 NAMES = [sampler if spacing is None else f"{sampler}-{spacing}"
          for sampler in SAMPLERS for spacing in (None, *spacings_of(sampler))]  # fmt: skip
 """Every sampler with every spacing that it takes."""
@@ -63,6 +64,9 @@ KINDS = (
     Kind("ia3", 0, "outputs"),
     Kind("ia3", 0, "inputs"),
     Kind("lora", 4, targets=(), text=True),
+    Kind("whole", 4),
+    Kind("whole", 8, "outputs", (*LINEARS, "proj_out")),
+    Kind("whole", 8, "inputs"),
 )
 """Every form and gain, ranks of every bucket that the tiny layers have, layers of every kind, text encoders alone."""
 
@@ -99,6 +103,8 @@ def _parts(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Ma
         case "lokr":
             parts = {"lokr_w1": draw(4, 4, size=0.3), "lokr_w2_a": draw(out // 4, rank, size=0.3),
                      "lokr_w2_b": draw(rank, into // 4, size=0.3)}  # fmt: skip
+        case "whole":
+            parts = {"lokr_w1": draw(rank, rank, size=0.2), "lokr_w2": draw(out // rank, into // rank, size=0.2)}
         case "ia3":
             on_input = kind.gain == "inputs"
             return {"weight": draw(into if on_input else out), "on_input": torch.tensor(on_input)}
@@ -130,7 +136,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile])
     """Draw any of the things that a run may differ in from the runs beside it."""
     width, height = chance.choice(SIZES)
     alone = Applied(chance.choice([None, *files[:-3] * 2, *files[-3:]]), chance.choice([0.0, 0.1, 0.75, 1.0, 2.0]))
-    composed = as_one((files[i], weight) for i, weight in chance.choice([*COMPOSED[:-2] * 3, *COMPOSED[-2:]]))
+    composed = as_one((files[i], weight) for i, weight in chance.choice([*COMPOSED[:-3] * 3, *COMPOSED[-3:]]))
     applied = chance.choice([alone, alone, composed])
     request = RunRequest(
         run_id=run_id,

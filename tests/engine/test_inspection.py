@@ -73,6 +73,17 @@ def test_the_algorithm_is_named(
     assert seen["algorithm"] == algorithm
     shown = "" if algorithm == "LoRA" else f"{algorithm}, "
     assert seen["summary"] == f"pocket, {shown}rank {seen['rank']}, attention"
+    assert seen["work_rank"] == seen["rank"]
+
+
+@pytest.mark.slow
+def test_a_lokr_is_as_large_as_its_factors_and_takes_as_long_as_they_do(
+    tables: Mapping[str, LayerTable], tmp_path: Path
+) -> None:
+    stem = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
+    save_file({f"{stem}.lokr_w1": torch.ones(8, 8), f"{stem}.lokr_w2": torch.ones(8, 8)}, tmp_path / "a.safetensors")
+    seen = found(tmp_path / "a.safetensors", tables["sd"])
+    assert (seen["rank"], seen["work_rank"], seen["summary"]) == (1, 40, "pocket, LoKr, as large as rank 1, attention")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, LayerWeights, ModuleWeights
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.lora_layers import LoRAConv, wrap_layers
+from serve_app.engine.lora_layers import Factors, LoRAConv, wrap_layers
 
 
 class Net(nn.Module):
@@ -93,6 +93,34 @@ def test_rows_with_different_ranks_strengths_and_none_match_peft_one_at_a_time()
     for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
         expected = by_peft(adapters[slot], scale)(x[row : row + 1]) if slot else Net().eval()(x[row : row + 1])
         assert torch.allclose(y[row], expected[0], rtol=1e-5, atol=1e-4), row
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["gathered", "read in slots"])
+@torch.inference_mode()
+def test_factors_of_any_sizes_are_applied_beside_each_other_and_beside_none(kernel: bool) -> None:
+    """Two adapters have factors of other sizes in one layer, the third a LoRA there as well, the fourth a LoRA alone."""
+    base = nn.Linear(12, 8)
+    layers = wrap_layers(net := nn.Sequential(nn.Sequential(base)))
+    adapter_slots = AdapterSlots([layers], 6, new_store(), add_lora=ReadSlots() if kernel else None)
+    none, lora = (torch.zeros(0, 12), torch.zeros(8, 0)), (torch.randn(3, 12), torch.randn(8, 3))
+    first, second = Factors(torch.randn(4, 3), torch.randn(2, 4)), Factors(torch.randn(3, 2), torch.randn(4, 6), 2)
+    adapters = [
+        ModuleWeights(*none, 0.5, factors=first),
+        ModuleWeights(*none, 1.0, factors=second),
+        ModuleWeights(*(none if kernel else lora), 0.7, factors=first._replace(outer=second.outer.new_ones(4, 3))),
+        ModuleWeights(*(none if kernel else lora), 1.0),
+    ]
+    for slot, weights in enumerate(adapters, 1):
+        place(adapter_slots, slot, {"0.0": weights})
+    slots, scales = [1, 0, 2, 4, 3, 1], [0.5, 0.0, 1.2, -1.0, 1.0, 2.0]
+    x = torch.randn(6, 5, 12)
+    adapter_slots.bind(slots, scales)
+    y, plain = net(x).clone(), base(x)
+    for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
+        change = adapters[slot - 1].change * scale if slot else torch.zeros(8, 12)
+        assert torch.allclose(y[row], plain[row] + x[row] @ change.T, atol=1e-5), row
+    adapter_slots.bind([4], [1.0])
+    assert layers["0.0"].change is None or not layers["0.0"].change.factors, "a batch without them pays for none"
 
 
 @torch.inference_mode()

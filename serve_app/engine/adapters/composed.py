@@ -3,7 +3,8 @@
 An adapter makes W, a layer's weight, g·(W + s·BA), where s is its scale and g a gain of every output (DoRA, IA³) or, from
 the other side, of every input. What several make of it alone, each less W, adds up to what one adapter makes of it: with
 G = 1 + Σ(gᵢ - 1) that is G·(W + Σ(gᵢ·sᵢ / G)·BᵢAᵢ), so ranks are concatenated, and gains fold into ups or downs. PEFT lets
-a DoRA scale what the adapters before it have changed, too: here none acts on another, and no order matters.
+a DoRA scale what the adapters before it have changed, too: here none acts on another, and no order matters. A LoKr of
+whole factors stays beside the ranks of others; two of them, or one and another's gain, make no Kronecker product.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ from torch import Tensor
 from serve_app.engine.adapter_slots import ModuleWeights
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.reader import AdapterWeights
+from serve_app.engine.lora_layers import Factors
 
 
 class _Change(NamedTuple):
     """What one adapter makes of a layer at its own weight, in float32."""
 
     down: Tensor
+    factors: Factors | None
+    """Times the adapter's scale."""
     up: Tensor
     """[out, rank], times the adapter's scale."""
     slope: Tensor
@@ -51,12 +55,14 @@ def compose(
 
 def _change(made: ModuleWeights, weight: float, base: Tensor) -> _Change:
     scale = float(weight != 0) if made.unscaled else weight
-    down, up = made.down.float(), made.up.float() * (made.scaling * scale)
+    down, up, factors = made.down.float(), made.up.float() * (made.scaling * scale), made.factors
+    if factors is not None:
+        factors = factors._replace(outer=factors.outer.float() * (made.scaling * scale)) if scale else None
     slope, input_slope = (torch.zeros(1) if it is None else it * weight for it in (made.slope, made.input_slope))
     if made.magnitude is not None:
-        changed = base.detach().flatten(1).float().cpu() + up @ down.flatten(1)
+        changed = base.detach().flatten(1).float().cpu() + made.change.flatten(1) * scale
         slope = made.magnitude / changed.norm(dim=1) - 1
-    return _Change(down, up, slope, input_slope)
+    return _Change(down, factors, up, slope, input_slope)
 
 
 def _sum(name: str, changes: Sequence[_Change], max_rank: int, dtype: torch.dtype) -> ModuleWeights:
@@ -66,18 +72,25 @@ def _sum(name: str, changes: Sequence[_Change], max_rank: int, dtype: torch.dtyp
         raise UnusableAdapter(
             f"{name}: one of these LoRAs has a gain of its outputs and another of its inputs, which cannot be added"
         )
-    low_rank = [change for change in changes if bool(change.up.any())] or changes[:1]
-    rank = sum(change.up.shape[1] for change in low_rank)
-    if rank > max_rank:
+    factored = [change for change in changes if change.factors is not None]
+    gains = [gain for change in changes if change.factors is None for gain in (change.slope, change.input_slope)]
+    if len(factored) > 1 or (factored and any(bool(gain.any()) for gain in gains)):
         raise UnusableAdapter(
-            f"the ranks of these LoRAs add up to {rank} in {name}, this server takes {max_rank}: use fewer, or smaller"
+            f"{name}: a LoKr that is applied by its factors cannot be added to another, nor to a DoRA or IA³: use one "
+            "of them without the other"
         )
+    low_rank = [change for change in changes if bool(change.up.any())] or factored or changes[:1]
     sides = [1] * (low_rank[0].down.dim() - 2)
     ups = [change.up * ((1 + change.slope) / (1 + slope))[:, None] for change in low_rank]
     downs = [change.down * ((1 + change.input_slope) / (1 + input_slope)).view(-1, *sides) for change in low_rank]
     slope, input_slope = (gain if bool(gain.any()) else None for gain in (slope, input_slope))
-    down, up = torch.cat(downs).to(dtype), torch.cat(ups, 1).to(dtype)
-    return ModuleWeights(down, up, 1.0, slope=slope, input_slope=input_slope)
+    made = ModuleWeights(torch.cat(downs), torch.cat(ups, 1), 1.0, None, slope, input_slope)
+    made = made._replace(factors=factored[0].factors) if factored else made
+    if (rank := made.size_rank) > max_rank:
+        raise UnusableAdapter(
+            f"the ranks of these LoRAs add up to {rank} in {name}, this server takes {max_rank}: use fewer, or smaller"
+        )
+    return made.to(dtype)
 
 
 def _added(slopes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

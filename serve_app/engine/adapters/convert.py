@@ -11,10 +11,11 @@ from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
 from serve_app.engine.adapters.layer_table import UnusableAdapter
+from serve_app.engine.lora_layers import Factors
 
 Parts = Mapping[str, Tensor]
-LowRank = tuple[Tensor, Tensor, int | None]
-"""down [rank, in…], up [out, rank], and the dimension that alpha is divided by; None where the writer scales by one."""
+Read = tuple[ModuleWeights, int | None]
+"""A change without its scaling, and the dimension that alpha is divided by; None where the writer scales by one."""
 IA3 = {"ia3_weight", "ia3_on_input"}
 LORA = {"down", "up", "mid"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"}
@@ -43,9 +44,9 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) 
     if parts.keys() <= IA3:
         _require_ia3(name, parts, shape)
         return
-    down, _, dimension = _low_rank(name, parts, shape)
+    made, dimension = _read(name, parts, shape)
     own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
-    require_rank(name, down.shape[0], max_rank, own)
+    require_size(name, made, max_rank, own)
     for part in ONE_NUMBER & parts.keys():
         if parts[part].numel() != 1:
             raise UnusableAdapter(f"{name}: {part} is not one number, its shape is {tuple(parts[part].shape)}")
@@ -53,9 +54,14 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) 
         _gained_side(name, part, parts[part], shape)
 
 
-def require_rank(name: str, rank: int, max_rank: float, own: str = "") -> None:
+def require_size(name: str, made: ModuleWeights, max_rank: float, own: str = "") -> None:
+    rank, what, advice = made.size_rank, f"rank {made.rank}{own}", "train a smaller one"
+    if made.factors is not None:
+        outer, inner = ("×".join(map(str, each.shape)) for each in (made.factors.outer, made.factors.inner))
+        what = f"LoKr's factors {outer} and {inner}, as large as rank {rank},"
+        advice = "train it with a larger lokr_factor, or with -1"
     if rank > max_rank:
-        raise UnusableAdapter(f"rank {rank}{own} of {name}, this server takes {max_rank}: train a smaller one")
+        raise UnusableAdapter(f"{what} of {name}, this server takes {max_rank}: {advice}")
 
 
 def module_weights(
@@ -79,12 +85,11 @@ def _whole_change(
 ) -> ModuleWeights:
     if parts.keys() <= IA3:
         return _ia3(name, parts, shape)
-    down, up, dimension = _low_rank(name, parts, shape)
-    if "scalar" in parts:
-        up = up * parts["scalar"].float()
+    made, dimension = _read(name, parts, shape)
     if "alpha" in parts:
         alpha = float(parts["alpha"])
-    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
+    scalar = float(parts["scalar"]) if "scalar" in parts else 1.0
+    made = made._replace(scaling=_scaling(alpha, dimension, rank_stabilized) * scalar)
     if "dora_scale" in parts and parts["dora_scale"].dim() > 1:
         return _lycoris_dora(name, parts["dora_scale"], bases, made)
     for magnitude in (parts[part] for part in MAGNITUDES & parts.keys()):
@@ -98,25 +103,23 @@ def _outputs_of(made: ModuleWeights, first: int, end: int) -> ModuleWeights:
 
     Columns of zeros are left out: who joins the changes of several layers writes each one's beside zeros.
     """
-    up = made.up[first:end]
-    used = up.any(0)
-    used[0] |= not used.any()
-    down, up = made.down[used], up[:, used]
+    made = made.outputs(first, end)
+    used = made.up.any(0)
+    used[:1] |= not used.any()
+    down, up = made.down[used], made.up[:, used]
     if _is_outsize(down.shape[0], torch.Size((end - first, *down.shape[1:]))):
         up, down = _by_identity(_product(up, down))
-    magnitude, slope = (None if each is None else each[first:end] for each in (made.magnitude, made.slope))
-    return made._replace(down=down, up=up, magnitude=magnitude, slope=slope)
+    return made._replace(down=down, up=up)
 
 
 def is_same_change(one: ModuleWeights, other: ModuleWeights) -> bool:
     """Return whether two changes of a layer differ by rounding alone: some trainers write one under the names of two
     programs."""
     kinds = [[each.magnitude, each.slope, each.input_slope] for each in (one, other)]
-    wholes = [_product(each.up.float(), each.down.float()) * each.scaling for each in (one, other)]
     return one.unscaled == other.unscaled and all(
         (first is None) == (second is None)
         and (first is None or second is None or bool((first - second).abs().max() <= ROUNDING * first.abs().max()))
-        for first, second in zip([*kinds[0], wholes[0]], [*kinds[1], wholes[1]], strict=True)
+        for first, second in zip([*kinds[0], one.change], [*kinds[1], other.change], strict=True)
     )
 
 
@@ -141,8 +144,8 @@ def _algorithm(parts: Parts) -> str:
     return "LoHa" if LOHA & parts.keys() else "LoKr" if LOKR & parts.keys() else "LoRA"
 
 
-def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
-    """Return the change at its own rank, or at the layer's smaller side where that is less."""
+def _read(name: str, parts: Parts, shape: torch.Size) -> Read:
+    """Return the change at its own rank, or at the layer's smaller side where that is less, or as LoKr's factors."""
     read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora}[_algorithm(parts)]
     try:
         return read(name, parts, shape)
@@ -151,7 +154,7 @@ def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
         raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
 
 
-def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
+def _lora(name: str, parts: Parts, shape: torch.Size) -> Read:
     _require(name, parts, "down", "up")
     down, up = parts["down"].float(), parts["up"].float()
     dimension = down.shape[0]
@@ -166,10 +169,10 @@ def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
         )
     if _is_outsize(rank, shape):
         up, down = _by_identity(_product(up.flatten(1), down))
-    return down, up.flatten(1), dimension
+    return ModuleWeights(down, up.flatten(1), 1.0), dimension
 
 
-def _loha(name: str, parts: Parts, shape: torch.Size) -> LowRank:
+def _loha(name: str, parts: Parts, shape: torch.Size) -> Read:
     """(w1_a·w1_b) ∘ (w2_a·w2_b): the product of two matrices, element by element, has rank r1·r2 at most."""
     _require(name, parts, "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
     first = _factors(parts, "hada_w1_a", "hada_w1_b", "hada_t1")
@@ -184,18 +187,28 @@ def _loha(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     return _fitted(name, "LoHa", down, up, shape, parts["hada_w1_b"].shape[0])
 
 
-def _lokr(name: str, parts: Parts, shape: torch.Size) -> LowRank:
-    """w1 ⊗ w2: the Kronecker product has the product of their ranks."""
+def _lokr(name: str, parts: Parts, shape: torch.Size) -> Read:
+    """w1 ⊗ w2: the Kronecker product has the product of their ranks. Linear layers keep both where that is faster."""
     first = _kronecker_side(name, parts, "lokr_w1")
     second = _kronecker_side(name, parts, "lokr_w2")
+    # both sides whole: LyCORIS scales by one, whatever the file's alpha says
+    dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
+    rank = min(first[1].shape[0] * second[1].shape[0], shape[0], shape[1:].numel())
+    outer, inner = (
+        parts[side].float() if side in parts else _product(*each)
+        for side, each in (("lokr_w1", first), ("lokr_w2", second))
+    )
+    if outer.shape[0] * inner.shape[0] == shape[0] and outer.shape[1] * inner[0].numel() == shape[1:].numel():
+        factors = Factors(outer, inner.flatten(1))
+        made = ModuleWeights(outer.new_empty(0, *shape[1:]), outer.new_empty(shape[0], 0), 1.0, factors=factors)
+        if shape[2:].numel() == 1 and made.work_rank < rank:
+            return made, dimension
     if _is_outsize(first[1].shape[0] * second[1].shape[0], shape):
-        change = torch.einsum("a b, o i ... -> a o b i ...", _product(*first), _product(*second))
+        change = torch.einsum("a b, o i ... -> a o b i ...", outer, inner)
         up, down = _by_identity(change.flatten(0, 1).flatten(1, 2))
     else:
         up = torch.einsum("a p, o q -> a o p q", first[0], second[0]).flatten(0, 1).flatten(1)
         down = torch.einsum("p b, q i ... -> p q b i ...", first[1], second[1]).flatten(0, 1).flatten(1, 2)
-    # both sides whole: LyCORIS scales by one, whatever the file's alpha says
-    dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
     return _fitted(name, "LoKr", down, up, shape, dimension)
 
 
@@ -232,13 +245,13 @@ def _factors(parts: Parts, a: str, b: str, core: str) -> tuple[Tensor, Tensor]:
     return parts[a].float().flatten(1), parts[b].float()  # OneTrainer's are convolutions: [out, rank, 1, 1]
 
 
-def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int | None) -> LowRank:
+def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int | None) -> Read:
     rank = down.shape[0]
     if up.shape != (shape[0], rank) or down[0].numel() != shape[1:].numel():
         raise UnusableAdapter(
             f"{name}: a {kind} of {tuple(up.shape)} by {tuple(down.shape)} does not fit {tuple(shape)}"
         )
-    return down.reshape(rank, *shape[1:]), up, dimension
+    return ModuleWeights(down.reshape(rank, *shape[1:]), up, 1.0), dimension
 
 
 def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
@@ -273,10 +286,11 @@ def _norms(bases: Sequence[Tensor], made: ModuleWeights, side: int) -> Tensor:
     if bases[0].is_meta:
         return torch.ones(())
     squares: list[Tensor] = []
-    for base, up in zip(bases, made.up.split([base.shape[0] for base in bases]), strict=True):
-        for rows, part in zip(base.detach().split(ROWS), up.split(ROWS), strict=True):
-            changed = rows.float().cpu() + _product(part, made.down) * made.scaling
-            squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+    first = 0
+    for rows in (rows for base in bases for rows in base.detach().split(ROWS)):
+        changed = rows.float().cpu() + made.outputs(first, first + len(rows)).change
+        squares.append(changed.transpose(0, side).flatten(1).square().sum(1))
+        first += len(rows)
     return (torch.stack(squares).sum(0) if side else torch.cat(squares)).sqrt()
 
 
@@ -303,5 +317,6 @@ def _require(name: str, parts: Parts, *needed: str) -> None:
 def _require_finite(name: str, made: ModuleWeights) -> None:
     numbers = [made.down, made.up, torch.tensor(made.scaling)]
     numbers += [tensor for tensor in (made.magnitude, made.slope, made.input_slope) if tensor is not None]
+    numbers += [] if made.factors is None else [made.factors.outer, made.factors.inner]
     if not all(bool(tensor.isfinite().all()) for tensor in numbers):
         raise UnusableAdapter(f"{name}: holds numbers that are not finite")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
-from serve_app.engine.adapters.convert import check_parts, is_same_change, module_weights, require_rank
+from serve_app.engine.adapters.convert import check_parts, is_same_change, module_weights, require_size
 from serve_app.engine.adapters.explain import explain, wrong_family
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.scaling import Scaling, scaling_rules
@@ -154,8 +154,8 @@ def read_source(
                 rank_stabilized=scaling.rank_stabilized,
             )
             for layer, each in zip(layers, made, strict=True):
-                require_rank(f"{component}.{layer}", each.rank, max_rank)
-                packed = each._replace(down=each.down.to(dtype), up=each.up.to(dtype))
+                require_size(f"{component}.{layer}", each, max_rank)
+                packed = each.to(dtype)
                 other = weights.setdefault(component, {}).setdefault(layer, packed)
                 if other is not packed and not is_same_change(other, packed):
                     raise UnusableAdapter(f"two different changes of {component}.{layer}, one of them as {spelled}")
