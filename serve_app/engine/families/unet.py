@@ -45,7 +45,7 @@ MAX_ENCODED_PROMPTS = 256
 class UNetFamily:
     """One loaded base model of the family; see `Family`."""
 
-    denoiser = "unet"
+    denoiser, begins_from_images = "unet", True
 
     def __init__(
         self,
