@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image, ImageCms
 
@@ -16,8 +16,6 @@ _D65: Point = (0.3127, 0.329)
 _SRGB: Sequence[Point] = ((0.64, 0.33), (0.3, 0.6), (0.15, 0.06), _D65)
 PRIMARIES: dict[int, Sequence[Point]] = {
     1: _SRGB,
-    5: ((0.64, 0.33), (0.29, 0.6), (0.15, 0.06), _D65),
-    6: ((0.63, 0.34), (0.31, 0.595), (0.155, 0.07), _D65),
     9: ((0.708, 0.292), (0.17, 0.797), (0.131, 0.046), _D65),
     11: ((0.68, 0.32), (0.265, 0.69), (0.15, 0.06), (0.314, 0.351)),
     12: ((0.68, 0.32), (0.265, 0.69), (0.15, 0.06), _D65),
@@ -29,7 +27,7 @@ CURVES: dict[int, Sequence[float]] = {
     **dict.fromkeys((1, 6, 14, 15), _BT709_CURVE), 4: (2.2,), 5: (2.8,), 8: (1.0,), 13: _SRGB_CURVE
 }  # fmt: skip
 """Parameters of ICC's parametric curves (ICC.1:2022, 10.18) by the numbers of H.273, table 3."""
-PQ, HLG = 16, 18
+_PQ, _HLG = 16, 18
 _PNG_SRGB_GAMMA = 0.45455
 _BRADFORD = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
 _D50 = (0.9642, 1.0, 0.8249)
@@ -49,7 +47,7 @@ def profile_of(image: Image.Image, content: bytes) -> bytes | None:
     cicp = _CICP.search(content, 0, max(0, content.find(b"IDAT"))) if image.format == "PNG" else None
     if cicp is not None:
         primaries, curve, matrix, is_full = cicp[1]
-        if curve in (PQ, HLG) or matrix or not is_full:
+        if curve in (_PQ, _HLG) or matrix or not is_full:
             raise HighDynamicRange
         if primaries in PRIMARIES and curve in CURVES:
             return _made_profile(PRIMARIES[primaries], CURVES[curve])
@@ -75,26 +73,20 @@ def to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))
         if image.mode in ("L", "LA"):
             return _grey_to_srgb(image, source)
-        if image.mode == "CMYK":
-            return _transformed(image, source)
         cube = Image.frombytes("RGB", (len(_CUBE) // 3, 1), _CUBE)
-        if _is_same(_CUBE, _transformed(cube, source).tobytes()):
+        if image.mode != "CMYK" and _is_same(_CUBE, _transformed(cube, source).tobytes()):
             return image
-        return _transformed(image, source, in_place=True)
+        return _transformed(image, source, in_place=image.mode != "CMYK")
     except (ImageCms.PyCMSError, OSError, TypeError, ValueError):
         return image
 
 
 def _grey_to_srgb(image: Image.Image, source: ImageCms.ImageCmsProfile) -> Image.Image:
-    ramp = bytes(range(256))
-    mode = "L" if _space(source) == "GRAY" else "RGB"
+    ramp, profile = bytes(range(256)), cast(Any, source.profile)
+    mode = "L" if profile.xcolor_space.strip() == "GRAY" else "RGB"
     shown = _transformed(Image.frombytes("L", (256, 1), ramp).convert(mode), source)
     table = shown.getchannel("G").tobytes()
     return image if _is_same(ramp, table) else image.point([*table, *ramp][: 256 * len(image.getbands())])
-
-
-def _space(source: Any) -> str:
-    return source.profile.xcolor_space.strip()
 
 
 def _transformed(image: Image.Image, source: ImageCms.ImageCmsProfile, *, in_place: bool = False) -> Image.Image:

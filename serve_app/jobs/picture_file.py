@@ -45,15 +45,7 @@ _END = b"\xff\xd9"
 _STROKES = b"maSk"
 """The name of a private chunk, which only this service reads."""
 _NO_DATA = b"\xa5" * 64
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TURNS = dict(zip(range(2, 9), map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), strict=True))
 """How to turn a picture for each orientation that EXIF knows (CIPA DC-008, 4.6.5.1)."""
 
 
@@ -180,17 +172,19 @@ def _check(image: Image.Image, content: bytes) -> None:
 
 def _small_enough(image: Image.Image) -> Image.Image:
     """Return the pixels in mode L, LA, RGB, RGBA or CMYK, of half the size where they are too many to be stored."""
-    half = image.width // 2, image.height // 2
-    is_large = image.width * image.height > MAX_PIXELS or max(image.size) > MAX_SIDE
-    if is_large and image.format in ("JPEG", "MPO"):  # libjpeg halves while it reads
-        image.draft(None, half)
+    if _is_large(image):  # libjpeg halves while it reads, and other formats pass over this
+        image.draft(None, (image.width // 2, image.height // 2))
     image.load()
     if image.has_transparency_data:
         mode = "LA" if image.mode in ("1", "L", "LA") else "RGBA"
     else:
         mode = {"1": "L", "L": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
     pixels = image if image.mode == mode else image.convert(mode)
-    return pixels.reduce(2) if max(pixels.size) > MAX_SIDE or pixels.width * pixels.height > MAX_PIXELS else pixels
+    return pixels.reduce(2) if _is_large(pixels) else pixels
+
+
+def _is_large(image: Image.Image) -> bool:
+    return image.width * image.height > MAX_PIXELS or max(image.size) > MAX_SIDE
 
 
 def _upright(image: Image.Image, exif: bytes | None) -> Image.Image:

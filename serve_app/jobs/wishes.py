@@ -210,7 +210,8 @@ def _check_reference(image: StoredImage, base: BaseModel) -> None:
 
 def _reference_cost(request: GenerationRequest, image: StoredImage) -> float:
     """Return how many times a pass counts that takes an image's tokens beside those of the image that is drawn."""
-    return 1 + math.prod(reference_size(image.width, image.height).seen) / (request.width * request.height)
+    _, seen = reference_size(image.width, image.height)
+    return 1 + math.prod(seen) / (request.width * request.height)
 
 
 def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:

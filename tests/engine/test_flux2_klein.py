@@ -97,7 +97,7 @@ def seen(one: RunRequest) -> RunRequest:
     """Return a request with its picture as the engine takes it; diffusers' pipeline takes the picture itself."""
     if one.image is None:
         return one
-    return replace(one, image=begun(Image.fromarray(one.image), None, one.width, one.height, is_seen=True).image)
+    return replace(one, image=begun(Image.fromarray(one.image), None, one.width, one.height, is_seen=True)[0])
 
 
 CASES = [

@@ -50,19 +50,12 @@ LEAST_REFERENCE_SIDE, LONGEST_REFERENCE = 64, 8
 bounds of diffusers' `Flux2ImageProcessor`."""
 
 
-class ReferenceSize(NamedTuple):
-    """The width and height of such a picture after it is reduced, and of what of its middle is looked at."""
-
-    reduced: tuple[int, int]
-    seen: tuple[int, int]
-
-
-def reference_size(width: int, height: int) -> ReferenceSize:
-    """Return how a model that looks at a picture of this size sees it."""
+def reference_size(width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the size of such a picture after it is reduced, and of what of its middle is looked at."""
     scale = min(1.0, math.sqrt(REFERENCE_PIXELS / (width * height)))
     reduced = int(width * scale), int(height * scale)
     across, down = (max(REFERENCE_STEP, side // REFERENCE_STEP * REFERENCE_STEP) for side in reduced)
-    return ReferenceSize(reduced, (across, down))
+    return reduced, (across, down)
 
 
 def abilities_of(pipeline: str) -> Abilities:

@@ -3,7 +3,7 @@
 So an image's bits never depend on other images.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +47,10 @@ class Autoencoder:
         eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
         top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
         drawn = np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
-        return drawn if request.mask is None else _blended(request.image, drawn, request.mask)
+        if request.image is None or request.mask is None:
+            return drawn
+        opacity = request.mask[..., None].astype(np.uint32)
+        return ((drawn * opacity + request.image * (255 - opacity) + 127) // 255).astype(np.uint8)
 
     def encode(self, request: RunRequest, shape: tuple[int, ...]) -> EncodedImage:
         """Encode the request's image, and its mask, into latents of this shape.
@@ -92,21 +95,9 @@ class Autoencoder:
         return F.pad(whole[None], (along // 2, along - along // 2, down // 2, down - down // 2), mode="replicate")
 
 
-def _blended(image: np.ndarray | None, drawn: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return the image with what was drawn over it, as opaque as the mask [height, width] is white."""
-    assert image is not None
-    opacity = mask[..., None].astype(np.uint32)
-    return ((drawn * opacity + image * (255 - opacity) + 127) // 255).astype(np.uint8)
-
-
-class Begun(NamedTuple):
-    """The `image` and the `mask` of a run."""
-
-    image: np.ndarray | None
-    mask: np.ndarray | None
-
-
-def begun(image: Image.Image | None, mask: Image.Image | None, width: int, height: int, *, is_seen: bool) -> Begun:
+def begun(
+    image: Image.Image | None, mask: Image.Image | None, width: int, height: int, *, is_seen: bool
+) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return what a run of this size takes of a picture, and of a mask that is laid over the whole of it.
 
     Both are scaled, as diffusers' pipelines scale them, and cut at two ends where the size has other proportions. A
@@ -114,7 +105,7 @@ def begun(image: Image.Image | None, mask: Image.Image | None, width: int, heigh
     is white.
     """
     if is_seen and image is not None:
-        return Begun(_reference(image.convert("RGB")), None if mask is None else np.asarray(mask.convert("L")))
+        return _reference(image.convert("RGB")), mask and np.asarray(mask.convert("L"))
     frame = (image or mask or Image.new("L", (width, height))).size
     scale = min(frame[0] / width, frame[1] / height)
     left, top = (max(0.0, (side - own * scale) / 2) for side, own in zip(frame, (width, height), strict=True))
@@ -124,7 +115,7 @@ def begun(image: Image.Image | None, mask: Image.Image | None, width: int, heigh
         part = tuple(edge * side for edge, side in zip(box, picture.size * 2, strict=True))
         return np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=part))  # pyright: ignore
 
-    return Begun(image and fitted(image.convert("RGB")), mask and fitted(mask.convert("L")))
+    return image and fitted(image.convert("RGB")), mask and fitted(mask.convert("L"))
 
 
 def _reference(image: Image.Image) -> np.ndarray:
