@@ -4,7 +4,7 @@ import re
 import struct
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import product
+from itertools import chain, product
 from typing import Any, cast
 
 from PIL import Image, ImageCms
@@ -54,12 +54,13 @@ def profile_of(image: Image.Image, content: bytes) -> bytes | None:
     info: Any = image.info
     if info.get("icc_profile"):
         return info["icc_profile"]
-    gamma, points = info.get("gamma"), info.get("chromaticity")
-    if image.format != "PNG" or "srgb" in info or not (gamma or points):
+    gamma, numbers = info.get("gamma"), info.get("chromaticity")
+    if image.format != "PNG" or "srgb" in info or not (gamma or numbers):
         return None
-    if points is None and abs(gamma - _PNG_SRGB_GAMMA) < 0.001:  # what programs write that mean sRGB
-        return None
-    white, *colours = [points[i : i + 2] for i in range(0, 8, 2)] if points else (_D65, *_SRGB[:3])
+    white, *colours = [numbers[i : i + 2] for i in range(0, 8, 2)] if numbers else (_D65, *_SRGB[:3])
+    told, srgb = (gamma, *white, *chain(*colours)), (_PNG_SRGB_GAMMA, *_D65, *chain(*_SRGB[:3]))
+    if gamma and all(abs(one - other) < 0.001 for one, other in zip(told, srgb, strict=True)):
+        return None  # many programs write this and mean sRGB
     return _made_profile((*colours, white), (1 / gamma,) if gamma else _SRGB_CURVE)
 
 

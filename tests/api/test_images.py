@@ -237,6 +237,8 @@ async def test_colours_become_those_of_srgb(service: TestService, member: Member
     jpeg_cmyk = file_of(cmyk, "jpeg", quality=100, icc_profile=CMYK)
     points = struct.pack(">8I", 31270, 32900, 64000, 33000, 21000, 71000, 15000, 6000)
     adobe = with_chunk(with_chunk(whole, b"cHRM", points), b"gAMA", struct.pack(">I", 45455))
+    of_srgb = struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
+    srgb = with_chunk(with_chunk(whole, b"cHRM", of_srgb), b"gAMA", struct.pack(">I", 45455))
     p3 = with_chunk(file_of(PHOTO, "png", icc_profile=PROFILE), b"cICP", bytes([12, 13, 0, 1]))
     light = with_chunk(file_of(Image.merge("LA", (grey, grey)), "png"), b"gAMA", struct.pack(">I", 100000))
     through = np.asarray(grey)[..., None] / 255
@@ -245,6 +247,7 @@ async def test_colours_become_those_of_srgb(service: TestService, member: Member
         "cICP before iCCP": (p3, in_srgb(linear_p3 @ FROM_P3.T)),
         "gAMA and cHRM": (adobe, in_srgb(TONES**2.2 @ FROM_ADOBE.T)),
         "gAMA of sRGB": (with_chunk(whole, b"gAMA", struct.pack(">I", 45455)), np.asarray(PHOTO)),
+        "gAMA and cHRM of sRGB": (srgb, np.asarray(PHOTO)),
         "gAMA, grey and clear": (light, (in_srgb(through)[..., 0] * through[..., 0] + 255 * (1 - through[..., 0]))),
         "iCCP": (file_of(PHOTO, "png", icc_profile=ADOBE_RGB), by_image_cms(PHOTO, ADOBE_RGB)),
         "WebP": (file_of(PHOTO, "webp", lossless=True, icc_profile=ADOBE_RGB), by_image_cms(PHOTO, ADOBE_RGB)),
@@ -255,7 +258,17 @@ async def test_colours_become_those_of_srgb(service: TestService, member: Member
         "broken": (file_of(PHOTO, "png", icc_profile=ADOBE_RGB[:300]), np.asarray(PHOTO)),
         "another kind": (file_of(PHOTO, "png", icc_profile=GREY_18), np.asarray(PHOTO)),
     }
-    exact = ("gAMA of sRGB", "iCCP", "WebP", "palette", "CMYK", "sRGB", "broken", "another kind")
+    exact = (
+        "gAMA of sRGB",
+        "gAMA and cHRM of sRGB",
+        "iCCP",
+        "WebP",
+        "palette",
+        "CMYK",
+        "sRGB",
+        "broken",
+        "another kind",
+    )
     for name, (file, expected) in cases.items():
         stored = np.asarray(await pixels(service, (await sent(service, member, file))["url"])).astype(int)
         assert stored.shape == expected.shape, name

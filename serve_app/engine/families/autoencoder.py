@@ -100,7 +100,7 @@ def begun(
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return what a run of this size takes of a picture, and of a mask that is laid over the whole of it.
 
-    Both are scaled, as diffusers' pipelines scale them, and cut at two ends where the size has other proportions. A
+    Both are scaled, as diffusers' pipelines scale images, and cut at two ends where the size has other proportions. A
     picture that `is_seen` as a whole keeps its own size, as far as the model takes it. A mask is 255 where it
     is white.
     """
@@ -111,11 +111,14 @@ def begun(
     left, top = (max(0.0, (side - own * scale) / 2) for side, own in zip(frame, (width, height), strict=True))
     box = (left / frame[0], top / frame[1], 1 - left / frame[0], 1 - top / frame[1])
 
-    def fitted(picture: Image.Image) -> np.ndarray:
+    def fitted(picture: Image.Image, by: Image.Resampling) -> np.ndarray:
         part = tuple(edge * side for edge, side in zip(box, picture.size * 2, strict=True))
-        return np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=part))  # pyright: ignore
+        return np.asarray(picture.resize((width, height), by, box=part))  # pyright: ignore
 
-    return image and fitted(image.convert("RGB")), mask and fitted(mask.convert("L"))
+    return (
+        image and fitted(image.convert("RGB"), Image.Resampling.LANCZOS),
+        mask and fitted(mask.convert("L"), Image.Resampling.BILINEAR),  # LANCZOS would make black lighter near white
+    )
 
 
 def _reference(image: Image.Image) -> np.ndarray:
