@@ -140,6 +140,7 @@ def _until_its_end(content: bytes) -> bytes:
     content = content.removesuffix(b"\xff")
     ended = [_opened(content + more + _END) for more in (b"", _NO_DATA)]
     for image in ended:  # what lacks data shows what follows
+        _check(image, content)
         image.draft(None, (image.width // 8, image.height // 8))
     if scans == 0 or ended[0] != ended[1]:
         raise _Refused("is damaged or incomplete")

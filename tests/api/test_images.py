@@ -55,6 +55,11 @@ def shaded(jpeg: bytes) -> bytes:
     return jpeg[:at] + b"\xff\x01\xff\xff" + jpeg[at:]
 
 
+def of_size(side: int, jpeg: bytes) -> bytes:
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+
+
 def with_chunk(file: bytes, name: bytes, data: bytes, *, crc: int = 0) -> bytes:
     """Put a chunk after a PNG's header; `crc` damages its checksum."""
     chunk = name + data
@@ -151,6 +156,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "16 bits": (lambda: png(8, 8, depth=16), 400, "file: has 16 bits a channel; send it with 8"),
     "an animated PNG": (lambda: file_of(PHOTO, "png", **SEVERAL), 400, "file: is animated"),
     "an animated WebP": (lambda: file_of(PHOTO, "webp", **SEVERAL), 400, "file: is animated"),
+    "a huge JPEG without its end": (lambda: of_size(60_000, file_of(PHOTO, "jpeg")[:-2]), 400, "has 60000 × 60000"),
     "a cut JPEG": (lambda: file_of(PHOTO, "jpeg")[:-200], 400, "file: is damaged or incomplete"),
     "a cut PNG": (lambda: file_of(PHOTO, "png")[:-2000], 400, "file: is damaged or incomplete"),
 }  # fmt: skip
