@@ -175,7 +175,8 @@ class BaseModel:
             raise ValueError(f"strength: must be above 0 and at most 1, not {request.strength}")
         last, encoded = self._last_image
         if encoded is None or last.image is not request.image or last.mask is not request.mask:
-            encoded = self.family.autoencoder.encode(request, self.family.latent_shape(request))
+            begun = request if self.family.begins_from_images else request.of_its_image
+            encoded = self.family.autoencoder.encode(begun, self.family.latent_shape(begun))
             self._last_image = request, encoded
         return encoded
 

@@ -20,7 +20,7 @@ from PIL import Image
 from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import MEASURING_S, BaseModel
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
-from serve_app.engine.families.autoencoder import image_pixels, mask_pixels
+from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.weights import place, watched
@@ -97,7 +97,7 @@ class Engine:
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
             self.scheduler.remove(run)
-            self._model(run.request).pool.release(run.slot)
+            self.model(run.request.base_model).pool.release(run.slot)
 
     def _admit(self) -> list[Finished]:
         """Start waiting runs in order while more may join, except those whose adapter or prompt is not ready."""
@@ -121,7 +121,7 @@ class Engine:
             raise waiting.error
         if waiting.conditioning is None:
             return
-        model = self._model(waiting.request)
+        model = self.model(waiting.request.base_model)
         run = model.start(waiting.request, waiting.conditioning, waiting.added_at)
         if run is None:
             return
@@ -134,7 +134,7 @@ class Engine:
         """Move the whole batch on by one pass of the denoiser; return the failures of runs lost in it."""
         if not batch:
             return []
-        model = self._model(batch[0].request)
+        model = self.model(batch[0].request.base_model)
         ended: list[Finished] = []
         for run, error in model.denoise(batch, limit_rows=partial(self.scheduler.limit_rows, batch[0].batch_key)):
             self.scheduler.remove(run)
@@ -146,7 +146,7 @@ class Engine:
     def _decode(self, run: Run) -> None:
         """Start decoding finished latents on the decoder thread; the next step does not wait for it."""
         run.denoised_at = time.monotonic()
-        model = self._model(run.request)
+        model = self.model(run.request.base_model)
         model.pool.release(run.slot)
         steps = self.queues.mark()
 
@@ -156,10 +156,11 @@ class Engine:
 
         self.live.start_decoding(run, start=lambda: self._decoder.submit(decode))
 
-    def _model(self, request: RunRequest) -> BaseModel:
-        if request.base_model and request.base_model not in self.base_models:
-            raise ValueError(f"base model {request.base_model!r} is not loaded here")
-        return self.base_models[request.base_model or next(iter(self.base_models))]
+    def model(self, name: str) -> BaseModel:
+        """Return a base model; '' is the first. Raises ValueError where it is not loaded."""
+        if name and name not in self.base_models:
+            raise ValueError(f"base model {name!r} is not loaded here")
+        return self.base_models[name or next(iter(self.base_models))]
 
     # -- before a run starts ---------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Engine:
     @torch.inference_mode()
     def _encode(self, request: RunRequest, pause: Pause) -> Conditioning | None:
         with self.queues.beside():
-            conditioning = self._model(request).encode(request, pause)
+            conditioning = self.model(request.base_model).encode(request, pause)
         if conditioning is not None:
             self.queues.hand_over(conditioning.tensors)
         return conditioning
@@ -246,7 +247,7 @@ class Engine:
         run = self.live.running(run_id)
         if run is None or run.seen is None:
             return None
-        rgb = self._model(run.request).family.latent_rgb
+        rgb = self.model(run.request.base_model).family.latent_rgb
         if rgb is None:
             return None
         seen, done = run.seen, run.steps_done
@@ -384,14 +385,14 @@ class Engine:
 
         Raises FileNotFoundError with the path of an adapter that is not there, RuntimeError when a run fails.
         `adapters` names further ones, each with its weight: what each changes in the base alone is added.
-        With an `image`, scaled to this size, it takes the last `strength` of the steps (0 to 1) from there; a `mask` is
-        white where the image is drawn anew, and black where it is kept.
+        With an `image`, whose middle is scaled to this size, it takes the last `strength` of the steps (0 to 1) from
+        there; a `mask` is white where the image is drawn anew, and black where it is kept.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
         files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]
         applied = as_one((_adapter_file(file), scale) for file, scale in files)
-        pixels = None if image is None else image_pixels(image, width, height)
-        masked = None if mask is None else mask_pixels(mask, width, height)
+        is_seen = not self.model(base_model).family.begins_from_images
+        pixels, masked = begun(image, mask, width, height, is_seen=is_seen)
         requests = [
             RunRequest(
                 run_id=f"generate-{i}",

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -69,7 +69,8 @@ class RunRequest:
     `adapter` and `scale` of several LoRAs. With `prompt_weights`, both prompts are read by `domain/prompt_weights.py`.
 
     With an `image` (uint8 [height, width, 3], of the run's size) it takes the last `strength` of its steps, from that
-    image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is drawn anew; the rest is kept.
+    image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is drawn anew; the rest is kept. A
+    model that looks at images takes one of any size.
     """
 
     run_id: str
@@ -88,6 +89,13 @@ class RunRequest:
     image: np.ndarray | None = None
     strength: float = 0.8
     mask: np.ndarray | None = None
+
+    @property
+    def of_its_image(self) -> "RunRequest":
+        """Return the request for an image of the size of the one that it begins from."""
+        assert self.image is not None
+        height, width = self.image.shape[:2]
+        return replace(self, height=height, width=width)
 
 
 class Finished(NamedTuple):

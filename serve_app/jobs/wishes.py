@@ -11,7 +11,13 @@ from serve_app.domain.errors import Forbidden, InvalidParameter
 from serve_app.domain.jobs import StoredImage
 from serve_app.domain.prompt_weights import weighted
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
-from serve_app.engine.families.abilities import Abilities, abilities_of
+from serve_app.engine.families.abilities import (
+    LEAST_REFERENCE_SIDE,
+    LONGEST_REFERENCE,
+    Abilities,
+    abilities_of,
+    reference_size,
+)
 from serve_app.engine_options import DEFAULT_MAX_RANK, parse_sampler, passes_of
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
@@ -19,6 +25,8 @@ from serve_app.loras.catalog import CatalogReader
 USUAL_STEPS, USUAL_GUIDANCE = 30, 7.5
 """What interfaces A and B take, for a base model of which nobody says anything."""
 SHORTEST_SIDE, SIDE_STEP = 256, 8
+MOST_CUT = 0.1
+"""At most this part of a picture is cut off where its proportions cannot be kept altogether."""
 RANK_OF_A_LAYER = 640
 """A LoRA of this rank would cost as much as a layer of 1,280 inputs and outputs itself: r·(in + out) = in·out."""
 
@@ -96,6 +104,8 @@ class Wishes:
         abilities = abilities_of(base.pipeline)
         width, height = _size(wish, base, abilities, image)
         _check_abilities(wish, base, abilities)
+        if image is not None and not abilities.begins_late:
+            _check_reference(image, base)
         sampler = wish.sampler or next((each.sampler for each in adapters if each.sampler), base.sampler)
         steps = wish.steps or next((each.steps for each in adapters if each.steps), base.steps)
         guidance = wish.guidance_scale or next((each.guidance for each in adapters if each.guidance), base.guidance)
@@ -122,7 +132,10 @@ class Wishes:
             request = replace(request, strength=wish.strength or (request.strength if abilities.begins_late else 1.0))
             if abilities.rounds_down and int(request.steps * request.strength) < 1:
                 raise InvalidParameter(f"strength: leaves none of {request.steps} steps; must be at least 1 / steps")
-        return Resolved(request, _cost(adapters, passes_of(sampler), free=self.max_rank))
+        cost = _cost(adapters, passes_of(sampler), free=self.max_rank)
+        return Resolved(
+            request, cost if image is None or abilities.begins_late else cost * _reference_cost(request, image)
+        )
 
     async def _adapter(self, caller: Caller, lora_id: str, place: int) -> Adapter:
         found = await self.catalog.adapter_of(lora_id, caller.account_id)
@@ -155,18 +168,44 @@ def _base_model(wish: Wish, adapters: list[Adapter], offered: list[BaseModel]) -
 
 
 def _size(wish: Wish, base: BaseModel, abilities: Abilities, begun: StoredImage | None) -> tuple[int, int]:
-    """Return width and height. Without any, an image to begin from keeps its proportions at the usual area."""
+    """Return width and height; an image to begin from keeps its proportions where both are not named."""
     longest = base.max_side or abilities.longest_side
     usual = min(abilities.usual_side, longest)
-    sizes = {"width": wish.width or usual, "height": wish.height or usual}
-    if begun is not None and wish.width is None and wish.height is None:
-        steps = usual / math.sqrt(begun.width * begun.height) / SIDE_STEP
-        around = (round(side * steps) * SIDE_STEP for side in (begun.width, begun.height))
-        sizes = {name: min(max(side, SHORTEST_SIDE), longest) for name, side in zip(sizes, around, strict=True)}
-    for name, side in sizes.items():
-        if side > longest:
+    for name in ("width", "height"):
+        if (getattr(wish, name) or 0) > longest:
             raise InvalidParameter(f"{name}: must be at most {longest} with {base.id}")
-    return sizes["width"], sizes["height"]
+    if begun is None or (wish.width and wish.height):
+        return wish.width or usual, wish.height or usual
+    if wish.width or wish.height:
+        scale = wish.width / begun.width if wish.width else (wish.height or 0) / begun.height
+    else:
+        scale = min(usual / math.sqrt(begun.width * begun.height), longest / max(begun.width, begun.height))
+    near = (round(side * scale / SIDE_STEP) * SIDE_STEP for side in (begun.width, begun.height))
+    width, height = (min(max(side, SHORTEST_SIDE), longest) for side in near)
+    width, height = wish.width or width, wish.height or height
+    stretched = width * begun.height / (height * begun.width)
+    if min(stretched, 1 / stretched) < 1 - MOST_CUT:
+        field = "width" if wish.width else "height" if wish.height else "image_id"
+        raise InvalidParameter(
+            f"{field}: the picture has {begun.width} × {begun.height} pixels, and {base.id} draws none of such proportions "
+            f"here, since sides are {SHORTEST_SIDE} to {longest}; name width and height, and its middle is taken"
+        )
+    return width, height
+
+
+def _check_reference(image: StoredImage, base: BaseModel) -> None:
+    short, long = sorted((image.width, image.height))
+    if short < LEAST_REFERENCE_SIDE or long > LONGEST_REFERENCE * short:
+        raise InvalidParameter(
+            f"image_id: {base.id} looks at pictures of at least {LEAST_REFERENCE_SIDE} pixels a side and at most "
+            f"{LONGEST_REFERENCE} times as long as wide; this has {image.width} × {image.height}"
+        )
+
+
+def _reference_cost(request: GenerationRequest, image: StoredImage) -> float:
+    """Return how many times a pass counts that takes an image's tokens beside those of the image that is drawn."""
+    _, seen = reference_size(image.width, image.height)
+    return 1 + math.prod(seen) / (request.width * request.height)
 
 
 def _check_abilities(wish: Wish, base: BaseModel, abilities: Abilities) -> None:

@@ -21,11 +21,12 @@ from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Picture
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
 from serve_app.engine.adapters.layer_table import outlined_table
-from serve_app.engine.families.autoencoder import image_pixels, mask_pixels
+from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.weights import shown_bytes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
 from serve_app.jobs.images import ImageStore
+from serve_app.jobs.picture_file import stored_mask
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.weights import LAYER_TABLES, WeightStore
 from serve_app.store.measures import Measures
@@ -92,9 +93,10 @@ class GenerationExecutor(Executor):
             raise NotLoaded(f"base model {base_model} is not loaded here")
         files = [await self._fetch(adapter, claim.group) for adapter in adapters]
         applied = as_one(zip(files, (lora.weight for lora in request.loras), strict=True))
-        size = request.width, request.height
-        image = request.image and await self._picture(request.image, "image to begin from", image_pixels, size)
-        mask = request.mask and await self._picture(request.mask, "mask", mask_pixels, size)
+        is_seen = not self._engine.model(base_model).family.begins_from_images
+        image = request.image and await self._picture(request.image, "image to begin from")
+        mask = request.mask and stored_mask(await self._picture(request.mask, "mask"))
+        image, mask = await asyncio.to_thread(begun, image, mask, request.width, request.height, is_seen=is_seen)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(
@@ -176,13 +178,13 @@ class GenerationExecutor(Executor):
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)
 
-    async def _picture(
-        self, picture: Picture, name: str, pixels: Callable[[Image.Image, int, int], Pixels], size: tuple[int, int]
-    ) -> Pixels:
-        """Read a picture of a request, scaled to the size of its images."""
+    async def _picture(self, picture: Picture, name: str) -> Image.Image:
+        """Read a picture of a request."""
         file = await stored_image(self._images, picture.uri, name)
         try:
-            return await asyncio.to_thread(lambda: pixels(Image.open(BytesIO(file)), *size))
+            image = Image.open(BytesIO(file))
+            await asyncio.to_thread(image.load)
+            return image
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise RunFailed(generation_failed(f"The {name} is no picture that can be read."), retry=False) from error
 

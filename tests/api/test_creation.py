@@ -18,7 +18,7 @@ from serve_app.store.redis_client import connect
 from tests.api.app import LORA, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
-from tests.support import adapter_id, adapter_of, store_image, wait_until, write_catalog
+from tests.support import adapter_id, adapter_of, plain_redis, png_of, store_image, wait_until, write_catalog
 
 NEON = adapter_id("neon")
 SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
@@ -263,13 +263,36 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
         assert error_of(refused)["message"].startswith("strength: leaves none of 1 steps")
 
 
-async def test_an_image_keeps_its_proportions_where_no_size_is_asked_for(service: TestService, member: Member) -> None:
-    first = (await create(service, member, **SHORTEST, width=768, height=512)).json()["id"]
-    begun: dict[str, Any] = {**SHORTEST, "image_id": (await service.complete(first)).images[0].image_id}
-    sizes: list[tuple[dict[str, Any], tuple[int, int]]] = [({}, (624, 416)), ({"width": 640}, (640, 512))]
-    for asked, expected in sizes:
-        request = await generation_of(service, await create(service, member, **begun, **asked))
-        assert (request.width, request.height) == expected
+async def upload(service: TestService, member: Member, width: int, height: int) -> str:
+    files = {"file": png_of((width, height))}
+    return (await service.client.post("/v1/images", files=files, headers=member.b)).json()["id"]
+
+
+SIZES: list[tuple[tuple[int, int], dict[str, Any], tuple[int, int] | str]] = [
+    ((768, 512), {}, (624, 416)),
+    ((768, 512), {"width": 640}, (640, 424)),
+    ((768, 512), {"height": 640}, (960, 640)),
+    ((768, 512), {"width": 512, "height": 512}, (512, 512)),
+    ((400, 1200), {}, (296, 888)),
+    ((400, 1250), {"height": 1000}, (320, 1000)),
+    ((70, 290), {}, (256, 1024)),
+    ((64, 640), {}, "image_id: the picture has 64 × 640 pixels, and pocket draws none of such proportions"),
+    ((1500, 500), {"width": 512}, "width: the picture has 1500 × 500 pixels"),
+    ((500, 1500), {"width": 512}, "width: the picture has 500 × 1500 pixels"),
+]
+
+
+async def test_an_image_keeps_its_proportions_where_no_whole_size_is_asked_for(
+    service: TestService, member: Member
+) -> None:
+    for picture, asked, expected in SIZES:
+        image_id = await upload(service, member, *picture)
+        answer = await create(service, member, **SHORTEST, image_id=image_id, **asked)
+        if isinstance(expected, str):
+            assert error_of(answer)["message"].startswith(expected)
+        else:
+            request = await generation_of(service, answer)
+            assert (request.width, request.height) == expected, (picture, asked)
 
 
 async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:
@@ -297,6 +320,14 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
         begun: dict[str, Any] = {**SHORTEST, "steps": 1, "image_id": await service.completed_image(member)}
         klein = await generation_of(service, await create(service, member, **begun, base_model="Flux2Klein"))
         assert (klein.base_model, klein.width, klein.strength, klein.work) == ("Flux2Klein", 1024, 1, 1024**2 / 1e6)
+        seen: dict[str, Any] = {"image_id": await upload(service, member, 1600, 800), "width": 512, "height": 512}
+        job = (await create(service, member, **SHORTEST, steps=1, base_model="Flux2Klein", **seen)).json()["id"]
+        with plain_redis(service.resources.redis_url) as redis:
+            cost = float(redis.hget(redis_key("job", job), "work") or 0) / (512**2 / 1e3)
+        assert cost == pytest.approx(1 + 1440 * 720 / 512**2, rel=0.01), "the picture's own tokens are work"
+        thin: dict[str, Any] = {**seen, "image_id": await upload(service, member, 63, 300)}
+        answer = await create(service, member, **SHORTEST, base_model="Flux2Klein", **thin)
+        assert error_of(answer)["message"].endswith("this has 63 × 300")
         z_image = await generation_of(service, await create(service, member, **begun, base_model="ZImage"))
         assert (z_image.base_model, z_image.strength) == ("ZImage", 0.8)
         refused: dict[str, Any] = {"strength": 0.5, "mask_image_id": begun["image_id"], "prompt_weights": True}

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import cache
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,80 @@ def of_many_scans(image: Image.Image) -> bytes:
     return whole[:last] + whole[last:end] * 20_000 + whole[end:]
 
 
+def shaded(jpeg: bytes) -> bytes:
+    """Put a marker without a length before the scans, which would hide them if the bytes after it were one."""
+    at = jpeg.index(b"\xff\xda")
+    return jpeg[:at] + b"\xff\x01\xff\xff" + jpeg[at:]
+
+
+def of_size(side: int, jpeg: bytes) -> bytes:
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + struct.pack(">HH", side, side) + jpeg[at + 4 :]
+
+
+def with_chunk(file: bytes, name: bytes, data: bytes, *, crc: int = 0) -> bytes:
+    """Put a chunk after a PNG's header; `crc` damages its checksum."""
+    chunk = name + data
+    return file[:33] + struct.pack(">I", len(data)) + chunk + struct.pack(">I", zlib.crc32(chunk) ^ crc) + file[33:]
+
+
+def icc_profile(space: bytes, **tags: bytes) -> bytes:
+    """Write an ICC profile of a display, or of a printer for CMYK, by hand (ICC.1:2022, clause 7)."""
+    kind = b"prtr" if space == b"CMYK" else b"mntr"
+    at, table, data = 132 + 12 * len(tags), struct.pack(">I", len(tags)), b""
+    for name, tag in tags.items():
+        table += name.encode() + struct.pack(">II", at + len(data), len(tag))
+        data += tag
+    white = struct.pack(">3i", 63190, 65536, 54061)
+    head = struct.pack(">II", at + len(data), 0) + struct.pack(">I", 0x02400000) + kind + space.ljust(4)
+    pcs = b"Lab " if space == b"CMYK" else b"XYZ "
+    return head + pcs + bytes(12) + b"acsp" + bytes(28) + white + bytes(48) + table + data
+
+
+def xyz(*numbers: float) -> bytes:
+    return b"XYZ " + bytes(4) + struct.pack(">3i", *(round(number * 65536) for number in numbers))
+
+
+def gamma(number: float) -> bytes:
+    return b"curv" + bytes(4) + struct.pack(">IH", 1, round(number * 256)) + bytes(2)
+
+
+def inks() -> bytes:
+    """Write a table from four inks to L, a and b of 8 bits: each ink takes its part of the light."""
+    corners = [
+        ([255, 200, 140, 90, 40][sum(ink)], 128 + 20 * (ink[1] - ink[0]), 128 + 20 * ink[2])
+        for ink in product((0, 1), repeat=4)
+    ]
+    unit = struct.pack(">9i", *(65536 if i % 4 == 0 else 0 for i in range(9)))
+    curves = bytes(range(256))
+    return b"mft1" + bytes(4) + bytes([4, 3, 2, 0]) + unit + curves * 4 + bytes(sum(corners, ())) + curves * 3
+
+
+WHITE = xyz(0.9642, 1, 0.8249)
+ADOBE_RGB = icc_profile(
+    b"RGB", wtpt=WHITE, rXYZ=xyz(0.60974, 0.31111, 0.01947), gXYZ=xyz(0.20528, 0.62567, 0.06087),
+    bXYZ=xyz(0.14919, 0.06322, 0.74457), **{f"{c}TRC": gamma(2.2) for c in "rgb"},
+)  # fmt: skip
+GREY_18 = icc_profile(b"GRAY", wtpt=WHITE, kTRC=gamma(1.8))
+CMYK = icc_profile(b"CMYK", wtpt=WHITE, A2B0=inks())
+FROM_P3 = np.array([[1.22494, -0.22494, 0], [-0.042057, 1.042057, 0], [-0.019638, -0.078636, 1.098274]])
+FROM_ADOBE = np.array([[1.398356, -0.398356, 0], [0, 1, 0], [0, -0.042929, 1.042929]])
+"""Linear Display P3 and Adobe RGB in linear sRGB, from their primaries and D65."""
+TONES = np.asarray(PHOTO) / 255
+
+
+def in_srgb(linear: np.ndarray) -> np.ndarray:
+    """Encode light as sRGB of 8 bits (IEC 61966-2-1)."""
+    light = linear.clip(0, 1)
+    return (np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055) * 255).round()
+
+
+def by_image_cms(image: Image.Image, profile: bytes) -> np.ndarray:
+    shown = ImageCms.profileToProfile(image, BytesIO(profile), ImageCms.createProfile("sRGB"), outputMode="RGB")
+    assert shown is not None
+    return np.asarray(shown)
+
+
 @cache
 def bomb() -> bytes:
     """200 MiB in 200 kB. They take a second to make, which the workers of pytest with other tests are spared."""
@@ -68,8 +143,8 @@ PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 SEVERAL: dict[str, Any] = {"save_all": True, "append_images": [Image.new("RGB", PHOTO.size)], "duration": 50}
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
-    "a decompression bomb": (lambda: png(30_000, 30_000), 400, "file: has 30000 × 30000 pixels; at most 8192 on a side"),
-    "too many pixels": (lambda: png(8_000, 8_000), 400, "16777216 in all"),
+    "a decompression bomb": (lambda: png(30_000, 30_000), 400, "file: has 30000 × 30000 pixels; at most 16384 on a side"),
+    "too many pixels": (lambda: png(8_000, 8_000), 400, "52428800 in all"),
     "1 × 60,000": (lambda: png(1, 60_000), 400, "file: has 1 × 60000 pixels"),
     "a WebP of 16,383 a side": (lambda: _vp8x(16_383, 16_383), 400, "file: "),
     "a zTXt bomb": (lambda: png(8, 8, (b"zTXt", b"a\0\0" + bomb())), 400, "file: its metadata unpack to too many bytes"),
@@ -78,10 +153,15 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "another format": (lambda: file_of(PHOTO, "gif"), 415, "file: must be a PNG, JPEG or WebP"),
     "no picture": (lambda: b"MZ" + bytes(500), 415, "file: must be a PNG, JPEG or WebP"),
     "a wrong magic": (lambda: b"\x89PNG\r\n\x1a\n" + file_of(PHOTO, "jpeg"), 415, "file: must be a PNG, JPEG or WebP"),
-    "CMYK": (lambda: file_of(PHOTO.convert("CMYK"), "jpeg"), 400, "file: is in CMYK; send it in RGB or grey"),
+    "20,000 scans in a thumbnail's shade": (lambda: shaded(of_many_scans(PHOTO)), 400, "file: has more than 32 scans"),
+    "HEIC": (lambda: b"\0\0\0\x18ftypheic" + bytes(500), 415, "picture, and this is HEIC or AVIF; save it as a JPEG"),
+    "CMYK": (lambda: file_of(PHOTO.convert("CMYK"), "jpeg"), 400, "file: is in CMYK without a colour profile"),
+    "PQ": (lambda: png(8, 8, (b"cICP", bytes([9, 16, 0, 1]))), 400, "file: is in HDR (PQ, HLG) or video colours"),
+    "HLG": (lambda: png(8, 8, (b"cICP", bytes([9, 18, 0, 1]))), 400, "file: is in HDR (PQ, HLG) or video colours"),
     "16 bits": (lambda: png(8, 8, depth=16), 400, "file: has 16 bits a channel; send it with 8"),
     "an animated PNG": (lambda: file_of(PHOTO, "png", **SEVERAL), 400, "file: is animated"),
     "an animated WebP": (lambda: file_of(PHOTO, "webp", **SEVERAL), 400, "file: is animated"),
+    "a huge JPEG without its end": (lambda: of_size(60_000, file_of(PHOTO, "jpeg")[:-2]), 400, "has 60000 × 60000"),
     "a cut JPEG": (lambda: file_of(PHOTO, "jpeg")[:-200], 400, "file: is damaged or incomplete"),
     "a cut PNG": (lambda: file_of(PHOTO, "png")[:-2000], 400, "file: is damaged or incomplete"),
 }  # fmt: skip
@@ -158,6 +238,104 @@ async def test_a_picture_is_stored_upright_opaque_and_without_metadata(service: 
         assert (stored.format, stored.mode, stored.info) == ("PNG", expected.mode, {}), name
         assert stored.tobytes() == expected.tobytes(), name
     assert not any(word in path.read_bytes() for path in objects(service, member) for word in (b"Maker", b"script"))
+
+
+@pytest.mark.slow
+async def test_colours_become_those_of_srgb(service: TestService, member: Member) -> None:
+    """A profile that says sRGB, that is broken or that is of another kind of picture changes no byte."""
+    linear_p3 = np.where(TONES <= 0.04045, TONES / 12.92, ((TONES + 0.055) / 1.055) ** 2.4)
+    whole, grey, cmyk = file_of(PHOTO, "png"), PHOTO.convert("L"), PHOTO.convert("CMYK")
+    jpeg_cmyk = file_of(cmyk, "jpeg", quality=100, icc_profile=CMYK)
+    points = struct.pack(">8I", 31270, 32900, 64000, 33000, 21000, 71000, 15000, 6000)
+    adobe = with_chunk(with_chunk(whole, b"cHRM", points), b"gAMA", struct.pack(">I", 45455))
+    of_srgb = struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
+    srgb = with_chunk(with_chunk(whole, b"cHRM", of_srgb), b"gAMA", struct.pack(">I", 45455))
+    p3 = with_chunk(file_of(PHOTO, "png", icc_profile=PROFILE), b"cICP", bytes([12, 13, 0, 1]))
+    light = with_chunk(file_of(Image.merge("LA", (grey, grey)), "png"), b"gAMA", struct.pack(">I", 100000))
+    through = np.asarray(grey)[..., None] / 255
+    palette = PHOTO.quantize(16)
+    cases: dict[str, tuple[bytes, np.ndarray]] = {
+        "cICP before iCCP": (p3, in_srgb(linear_p3 @ FROM_P3.T)),
+        "gAMA and cHRM": (adobe, in_srgb(TONES**2.2 @ FROM_ADOBE.T)),
+        "gAMA of sRGB": (with_chunk(whole, b"gAMA", struct.pack(">I", 45455)), np.asarray(PHOTO)),
+        "gAMA and cHRM of sRGB": (srgb, np.asarray(PHOTO)),
+        "gAMA, grey and clear": (light, (in_srgb(through)[..., 0] * through[..., 0] + 255 * (1 - through[..., 0]))),
+        "iCCP": (file_of(PHOTO, "png", icc_profile=ADOBE_RGB), by_image_cms(PHOTO, ADOBE_RGB)),
+        "WebP": (file_of(PHOTO, "webp", lossless=True, icc_profile=ADOBE_RGB), by_image_cms(PHOTO, ADOBE_RGB)),
+        "palette": (file_of(palette, "png", icc_profile=ADOBE_RGB), by_image_cms(palette.convert("RGB"), ADOBE_RGB)),
+        "grey": (file_of(grey, "png", icc_profile=GREY_18), by_image_cms(grey, GREY_18)[..., 1]),
+        "CMYK": (jpeg_cmyk, by_image_cms(Image.open(BytesIO(jpeg_cmyk)), CMYK)),
+        "sRGB": (file_of(PHOTO, "png", icc_profile=PROFILE), np.asarray(PHOTO)),
+        "broken": (file_of(PHOTO, "png", icc_profile=ADOBE_RGB[:300]), np.asarray(PHOTO)),
+        "another kind": (file_of(PHOTO, "png", icc_profile=GREY_18), np.asarray(PHOTO)),
+    }
+    exact = (
+        "gAMA of sRGB",
+        "gAMA and cHRM of sRGB",
+        "iCCP",
+        "WebP",
+        "palette",
+        "CMYK",
+        "sRGB",
+        "broken",
+        "another kind",
+    )
+    for name, (file, expected) in cases.items():
+        stored = np.asarray(await pixels(service, (await sent(service, member, file))["url"])).astype(int)
+        assert stored.shape == expected.shape, name
+        assert abs(stored - expected).max() <= (0 if name in exact else 1), name
+
+
+@pytest.mark.slow
+async def test_what_viewers_show_is_taken(service: TestService, member: Member) -> None:
+    """A phone's movie, another picture or a thumbnail beside a JPEG is none of its scans."""
+    baseline, progressive = file_of(PHOTO, "jpeg"), file_of(PHOTO, "jpeg", progressive=True)
+    movie = b"\0\0\0\x18ftypmp42" + b"\xff\xda\0\x08" * 99
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 8 + len(baseline)) + b"Exif\0\0" + baseline
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    whole = file_of(PHOTO, "png")
+    cases: dict[str, tuple[bytes, bytes]] = {
+        "a motion photo": (progressive + movie, progressive),
+        "several pictures": (file_of(PHOTO, "mpo", save_all=True, append_images=[PHOTO] * 3), baseline),
+        "many pictures": (baseline * 40, baseline),
+        "a thumbnail": (baseline[:2] + thumbnail + baseline[2:], baseline),
+        "a Samsung trailer": (baseline + baseline + b"SEFH" + bytes(24) + b"SEFT", baseline),
+        "no end": (baseline[:-2], baseline),
+        "half an end": (progressive[:-1], progressive),
+        "turned by XMP alone": (file_of(PHOTO, "jpeg", xmp=xmp), baseline),
+        "turned by XMP alone, WebP": (file_of(PHOTO, "webp", lossless=True, xmp=xmp), whole),
+        "damaged EXIF": (file_of(PHOTO, "jpeg", exif=b"Exif\0\0MM\0*\xff\xff"), baseline),
+        "a damaged eXIf": (with_chunk(whole, b"eXIf", b"MM\0*\0\0\0\x08\0\xff", crc=1), whole),
+        "an eXIf of noise": (with_chunk(whole, b"eXIf", bytes(range(99))), whole),
+    }
+    for name, (file, plain) in cases.items():
+        stored = await pixels(service, (await sent(service, member, file))["url"])
+        assert stored.tobytes() == Image.open(BytesIO(plain)).convert("RGB").tobytes(), name
+
+
+@pytest.mark.slow
+async def test_what_a_camera_makes_is_halved_and_the_largest_that_is_promised_is_not(
+    service: TestService, member: Member
+) -> None:
+    """The time and the memory are those of the process that reads them."""
+    square = Image.new("RGBA", (4096, 4096), (200, 100, 50, 128))
+    camera = Image.linear_gradient("L").resize((8192, 6144)).convert("RGB")
+    panorama = camera.resize((12_000, 1_000))
+    cases = {
+        "a clear PNG": (file_of(square, "png"), square.size),
+        "a clear WebP": (file_of(square, "webp", lossless=True, method=0), square.size),
+        "50 megapixels": (file_of(camera, "jpeg"), (4096, 3072)),
+        "50 megapixels in many scans": (file_of(camera, "jpeg", progressive=True), (4096, 3072)),
+        "a long PNG": (file_of(panorama, "png"), (6_000, 500)),
+    }
+    for name, (file, size) in cases.items():
+        stored = await pixels(service, (await sent(service, member, file))["url"])
+        assert stored.size == size, name
+        corners = [(0, 0), (size[0] - 1, size[1] - 1)]
+        shades = [(227, 177, 152)] * 2 if "clear" in name else [(0, 0, 0), (255, 255, 255)]
+        for corner, shade in zip(corners, shades, strict=True):
+            found: Any = stored.convert("RGB").getpixel(corner)
+            assert max(abs(a - b) for a, b in zip(found, shade, strict=True)) <= 2, (name, corner, found)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.api.app import LORA
 from tests.live import Live, live_service
-from tests.support import store_image, wait_until
+from tests.support import png_of, store_image, wait_until
 
 PNG = b"\x89PNG"
 _names = count(1)
@@ -130,6 +130,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
     wrong: list[Any] = [({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
+    wrong.append(({"image": png_of((64, 640))}, "image"))
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
             edit(**{"image": [image], "prompt": "a boat", **fields})

@@ -17,6 +17,7 @@ from torch import Tensor
 from serve_app.domain.errors import FailureCode
 from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.run import Run
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32, ONE_AT_A_TIME
@@ -88,6 +89,17 @@ class Reference(PeftReference):
         return self.trace[-1]
 
 
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 256, (height, width, 3), np.uint8)
+
+
+def seen(one: RunRequest) -> RunRequest:
+    """Return a request with its picture as the engine takes it; diffusers' pipeline takes the picture itself."""
+    if one.image is None:
+        return one
+    return replace(one, image=begun(Image.fromarray(one.image), None, one.width, one.height, is_seen=True)[0])
+
+
 CASES = [
     replace(REQUEST, run_id="plain"),
     replace(REQUEST, run_id="guided", guidance=4.0, negative_prompt="dull", steps=4),
@@ -95,9 +107,9 @@ CASES = [
     replace(REQUEST, run_id="wide guided", width=96, guidance=2.5),
     replace(REQUEST, run_id="odd", width=72, height=60, prompt=WORDS * 8, guidance=3.0),
     replace(REQUEST, run_id="odd plain", width=72, height=60, prompt=""),
-    replace(
-        REQUEST, run_id="looking", guidance=4.0, image=np.random.RandomState(0).randint(0, 256, (64, 64, 3), np.uint8)
-    ),
+    replace(REQUEST, run_id="looking", guidance=4.0, image=noise(64, 64)),
+    replace(REQUEST, run_id="looking at another shape", width=96, image=noise(100, 230)),
+    replace(REQUEST, run_id="looking at a large one", steps=1, image=noise(1100, 1300)),
 ]
 
 
@@ -111,12 +123,12 @@ def test_prompts_steps_and_pixels_are_those_of_diffusers(name: str, request: pyt
     for vae in (family.vae, reference.pipeline.vae):
         vae.decoder.register_forward_hook(lambda _module, _inputs, output: decoded.append(output))
     for one in CASES if name == "base" else CASES[1:3]:
-        encoded = family.encode(one, "")
+        encoded = family.encode(seen(one), "")
         prompts = [one.negative_prompt, one.prompt][0 if name == "base" and one.guidance > 1 else 1 :]
         expected = torch.cat([reference.caption(prompt) for prompt in prompts])
         assert encoded.context.shape == expected.shape == (len(prompts), 512, 48)
         assert (encoded.context - expected).abs().max() < TOLERANCE
-        run, steps = start(model, one), list[Tensor]()
+        run, steps = start(model, seen(one)), list[Tensor]()
         while not run.is_done:
             model.runner.denoise([run])
             steps.append(run.latents)
@@ -134,12 +146,19 @@ def test_prompts_steps_and_pixels_are_those_of_diffusers(name: str, request: pyt
 
 
 def test_prompts_and_guidance_change_what_is_drawn(base: Path) -> None:
-    """This guards the test before: with weights too small, a caption would change nothing that it could see."""
+    """This guards the test before: with weights too small, a caption would change nothing that it could see.
+
+    A picture is seen in its own shape: stretched to another, it draws something else.
+    """
     model = BaseModel.load("m", base, ONE_AT_A_TIME, lambda: None)
     others = [replace(REQUEST, prompt=WORDS), replace(REQUEST, guidance=4.0), replace(REQUEST, steps=4)]
     plain, *made = (final_latents(model, [one])["r"] for one in (REQUEST, *others))
     changes = [float((each - plain).abs().max()) for each in made]
     assert min(changes) > 100 * TOLERANCE, changes
+    picture = noise(48, 192)
+    stretched = np.asarray(Image.fromarray(picture).resize((64, 64), Image.Resampling.LANCZOS))
+    shapes = [final_latents(model, [replace(REQUEST, image=each)])["r"] for each in (picture, stretched)]
+    assert (shapes[0] - shapes[1]).abs().max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
@@ -295,11 +314,11 @@ def joining(model: BaseModel, requests: list[RunRequest]) -> dict[str, Tensor]:
 def test_mixed_runs_have_the_bits_that_they_have_alone(
     size: tuple[int, int], base: Path, loras: list[AdapterFile]
 ) -> None:
-    """Those of the last size look at an image, each at its own."""
+    """Those of the last size look at an image, each at its own, which has as many tokens in another shape."""
     requests = mixed(5, loras, random.Random(sum(size)), size)
     if size == (32, 64):
-        numbers = np.random.RandomState(0)
-        requests = [replace(one, image=numbers.randint(0, 256, (64, 32, 3), np.uint8)) for one in requests]
+        shapes = [(64, 32), (32, 64), (16, 128)]
+        requests = [replace(one, image=noise(*shapes[i % 3])) for i, one in enumerate(requests)]
     model = BaseModel.load("m", base, OPTIONS, lambda: None)
     together = joining(model, requests)
     for one in requests:

@@ -69,7 +69,7 @@ def noise_levels(steps: int) -> list[float]:
 
 
 class TinyDiTFamily:
-    denoiser = "transformer"
+    denoiser, begins_from_images = "transformer", True
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:
         self.device, self.dtype = torch_device(options), torch_dtype(options)

@@ -18,6 +18,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, LoraUse, Picture, Variant
 from serve_app.engine import Engine, EngineOptions
+from serve_app.jobs.picture_file import decode
 from serve_app.jobs.queue import new_nonce
 from serve_app.worker.executor import NotLoaded, Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
@@ -194,8 +195,28 @@ async def test_what_a_mask_keeps_is_the_image_and_the_rest_is_drawn(
 ) -> None:
     (image,) = await images_of(executor, begun)
     kept, drawn = image[:, :96].astype(int), image[:, 160:].astype(int)
-    assert abs(kept - (20, 90, 220)).mean() < 25
+    assert (kept == (20, 90, 220)).all()
     assert abs(drawn - (20, 90, 220)).mean() > 50
+
+
+async def test_a_picture_and_its_mask_are_cut_alike_where_the_size_has_other_proportions(
+    executor: GenerationExecutor, resources: Resources, tmp_path: Path
+) -> None:
+    """The mask is of white strokes on nothing, soft where they begin, and half as large as the picture."""
+    across = np.linspace(0, 255, 512).round().astype(np.uint8)[None].repeat(256, 0)
+    photo, alpha = np.stack([across] * 3, 2), np.zeros((128, 256), np.uint8)
+    alpha[:, 120:136], alpha[:, 136:] = 64, 255
+    strokes = Image.merge("LA", (Image.new("L", (256, 128), 255), Image.fromarray(alpha)))
+    strokes.save(tmp_path / "sent.png")
+    await decode(tmp_path / "sent.png", tmp_path / "stored.png")
+    name = resources.images.object_name("acct", new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))
+    mask = Picture("img", await resources.images.put(name, (tmp_path / "stored.png").read_bytes()))
+    image = await picture(resources, Image.fromarray(photo))
+    (made,) = await images_of(executor, dataclasses.replace(REQUEST, image=image, mask=mask, strength=1.0))
+    changed = abs(made.astype(int) - photo[:, 128:384])
+    assert changed[:, :106].max() == 0, "the middle of the picture is kept"
+    assert 0 < changed[:, 120:136].max() <= 65, "a quarter of what is drawn"
+    assert changed[:, 160:].max() > 65
 
 
 @pytest.mark.parametrize(("broken", "message"), [(False, "The mask is no longer stored."), (True, "The image to")])

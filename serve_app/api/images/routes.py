@@ -42,7 +42,7 @@ from serve_app.domain.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from serve_app.jobs.picture_file import KINDS, MAX_PIXELS, MAX_SIDE
+from serve_app.jobs.picture_file import KINDS, MAX_PIXELS, MAX_READ_PIXELS, MAX_READ_SIDE
 from serve_app.jobs.uploads import Upload
 
 router = APIRouter(route_class=ContractRoute, tags=["Images"])
@@ -69,15 +69,16 @@ _FORM: dict[str, Any] = {
             "type": "string",
             "format": "binary",
             "description": (
-                f"{KINDS[0].upper()}{KINDS[1:]} of at most {MAX_FILE_BYTES // 10**6} MB, {MAX_SIDE} pixels on a side "
-                f"and {MAX_PIXELS} pixels in all, with 8 bits a channel, not in CMYK and not animated."
+                f"{KINDS[0].upper()}{KINDS[1:]} of at most {MAX_FILE_BYTES // 10**6} MB, {MAX_READ_SIDE} pixels on a "
+                f"side and {MAX_READ_PIXELS} pixels in all, with 8 bits a channel and not animated. One of more than "
+                f"{MAX_PIXELS} pixels is halved."
             ),
         }
     },
 }
 _HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
 _ERRORS = {
-    400: "The form has no `file` or another field, or the picture is damaged, too large, animated, in CMYK or of 16 bits.",
+    400: "The form has no `file` or another field, or the picture is damaged, too large, animated or of 16 bits.",
     409: "The `Idempotency-Key` was used before with another file, or your account's pictures take all bytes they may.",
     413: "The file is larger than this service accepts.",
     415: f"The body is no multipart form, or the file is not {KINDS}.",
@@ -89,7 +90,7 @@ ImageName = Annotated[str, Path(description="Its id.", json_schema_extra={"patte
 
 
 class UploadedImage(ResponseBody):
-    """A picture as it is stored. An uploaded one is a PNG without metadata, upright, opaque, in grey or RGB.
+    """A picture as it is stored. An uploaded one is a PNG in sRGB without metadata, upright, opaque, in grey or RGB.
 
     Your account stores and counts a picture once: uploaded again it is the same image, whose time begins anew. One that
     came with an edit of `/openai/v1`, or in the playground, goes with the jobs that were drawn from it.

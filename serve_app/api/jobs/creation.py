@@ -43,8 +43,8 @@ Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
     NOT_NULL,
     Field(
-        description="Pixels; the base model says how many it takes, and how many are usual. Without width and height, "
-        "an image to begin from keeps its proportions, with the usual area."
+        description="Pixels; the base model says how many it takes, and how many are usual. Of an image to begin from "
+        "what is left out follows its proportions."
     ),
 ]
 Metadata = Annotated[
@@ -141,7 +141,7 @@ class GenerationWish(_AnyWish):
     image_id: Annotated[
         CatalogId | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="An image of your account to begin from, stretched to the width and height asked for."),
+        Field(description="An image of your account to begin from; a width and height asked for take its middle."),
     ] = None
     strength: Annotated[
         Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],

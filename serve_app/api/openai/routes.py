@@ -100,7 +100,8 @@ async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: W
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
-        raise InvalidParameter(re.sub(r"^(?=(width|height):)", "size: ", error.message)) from None
+        message = error.message.replace("image_id:", "image:", 1)
+        raise InvalidParameter(re.sub(r"^(?=(width|height):)", "size: ", message)) from None
     if body.stream:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events = _events(request, states, job, body, name)

@@ -4,6 +4,7 @@ The families themselves are in `registry.py`; this is what an interface must kno
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,21 @@ BY_PIPELINE: Mapping[str, Abilities] = {
 }
 UNKNOWN = _UNET._replace(longest_side=1536, rounds_down=False, samplers=tuple(Sampler))
 """Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
+
+
+REFERENCE_PIXELS, REFERENCE_STEP = 1024 * 1024, 16
+"""A picture that a model looks at as a whole is reduced to this many pixels, and cut to multiples of 16 a side."""
+LEAST_REFERENCE_SIDE, LONGEST_REFERENCE = 64, 8
+"""Its shorter side has at least this many pixels, and its longer one is at most this many times as long; these are the
+bounds of diffusers' `Flux2ImageProcessor`."""
+
+
+def reference_size(width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the size of such a picture after it is reduced, and of what of its middle is looked at."""
+    scale = min(1.0, math.sqrt(REFERENCE_PIXELS / (width * height)))
+    reduced = int(width * scale), int(height * scale)
+    across, down = (max(REFERENCE_STEP, side // REFERENCE_STEP * REFERENCE_STEP) for side in reduced)
+    return reduced, (across, down)
 
 
 def abilities_of(pipeline: str) -> Abilities:

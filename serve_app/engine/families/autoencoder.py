@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from serve_app.engine.families.abilities import reference_size
 from serve_app.engine.run import EncodedImage, RunRequest
 
 
@@ -35,7 +36,8 @@ class Autoencoder:
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
         """Return the image of latents [channels, …] as uint8 [height, width, 3] of the request's size.
 
-        Its middle is kept where it is larger. Raises FloatingPointError on numbers that are not finite.
+        Its middle is kept where it is larger. Where the mask is black it is the request's image to the pixel, and
+        where the mask is grey a blend of both. Raises FloatingPointError on numbers that are not finite.
         """
         cells = latents / self._factor * self._deviation + self._mean
         whole = torch.pixel_shuffle(cells[None], self._patch)
@@ -44,7 +46,11 @@ class Autoencoder:
             raise FloatingPointError("the decoded image has numbers that are not finite")
         eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
         top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
-        return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
+        drawn = np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
+        if request.image is None or request.mask is None:
+            return drawn
+        opacity = request.mask[..., None].astype(np.uint32)
+        return ((drawn * opacity + request.image * (255 - opacity) + 127) // 255).astype(np.uint8)
 
     def encode(self, request: RunRequest, shape: tuple[int, ...]) -> EncodedImage:
         """Encode the request's image, and its mask, into latents of this shape.
@@ -89,11 +95,36 @@ class Autoencoder:
         return F.pad(whole[None], (along // 2, along - along // 2, down // 2, down - down // 2), mode="replicate")
 
 
-def image_pixels(image: Image.Image, width: int, height: int) -> np.ndarray:
-    """Return the `image` of a run: scaled to its size, as diffusers' pipelines scale it."""
-    return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS))
+def begun(
+    image: Image.Image | None, mask: Image.Image | None, width: int, height: int, *, is_seen: bool
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return what a run of this size takes of a picture, and of a mask that is laid over the whole of it.
+
+    Both are scaled, as diffusers' pipelines scale images, and cut at two ends where the size has other proportions. A
+    picture that `is_seen` as a whole keeps its own size, as far as the model takes it. A mask is 255 where it
+    is white.
+    """
+    if is_seen and image is not None:
+        return _reference(image.convert("RGB")), mask and np.asarray(mask.convert("L"))
+    frame = (image or mask or Image.new("L", (width, height))).size
+    scale = min(frame[0] / width, frame[1] / height)
+    left, top = (max(0.0, (side - own * scale) / 2) for side, own in zip(frame, (width, height), strict=True))
+    box = (left / frame[0], top / frame[1], 1 - left / frame[0], 1 - top / frame[1])
+
+    def fitted(picture: Image.Image, by: Image.Resampling) -> np.ndarray:
+        part = tuple(edge * side for edge, side in zip(box, picture.size * 2, strict=True))
+        return np.asarray(picture.resize((width, height), by, box=part))  # pyright: ignore
+
+    return (
+        image and fitted(image.convert("RGB"), Image.Resampling.LANCZOS),
+        mask and fitted(mask.convert("L"), Image.Resampling.BILINEAR),  # LANCZOS would make black lighter near white
+    )
 
 
-def mask_pixels(mask: Image.Image, width: int, height: int) -> np.ndarray:
-    """Return the `mask` of a run: white is 255 and drawn anew, black is 0 and kept."""
-    return np.asarray(mask.convert("L").resize((width, height), Image.Resampling.LANCZOS))
+def _reference(image: Image.Image) -> np.ndarray:
+    """Return a picture as diffusers' `Flux2ImageProcessor` gives it to the VAE: reduced, then cut at its edges."""
+    reduced, (width, height) = reference_size(*image.size)
+    if reduced != image.size:
+        image = image.resize(reduced, Image.Resampling.LANCZOS)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return np.asarray(image.crop((left, top, left + width, top + height)))

@@ -41,7 +41,6 @@ class TransformerFamily(ABC):
     denoiser = "transformer"
 
     begins_from_images = True
-    """Whether a run with an image begins from it late in its schedule; otherwise `prepare` takes the image in."""
     convert: Convert
     """The function from the names in single files to diffusers'."""
     max_encoded_prompts = 128

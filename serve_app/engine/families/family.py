@@ -172,6 +172,11 @@ class Family(Protocol):
         ...
 
     @property
+    def begins_from_images(self) -> bool:
+        """Return whether a run with an image begins from it late in its schedule; otherwise `prepare` takes it in."""
+        ...
+
+    @property
     def latent_rgb(self) -> LatentRGB | None:
         """Return how to show latents without the autoencoder; None where no such map is known."""
         ...

@@ -74,7 +74,8 @@ def of_diffusers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 class Flux2KleinFamily(TransformerFamily):
     """One loaded base model of the family; see `Family`.
 
-    It looks at a request's image in every step, as it was trained to, and draws from noise whatever the strength.
+    It looks at a request's image in every step, as it was trained to, and draws from noise whatever the strength. The
+    image has a size of its own, as in diffusers' pipeline.
     """
 
     begins_from_images = False
@@ -131,7 +132,8 @@ class Flux2KleinFamily(TransformerFamily):
         is_guided = request.guidance > 1 and not self.is_distilled
         prompts = [request.negative_prompt, request.prompt] if is_guided else [request.prompt]
         captions = torch.stack(self.captions(prompts, request, adapter_id))
-        (rope,) = self.places(*self.tokens(request), MAX_TOKENS, int(request.image is not None))
+        seen = (0, 0) if request.image is None else self.tokens(request.of_its_image)
+        (rope,) = self.places(*self.tokens(request), MAX_TOKENS, *seen)
         return Conditioning(captions, {"rope": rope.expand(len(prompts), *rope.shape[1:])})
 
     def hidden_states(self, prompt: str) -> Tensor:

@@ -66,15 +66,18 @@ class Flux2Transformer(nn.Module):
         x = _modulated(x[:, text.shape[1] : text.shape[1] + drawn], shift, scale, self.config.eps)
         return self.proj_out(x).transpose(1, 2).unflatten(2, latents.shape[2:])
 
-    def places(self, height: int, width: int, text: int, references: int) -> tuple[Tensor]:
-        """Return `rope` of a caption, an image and images of its size, [1, tokens, 1, half of a head], on the host.
+    def places(self, height: int, width: int, text: int, seen_height: int, seen_width: int) -> tuple[Tensor]:
+        """Return `rope` of a caption, an image and one that is seen, [1, tokens, 1, half of a head], on the host.
 
         Its complex numbers turn pairs of a head: a fourth of them each by time, height, width and place in the caption.
         """
-        ids = torch.zeros(text + height * width * (1 + references), 4)
+        ids = torch.zeros(text + height * width + seen_height * seen_width, 4)
         ids[:text, 3] = torch.arange(text)
-        times, down, along = (torch.arange(each) for each in (1 + references, height, width))
-        ids[text:, :3] = torch.cartesian_prod(times * REFERENCE_TIME, down, along).float()
+        for time, down, along, rows in (
+            (0, height, width, ids[text : text + height * width]),
+            (REFERENCE_TIME, seen_height, seen_width, ids[text + height * width :]),
+        ):
+            rows[:, :3] = torch.cartesian_prod(torch.tensor([time]), torch.arange(down), torch.arange(along)).float()
         cosines, sines = (each[:, ::2].contiguous() for each in self.pos_embed(ids))  # each stands there twice
         return (torch.complex(cosines, sines)[None, :, None],)
 

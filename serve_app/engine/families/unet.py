@@ -46,7 +46,7 @@ first."""
 class UNetFamily:
     """One loaded base model of the family; see `Family`."""
 
-    denoiser = "unet"
+    denoiser, begins_from_images = "unet", True
 
     def __init__(
         self,
