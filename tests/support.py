@@ -65,8 +65,8 @@ async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeou
 
 
 @contextmanager
-def volatile_redis() -> Generator[str]:
-    """Start a Redis server that writes nothing to disk; yield its URL.
+def volatile_redis(program: Path | None = None) -> Generator[str]:
+    """Start a Redis server that writes nothing to disk, the embedded one's program or this; yield its URL.
 
     It is for every test that is not about durability.
     """
@@ -76,7 +76,7 @@ def volatile_redis() -> Generator[str]:
         if logs := os.environ.get(REDIS_LOG_FOLDER):
             options["logfile"] = f"{logs}/{Path(folder).name}.log"
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-        with subprocess.Popen([str(server_binary()), *arguments], stdout=subprocess.DEVNULL) as server:
+        with subprocess.Popen([str(program or server_binary()), *arguments], stdout=subprocess.DEVNULL) as server:
             try:
                 _wait_until_it_answers(server, socket_path)
                 yield f"unix://{socket_path}"

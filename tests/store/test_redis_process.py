@@ -15,8 +15,8 @@ import pytest
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.locked_exec import locked_command
-from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_binary, server_process
-from tests.store.redis_servers import servers_in
+from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_process
+from tests.store.redis_servers import of_oldest_redis, servers_in
 from tests.support import plain_redis, wait_until
 
 OURS, OLDER = "of this version", "of an older version"
@@ -36,13 +36,13 @@ def client_in(data_dir: Path) -> Any:
 
 
 def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
-    """Start a server that holds no lock; return its process id as soon as it listens."""
+    """Start the server of those versions, which holds no lock; return its process id as soon as it listens."""
     home = data_dir / "redis"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = {"port": "0", "unixsocket": f"{home}/redis.sock", "dir": str(home), "logfile": f"{home}/redis.log"}
     own |= {"appendonly": "yes", "appendfsync": "always", "pidfile": f"{home}/{PID_FILE}", "daemonize": "yes"}
     arguments = [word for name, value in (own | options).items() for word in (f"--{name}", value)]
-    subprocess.run([server_binary(), *arguments], cwd=home, check=True)
+    subprocess.run([of_oldest_redis("redis-server"), *arguments], cwd=home, check=True)
     deadline = time.monotonic() + PROMPTLY_S
     while not (home / PID_FILE).exists() or not (home / PID_FILE).read_text().strip():
         assert time.monotonic() < deadline
@@ -172,7 +172,7 @@ async def test_a_server_killed_while_its_child_rewrites_the_file_comes_back_at_o
 
 @pytest.mark.slow
 def test_a_server_that_still_replays_its_file_is_not_killed(data_dir: Path) -> None:
-    ensure_redis(data_dir)
+    start_as_older_versions_did(data_dir)
     keep_something(data_dir)
     with client_in(data_dir) as client, client.pipeline(transaction=False) as pipeline:
         for number in range(10_000):

@@ -24,12 +24,12 @@ from tests.support import plain_redis, wait_until
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
     """Start a primary and its replica by TCP, which the embedded server lacks; yield their ports."""
     with (
-        server(tmp_path / "one", []) as primary,
+        server(tmp_path / "one", ["repl-diskless-sync-delay 0"]) as primary,
         server(tmp_path / "two", [f"replicaof 127.0.0.1 {primary}"]) as replica,
     ):
         for port in (primary, replica):
             await until_it_answers(port)
-        await wait_until(lambda: _admin(primary).info("replication")["connected_slaves"] == 1)
+        await wait_until(lambda: _admin(replica).info("replication")["master_link_status"] == "up")
         yield primary, replica
 
 
