@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots pocket-model pocket-report gpu clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -103,12 +103,6 @@ sbom: setup $(TOOLS_STAMP) ## write what the environment consists of as a Cyclon
 
 audit: setup $(TOOLS_STAMP) ## look up known holes of every package of the environment; needs a network
 	@$(TOOLS)/bin/python configs/tools/audit.py $(TOOLS)/bin/pip-audit "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-
-pocket-model: setup ## train the bundled model from its recipe, going on from checkpoints (hours on a CPU)
-	@$(BIN)/python -m models.pocket.recipe $(ARGS)
-
-pocket-report: setup ## measure the bundled model, by the checker that is not the model
-	@$(BIN)/python -m models.pocket.recipe.report $(ARGS)
 
 gpu: setup ## measure the engine on this machine's GPU, piece by piece, into var/gpu/gpu.md; ARGS=--tiny rehearses on a CPU
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)

@@ -1,11 +1,10 @@
 """The bundled model loads offline, draws what the prompt says, and has the published files."""
 
 import hashlib
-import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -14,13 +13,16 @@ from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultist
 from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
 from PIL import Image
 
-from models.pocket.recipe.captions import plain_caption
-from models.pocket.recipe.checker import check
-from models.pocket.recipe.drawing import draw_scene
-from models.pocket.recipe.scenes import Scene, Thing, held_out_scene
-from models.pocket.recipe.styles import STYLES
+from tests.support import POCKET
 
-POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket"
+COLORS = {
+    "red": (220, 40, 40),
+    "blue": (40, 80, 200),
+    "green": (40, 150, 60),
+    "yellow": (250, 220, 60),
+    "white": (245,) * 3,
+    "black": (20,) * 3,
+}
 SAMPLERS = (DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler)
 
 
@@ -47,6 +49,18 @@ def picture_of(pipeline: Any, prompt: str, *, steps: int = 20, width: int = 512,
     return result.images[0]
 
 
+def assert_shows(picture: Image.Image, color: str, background: str) -> None:
+    """Assert that an object of the color stands about the center, and the background is all else."""
+    pixels = np.asarray(picture.resize((64, 64)), dtype=float)
+    distances = np.stack([np.linalg.norm(pixels - np.array(each), axis=2) for each in COLORS.values()])
+    nearest = distances.argmin(axis=0)
+    rows, columns = np.nonzero(nearest == list(COLORS).index(color))
+    assert 0.03 < len(rows) / nearest.size < 0.5
+    assert abs(rows.mean() - 31.5) < 6
+    assert abs(columns.mean() - 31.5) < 6
+    assert (nearest == list(COLORS).index(background)).mean() > 0.4
+
+
 def test_the_folder_loads_offline_as_a_plain_stable_diffusion_pipeline(pipeline: Any) -> None:
     assert type(pipeline).__name__ == "StableDiffusionPipeline"
     assert pipeline.vae_scale_factor == 16
@@ -54,9 +68,8 @@ def test_the_folder_loads_offline_as_a_plain_stable_diffusion_pipeline(pipeline:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: Any) -> None:
-    scene = Scene("white", (Thing("circle", "red", "large", 0.5, 0.5, 0.25, "center"),))
     pipeline.scheduler = sampler.from_config(pipeline.scheduler.config)
-    assert check(picture_of(pipeline, plain_caption(scene)), scene).accepted
+    assert_shows(picture_of(pipeline, "a large red circle in the center on a white background"), "red", "white")
 
 
 @pytest.mark.parametrize(
@@ -66,11 +79,10 @@ def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: A
 def test_an_object_without_a_stated_place_is_drawn_in_the_center(
     pipeline: Any, color: str, shape: str, background: str
 ) -> None:
-    scene = Scene(background, (Thing(shape, color, "medium", 0.5, 0.5, 0.18, "center"),))
-    assert check(picture_of(pipeline, f"a {color} {shape} on a {background} background"), scene).accepted
+    assert_shows(picture_of(pipeline, f"a {color} {shape} on a {background} background"), color, background)
 
 
-@pytest.mark.parametrize("style", sorted(STYLES))
+@pytest.mark.parametrize("style", sorted(file.stem for file in (POCKET / "loras").iterdir()))
 def test_each_lora_loads_and_changes_the_picture(pipeline: Any, style: str) -> None:
     def picture() -> bytes:
         return picture_of(pipeline, "a red star", steps=2, width=256, height=256).tobytes()
@@ -81,15 +93,6 @@ def test_each_lora_loads_and_changes_the_picture(pipeline: Any, style: str) -> N
     pipeline.delete_adapters(style)
     assert after != before
     assert picture() == before
-
-
-def test_the_checker_accepts_drawn_scenes_and_refuses_other_prompts() -> None:
-    rng = random.Random(3)
-    for i in range(12):
-        scene, other = held_out_scene(rng, 1 + i % 2), held_out_scene(rng, 1 + i % 2)
-        drawn = draw_scene(scene, 512, 512)
-        assert check(drawn, scene).accepted
-        assert not check(drawn, other).accepted
 
 
 def test_every_file_is_as_published() -> None:
