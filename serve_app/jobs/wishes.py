@@ -20,15 +20,13 @@ from serve_app.engine.families.abilities import (
 )
 from serve_app.engine_options import DEFAULT_MAX_RANK, parse_sampler, passes_of
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.catalog import CatalogReader, added_cost
 
 USUAL_STEPS, USUAL_GUIDANCE = 30, 7.5
 """What interfaces A and B take, for a base model of which nobody says anything."""
 SHORTEST_SIDE, SIDE_STEP = 256, 8
 MOST_CUT = 0.1
 """At most this part of a picture is cut off where its proportions cannot be kept altogether."""
-RANK_OF_A_LAYER = 640
-"""A LoRA of this rank would cost as much as a layer of 1,280 inputs and outputs itself: r·(in + out) = in·out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +144,7 @@ class Wishes:
     def _check_loras(self, adapters: list[Adapter]) -> None:
         if len({adapter.id for adapter in adapters}) < len(adapters):
             raise InvalidParameter("loras: each may be named once")
-        rank = sum(_rank(adapter, "rank") for adapter in adapters)
+        rank = sum(int(adapter.found.get("rank", 0)) for adapter in adapters)
         if len(adapters) > 1 and rank > self.max_rank:
             raise InvalidParameter(f"loras: their ranks add up to {rank}, and must to at most {self.max_rank}")
 
@@ -239,16 +237,10 @@ def _check_sampler(name: str, base: BaseModel, abilities: Abilities) -> None:
         raise InvalidParameter(f"sampler: {base.id} takes {' or '.join(abilities.samplers)}")
 
 
-def _rank(adapter: Adapter, of: str) -> int:
-    """Return the rank that validation saw; 0 for a row of the catalog file, which the engine counts."""
-    rank: Any = adapter.found.get(of, adapter.found.get("rank", 0))
-    return int(rank)
-
-
 def _cost(adapters: list[Adapter], passes: int, *, free: int) -> float:
     """Return how many times the work counts: for each pass of a step, and for the ranks of LoRAs beyond the first.
 
-    They are the ranks of LoRAs that take as long; of the first, what is beyond `free` counts too.
+    Of the first, what is beyond `free` counts too.
     """
-    first, *others = [_rank(adapter, "work_rank") for adapter in adapters] or [0]
-    return passes * (1 + (max(0, first - free) + sum(others)) / RANK_OF_A_LAYER)
+    added = [added_cost(adapter, free=0 if place else free) for place, adapter in enumerate(adapters)]
+    return passes * (1 + sum(added))

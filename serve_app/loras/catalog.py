@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
-from serve_app.engine_options import passes_of
+from serve_app.engine_options import DEFAULT_MAX_RANK, passes_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs
@@ -19,11 +19,22 @@ FROM_FILE, REGISTERED = "file", "registered"
 ROWS_AT_ONE_TIME = 1_000
 AS_THEY_ARE = ("name", "description", "file", "sha256", "base_model", "owner")
 """The texts of an adapter that its record holds under their own names."""
+RANK_OF_A_LAYER = 640
+"""A LoRA of this rank would cost as much as a layer of 1,280 inputs and outputs itself: r·(in + out) = in·out."""
 
 
 def order_of(adapter: Adapter, place: int = 0) -> str:
     """Return its place in lists: by creation, and rows of one millisecond by their `place` in the catalog file."""
     return str(epoch_ms(adapter.created_at) * ROWS_AT_ONE_TIME + min(place, ROWS_AT_ONE_TIME - 1))
+
+
+def added_cost(adapter: Adapter, *, free: int) -> float:
+    """Return what part of a pass the LoRA adds to its time, by its rank beyond `free`, or that of one as slow.
+
+    Nothing for a row of the catalog file, whose rank the engine counts.
+    """
+    rank: Any = adapter.found.get("work_rank", adapter.found.get("rank", 0))
+    return max(0, int(rank) - free) / RANK_OF_A_LAYER
 
 
 def write_record(adapter: Adapter, source: str) -> dict[str, str]:
@@ -39,7 +50,8 @@ def write_record(adapter: Adapter, source: str) -> dict[str, str]:
         "accounts": json.dumps(sorted(adapter.accounts or ())),
         "found": json.dumps(dict(adapter.found)),
         "sampler": adapter.sampler,
-        "passes": str(passes_of(adapter.sampler)) if adapter.sampler else "",  # accept counts work by it
+        "passes": str(passes_of(adapter.sampler)) if adapter.sampler else "",  # accept counts work by these two
+        "added_cost": str(added_cost(adapter, free=DEFAULT_MAX_RANK)) if "work_rank" in adapter.found else "",
         "recommended": json.dumps([adapter.steps, adapter.guidance]),
     }
 

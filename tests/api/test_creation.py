@@ -15,7 +15,7 @@ from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
-from tests.api.app import LORA, Member, TestService, error_of, open_service
+from tests.api.app import BODY_A, LORA, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
 from tests.support import adapter_id, adapter_of, plain_redis, png_of, store_image, wait_until, write_catalog
@@ -178,12 +178,21 @@ async def test_a_lora_counts_by_what_takes_as_long(service: TestService, member:
     found = {"small": {"rank": 2, "work_rank": 94}, "slow": {"rank": 120, "work_rank": 768}, "lora": {"rank": 8}}
     for name, seen in found.items():
         await service.resources.adapter_registry.register(adapter_of(member.account.id, id=f"model_{name}", found=seen))
+
+    async def work_of(job_id: str) -> float:
+        return float(await connect(service.resources.redis_url).hget(redis_key("job", job_id), "work") or 0)
+
     work: list[float] = []
     for names in ([], ["small"], ["slow"], ["lora", "small"], ["slow", "lora"]):
         loras = [{"id": f"model_{name}"} for name in names]
         job_id = (await create(service, member, **SHORTEST, loras=loras)).json()["id"]
-        work.append(float(await connect(service.resources.redis_url).hget(redis_key("job", job_id), "work") or 0))
+        work.append(await work_of(job_id))
     assert [each / work[0] for each in work[1:]] == pytest.approx([1, 2, 1 + 94 / 640, 2 + 8 / 640], abs=0.001)
+    of_a: list[float] = []
+    for name in found:
+        answer = await service.client.post("/v1/generate", json=BODY_A | {"lora_id": f"model_{name}"}, headers=member.a)
+        of_a.append(await work_of(answer.json()["request_id"]))
+    assert [each / of_a[0] for each in of_a] == pytest.approx([1, 2, 1], abs=0.001)
 
 
 async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:
@@ -320,13 +329,23 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
         begun: dict[str, Any] = {**SHORTEST, "steps": 1, "image_id": await service.completed_image(member)}
         klein = await generation_of(service, await create(service, member, **begun, base_model="Flux2Klein"))
         assert (klein.base_model, klein.width, klein.strength, klein.work) == ("Flux2Klein", 1024, 1, 1024**2 / 1e6)
-        seen: dict[str, Any] = {"image_id": await upload(service, member, 1600, 800), "width": 512, "height": 512}
-        job = (await create(service, member, **SHORTEST, steps=1, base_model="Flux2Klein", **seen)).json()["id"]
-        with plain_redis(service.resources.redis_url) as redis:
-            cost = float(redis.hget(redis_key("job", job), "work") or 0) / (512**2 / 1e3)
+        sizes: dict[str, Any] = {"base_model": "Flux2Klein", "width": 512, "height": 512}
+        work: list[float] = []
+        pictures: list[dict[str, Any]] = [{}, {"image_id": await upload(service, member, 1600, 800)}]
+        for picture in pictures:
+            asked: dict[str, Any] = {
+                **SHORTEST,
+                **sizes,
+                **picture,
+                "steps": 100,
+            }  # beside which encoding the prompt is little
+            job = (await create(service, member, **asked)).json()["id"]
+            with plain_redis(service.resources.redis_url) as redis:
+                work.append(float(redis.hget(redis_key("job", job), "work") or 0))
+        cost = work[1] / work[0]
         assert cost == pytest.approx(1 + 1440 * 720 / 512**2, rel=0.01), "the picture's own tokens are work"
-        thin: dict[str, Any] = {**seen, "image_id": await upload(service, member, 63, 300)}
-        answer = await create(service, member, **SHORTEST, base_model="Flux2Klein", **thin)
+        thin: dict[str, Any] = {**sizes, "image_id": await upload(service, member, 63, 300)}
+        answer = await create(service, member, **SHORTEST, **thin)
         assert error_of(answer)["message"].endswith("this has 63 × 300")
         z_image = await generation_of(service, await create(service, member, **begun, base_model="ZImage"))
         assert (z_image.base_model, z_image.strength) == ("ZImage", 0.8)

@@ -72,9 +72,10 @@ local function write_job(job)
   local model = base_model_of({adapters = adapters, base = job.base})
   if model then
     job.kind = pool_of(model)
-    local own = adapters[1] and tonumber(redis.call('HGET', K('lora:' .. adapters[1]), 'passes') or '')
+    local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost') or {}
     local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
-    local priced = math.floor(price[1] * (job.cost or own or model.passes or 1) + price[2] + 0.5)
+    local cost = job.cost or num(own[1], model.passes or 1) * (1 + num(own[2], 0))
+    local priced = math.floor(price[1] * cost + price[2] + 0.5)
     if priced ~= job.work then job.shown, job.work = job.work, priced end
   end
   local sequence = redis.call('INCR', K('job_sequence'))
