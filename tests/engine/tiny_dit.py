@@ -19,7 +19,7 @@ from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
-from serve_app.engine.families.family import Component, LatentRGB, Placement
+from serve_app.engine.families.family import Component, LatentRGB, Pause, Placement, no_pause
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -104,7 +104,7 @@ class TinyDiTFamily:
     def modules(self) -> Sequence[nn.Module]:
         return [self.transformer, self.vae, self.encoder.model]
 
-    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
+    def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
         embedded = self.transformer.config.guidance_embeds
         is_guided = request.guidance > 1 and not embedded
         prompts = [request.negative_prompt, request.prompt] if is_guided else [request.prompt]
