@@ -84,7 +84,8 @@ local function write_job(job)
   for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
     version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
-    work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images, created = now, waiting_since = now,
+    work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images,
+    created = now, waiting_since = now,
     sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
     more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
     start_by = job.start_within_ms and now + job.start_within_ms,

@@ -21,8 +21,8 @@ end
 -- Nobody reads these fields once a job has ended; without OF_WAITING it cannot be queued again, as a failed one may be.
 local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
   'cancel'}
-local OF_WAITING = {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
-  'request_id', 'traceparent', 'base', 'start_by', 'ends'}
+local OF_WAITING = {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan',
+  'sample', 'request_id', 'traceparent', 'base', 'start_by', 'ends'}
 -- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
 local PART, LONGEST_IN_PARTS = 63, 1024
 
