@@ -38,8 +38,8 @@ def record_response(record: Mapping[str, Any]) -> Response:
     return Response(encode(record), media_type="application/json")
 
 
-def encode(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+def encode(record: Mapping[str, Any], *, is_ascii: bool = False) -> bytes:
+    return json.dumps(record, ensure_ascii=is_ascii, separators=(",", ":")).encode()
 
 
 def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:

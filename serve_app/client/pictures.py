@@ -4,7 +4,6 @@ The type variables are what the methods return: an uploaded image for `Client`, 
 `AsyncClient`.
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,9 +100,8 @@ def picture_id(service: Service, picture: Picture) -> Operation[str]:
 
 
 def _upload(service: Service, content: bytes, idempotency_key: str | None = None) -> Operation[Any]:
-    key = idempotency_key or f"sha256-{hashlib.sha256(content).hexdigest()}"
     upload = Upload({}, {"file": content})
-    headers = {"Idempotency-Key": checked_key(key)}
+    headers = {"Idempotency-Key": checked_key(idempotency_key)}
     return service.ask("POST", "/v1/images", None, headers, upload=upload, timeout=CHECK_S)
 
 

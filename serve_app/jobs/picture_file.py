@@ -141,7 +141,7 @@ def _until_its_end(content: bytes) -> bytes:
     ended = [_opened(content + more + _END) for more in (b"", _NO_DATA)]
     for image in ended:  # what lacks data shows what follows
         _check(image, content)
-        image.draft(None, (image.width // 8, image.height // 8))
+        image.draft(None, (image.width // 2, image.height // 2))  # a progressive one has fine details last
     if scans == 0 or ended[0] != ended[1]:
         raise _Refused("is damaged or incomplete")
     return content + _END

@@ -163,6 +163,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "an animated WebP": (lambda: file_of(PHOTO, "webp", **SEVERAL), 400, "file: is animated"),
     "a huge JPEG without its end": (lambda: of_size(60_000, file_of(PHOTO, "jpeg")[:-2]), 400, "has 60000 × 60000"),
     "a cut JPEG": (lambda: file_of(PHOTO, "jpeg")[:-200], 400, "file: is damaged or incomplete"),
+    "a cut progressive JPEG": (lambda: file_of(PHOTO, "jpeg", progressive=True)[:-200], 400, "file: is damaged or inc"),
     "a cut PNG": (lambda: file_of(PHOTO, "png")[:-2000], 400, "file: is damaged or incomplete"),
 }  # fmt: skip
 

@@ -130,11 +130,14 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
     wrong: list[Any] = [({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
-    wrong.append(({"image": png_of((64, 640))}, "image"))
+    wrong += [({"image": png_of((64, 640))}, "image"), ({"extra_body": {"n": "9" * 5000}}, "n")]
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
             edit(**{"image": [image], "prompt": "a boat", **fields})
         assert error.value.param == param or (param is None and error.value.status_code == 415)
+    both = {"image": image, "image[]": png("RGB", (1, 2, 3))}
+    refused = caller.api.post("/openai/v1/images/edits", data={"prompt": "a boat"}, files=both)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
     events = edit(**asked, stream=True)
     assert [event.type for event in events] == ["image_edit.completed"] * 2
 

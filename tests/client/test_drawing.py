@@ -297,7 +297,7 @@ def test_events_tell_each_change_and_end_with_the_job(
 ) -> None:
     monkeypatch.setattr(job_events, "HEARTBEAT_S", 0.1)  # no silence is as long as the shorter of the two timeouts
     live.outcome = "leave"
-    job = client.generate(PROMPT, lora_id=LORA)
+    job = client.generate(f"{PROMPT},\u2028by night\x85or by day", lora_id=LORA)  # httpx ends lines at these too
     events = job.events(timeout=20)
     assert (next(events).progress, job.status) == (0, "queued")
     (claim,) = live.run(claims(live))

@@ -68,8 +68,11 @@ def test_many_are_begun_from_a_picture_that_is_sent_once(live: Live, key: str) -
     transport = RecordingTransport()
     with Client(live.base_url, key, transport=transport) as client:
         jobs = client.map(PROMPT, seeds=[1, 2, 3], image=as_jpeg(a_picture()), mask=a_picture("white"), strength=0.4)
+        client.images.upload(as_jpeg(a_picture()))
     assert len({(job.request["image_id"], job.request["mask_image_id"], job.request["strength"]) for job in jobs}) == 1
-    assert [request.url.path for request in transport.requests].count("/v1/images") == 2
+    uploads = [request for request in transport.requests if request.url.path == "/v1/images"]
+    keys = {request.headers["idempotency-key"] for request in uploads}
+    assert (len(uploads), len(keys)) == (3, 3), "with the key of an earlier call its time would not begin anew"
 
 
 async def test_the_async_client_takes_pictures_too(live: Live, key: str) -> None:

@@ -110,7 +110,8 @@ class Seen:
 
 
 def event(name: str, event_id: str, data: Mapping[str, Any]) -> bytes:
-    return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), event_id.encode(), encode(data))
+    """Write an event, its data in ASCII: httpx, among others, ends a line at U+0085 and U+2028 too."""
+    return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), event_id.encode(), encode(data, is_ascii=True))
 
 
 class EventStream(Response):

@@ -50,7 +50,7 @@ _HUNG_UP = 499
 _STATUSES = {FailureCode.CANCELED: 409, FailureCode.LORA_UNAVAILABLE: 403, FailureCode.EXPIRED: 503}
 """How a job that ended without images is answered, if not by 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_SIZE = re.compile(r"([0-9]{1,4})x([0-9]{1,4})")
+_SIZE, _NUMBER = re.compile(r"([0-9]{1,4})x([0-9]{1,4})"), re.compile(r"[0-9]{1,4}")
 
 _PICTURES, _NUMBERS, _FIDELITY = ("image", "image[]", "mask"), ("n", "partial_images"), "input_fidelity"
 MAX_FILE_BYTES = 20 * 1000 * 1000
@@ -173,12 +173,14 @@ async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[Imag
             names = [*ImagesRequest.model_fields, _FIDELITY]
             files = dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
             texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
-        numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and text.isdecimal()}
+        numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
         texts.pop(_FIDELITY, None)
         body = validate(ImagesRequest, texts | numbers | flags)
         for name in _PICTURES:
             if (folder / name).exists():
+                if name.removesuffix("[]") in ids:
+                    raise InvalidParameter("image: must be sent once, either as image or as image[]")
                 ids[name.removesuffix("[]")] = await _store(request, caller, folder / name, hold)
     if "image" not in ids:
         raise InvalidParameter("image: is required, one picture")
