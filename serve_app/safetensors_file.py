@@ -71,6 +71,8 @@ _MARKS: Sequence[tuple[bytes, str]] = (
     (rb"\x89HDF|\x93NUMPY|%PDF", "is of another format (HDF5, NumPy or PDF): choose the safetensors file"),
     (rb"\x00+\Z", "begins with zeros alone, as an unfinished download does: fetch it again"),
     (rb"version https?://|# xet |/annex/objects/", "is a Git LFS pointer, not weights: fetch the file itself"),
+    (rb'\s*{.*"(alpha_pattern|base_model_name_or_path|peft_type)"', "is PEFT's adapter_config.json, not weights: "
+     "choose the adapter_model.safetensors beside it"),
     (rb"[\xef\xbb\xbf\s]*<(?=%b*\Z)" % _TEXT, f"is a web page, {_NO_WEIGHTS}"),
     (rb"[\xef\xbb\xbf\s]*[{[](?=%b*\Z)" % _TEXT, f"is JSON, such as a server's error message, {_NO_WEIGHTS}"),
     (rb"%b+\Z" % _TEXT, f"is text, such as a server's error message, {_NO_WEIGHTS}"),

@@ -31,9 +31,9 @@ from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, serve
 SOCKET_PATH_LIMIT = 100
 """A socket's path of more bytes moves to a short private directory: `sun_path` holds 108 with its NUL."""
 LOG_FILE = "redis.log"
-NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
+OLDER_FILE, NEWER_FILES, NEWER_FILES_SINCE = "appendonly.aof", "appendonlydir", (7,)
 """Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not
-look there."""
+look there. A copy that is put back beside the folder would be passed over without a word."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
 bytes."""
@@ -205,6 +205,10 @@ def _start(home: Path, socket: Path) -> None:
     if (home / NEWER_FILES).exists() and version_of(binary) < NEWER_FILES_SINCE:
         # an older server ignores these files and starts empty
         raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
+    if (home / NEWER_FILES / f"{OLDER_FILE}.manifest").exists() and (home / OLDER_FILE).exists():
+        raise StoreUnavailable(
+            f"{home} holds {OLDER_FILE} beside {NEWER_FILES}, and a server reads the folder alone: keep the one you mean"
+        )
     options = {
         "port": "0",
         "unixsocket": str(socket),

@@ -561,10 +561,15 @@ def test_a_lokr_keeps_its_factors_where_they_take_less_time_than_their_rank(tmp_
     whole = torch.kron(lokr["qkv.lokr_w1"], lokr["qkv.lokr_w2"])
     for name, change in zip("qkv", whole.split(3072), strict=True):
         assert torch.equal(made[name].change, change)
-    coarse = {"whole.lokr_w1": draw(2, 2), "whole.lokr_w2": draw(1920, 1920)}
-    reason = r"LoKr's factors 2×2 and 1920×1920, as large as rank 481, of .*whole, this server takes 64: .*lokr_factor"
-    with pytest.raises(UnusableAdapter, match=reason):
-        read(saved(tmp_path / "b.safetensors", coarse), table)
+    coarse = r"LoKr's factors 2×2 and 1920×1920, as large as rank 481, of .*whole, this server takes 64: .*lokr_factor"
+    for outer, inner, reason in (
+        ((2, 2), (1920, 1920), coarse),
+        ((60, 60, 1), (64, 64), "whole: its tensors do not fit each other"),
+        ((60, 60, 5), (64, 64), "whole: its tensors do not fit each other"),
+    ):
+        path = saved(tmp_path / "b.safetensors", {"whole.lokr_w1": draw(outer), "whole.lokr_w2": draw(inner)})
+        with pytest.raises(UnusableAdapter, match=reason):
+            read(path, table)
 
 
 def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:

@@ -465,6 +465,7 @@ def test_what_musubi_tuner_saved_gives_the_merged_result(
      r"rank 32 of transformer.layers.0.attention.to_q, this server takes 8"),
     ({"layers.0.attention.norm_q.lora_A.weight": (4, 16)}, "the base model has no such layers: layers.0"),
     ({"transformer.layers.9.attention.to_q.lora_A.weight": (4, 32)}, "the base model has no such layers: transf"),
+    ({"transformer.base_model.model.layers.0.attention.to_q.lora_A.weight": (4, 32)}, "has no such layers: transf"),
     ({"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": (4, 3072)}, "looks like a Flux LoRA, this base is Z-I"),
     ({"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight": (4, 3072)}, "like a FLUX.2 LoRA"),
     ({"lora_unet_transformer_blocks_0_img_mlp_net_2.lora_down.weight": (4, 32)}, "looks like a Qwen-Image LoRA, this"),

@@ -114,6 +114,17 @@ def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch:
         ensure_redis(home)
 
 
+def test_a_copy_that_is_put_back_beside_newer_files_is_not_passed_over(home: Path) -> None:
+    ensure_redis(home)
+    assert stop_redis(home)
+    copy = home / "redis" / "appendonly.aof"
+    copy.touch()
+    with pytest.raises(StoreUnavailable, match=r"appendonly.aof beside appendonlydir, .* keep the one you mean"):
+        ensure_redis(home)
+    copy.unlink()
+    assert ensure_redis(home)
+
+
 @pytest.mark.parametrize(
     ("name", "says", "taken"),
     [

@@ -198,7 +198,8 @@ def _lokr(name: str, parts: Parts, shape: torch.Size) -> Read:
         parts[side].float() if side in parts else _product(*each)
         for side, each in (("lokr_w1", first), ("lokr_w2", second))
     )
-    if outer.shape[0] * inner.shape[0] == shape[0] and outer.shape[1] * inner[0].numel() == shape[1:].numel():
+    sides = outer.shape[0] * inner.shape[0], outer.shape[-1] * inner[0].numel()
+    if outer.dim() == 2 and sides == (shape[0], shape[1:].numel()):
         factors = Factors(outer, inner.flatten(1))
         made = ModuleWeights(outer.new_empty(0, *shape[1:]), outer.new_empty(shape[0], 0), 1.0, factors=factors)
         if shape[2:].numel() == 1 and made.work_rank < rank:

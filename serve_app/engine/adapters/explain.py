@@ -77,7 +77,7 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(text_encoder\.|text_encoders\.qwen3_\w+\.transformer\.|lora_te1?_)(model[._])?layers[._]\d+[._]",
      "a LoRA of Qwen3, the text encoder of Z-Image and FLUX.2 klein", OTHER_FAMILY),
     (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn)[._]", "a LoRA of a video model", OTHER_FAMILY),
-    (r"(?:^|\.)model\.layers\.\d+\.", "a language model, or a LoRA of one", ONLY_LORAS),
+    (r"(?:^|\.)model\.layers\.\d+\.(self_attn|mlp|linear_attn)\b", "a language model, or a LoRA of one", ONLY_LORAS),
     (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),
     (r"^(first_stage_model|decoder|encoder|post_quant_conv)\.", "a VAE", ONLY_LORAS),
     (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet",
