@@ -1,5 +1,6 @@
 """What Redis wrote, and what is on the disk: a torn or damaged file, a full disk, a power cut."""
 
+import random
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -59,7 +60,7 @@ async def test_a_damaged_middle_is_named_and_not_skipped(env: Environment) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_disk(tmp_path / "disk", megabytes=4) as disk:
+    with mounted_disk(tmp_path / "disk", megabytes=5) as disk:
         yield disk
 
 
@@ -67,11 +68,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> None:
     async with open_environment(small_disk) as env:
         ballast = small_disk / "ballast"
-        ballast.write_bytes(b"0" * 1_000_000)
+        ballast.write_bytes(b"0" * 2_000_000)  # without it all jobs can be canceled
         refused = 0
         for number in range(4000):
             try:
-                await env.ask(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
+                prompt = random.Random(number).randbytes(2000).hex()  # which cannot be deflated to less than half
+                await env.ask(prompt=prompt, seed=number, key=f"k{number}", may_end_as=CANCELED)
             except StoreUnavailable:
                 refused += 1
                 break
