@@ -197,6 +197,8 @@ class JobModel:
             self.leases.append(claim.lease)
         unowned = [job for job in ready if self.queue.now - job.since >= milliseconds(self.queue.fairness.owner_wait)]
         is_quarantining = any(job.is_quarantined for job in self.jobs.values() if job.state in ("queued", "running"))
+        if self.queue.sync.get(redis_key("quarantine_worker", kind)) == worker:  # until it is empty, whoever has gone
+            is_quarantining |= any(job.worker == worker for job in self._of(kind, "running"))
         assert capacity <= 0 or len(unowned) < len(ready) or not ready or is_quarantining, (
             f"{worker} went idle while {len(ready)} jobs waited"
         )
