@@ -245,7 +245,7 @@ class NewJob:
     """How many times its denoising counts; None where the catalog says it, by the sampler's passes."""
     idempotency_key: str | None = None
     body: Digests = NO_DIGESTS
-    """Of what a repeated idempotency key must come with."""
+    """The digests of what a repeated idempotency key must come with again."""
     queue_share: float = 1.0
     """The account's share of a busy queue."""
     rate_token: str = ""

@@ -262,7 +262,7 @@ TRAINED_OTHERWISE: dict[str, dict[str, Any]] = {
     "VeLoRA": {"r": 4, "velora_config": VeloraConfig(num_groups=4)},
     "MonteCLoRA": {"r": 4, "monteclora_config": MontecloraConfig(num_samples=2, buffer_size=2)},
 }
-"""In training these differ from LoRA, and keep tensors for it in their files."""
+"""These methods differ from LoRA in training alone, and leave tensors for that in their files."""
 OF_ENCODERS: dict[str, dict[str, Any]] = {
     "without q_proj": {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "fc1", "fc2"]},
 }
