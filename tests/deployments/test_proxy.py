@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -61,6 +62,7 @@ def generated_config(
         server_state_file=str(home / "node" / "server-state"),
         stats_port=free_port(),
         metrics_port=free_port(),
+        health_check_inter="100ms",
         health_check_fastinter="50ms",
         health_check_downinter="50ms",
         timeout_client_s=limit_s,
@@ -173,6 +175,10 @@ unanswered: Queue[str] = Queue()
 """What reached the server of a request that it does not answer."""
 released = threading.Event()
 """Whether it answers those that it held."""
+draining = threading.Event()
+"""Whether it tells health checks that it drains, as a replica of Serve does."""
+drained: Counter[int] = Counter()
+"""How often it has told them so, by its port."""
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,6 +186,11 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
     `held` waits until the test lets it go.
     """
+    if scope["path"] == "/-/healthz":
+        drained[scope["server"][1]] += draining.is_set()
+        await send({"type": "http.response.start", "status": 503 if draining.is_set() else 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"DRAINING" if draining.is_set() else b"success"})
+        return
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
     status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
     if status == "none":
@@ -525,6 +536,17 @@ def test_replicas_serve_on_while_serve_names_none(tmp_path: Path, proxy: Proxy) 
         serve()
         assert subprocess.run([str(WRAPPER), "-c", "-f", str(old.config)], env=ENVIRONMENT).returncode == 0
         assert "server replica" not in old.config.read_text(), "a new HAProxy knows nothing of an earlier Serve"
+
+
+def test_a_replica_that_drains_serves_until_its_successor_is_named(tmp_path: Path) -> None:
+    """Serve ends it in the moment in which it names the other, and HAProxy hears of that by a reload alone."""
+    with running(tmp_path) as proxy:
+        draining.set()
+        try:
+            until(lambda: drained[proxy.replica_port] >= 4)
+            assert proxy.get().status == 200
+        finally:
+            draining.clear()
 
 
 def test_without_a_replica_the_answer_is_503(tmp_path: Path, proxy: Proxy) -> None:
