@@ -285,7 +285,6 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         **options: Unpack[JobOptions],
     ) -> JobT:
         """Start a job that enlarges a picture 2 or 4 times, which is uploaded unless the service has it."""
-
         return self.execute(self.enlarging(image, scale_factor, options, idempotency_key))
 
     def enlarging(
