@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -115,15 +115,12 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
     """
     if settings.redis_url:
         await asyncio.to_thread(require_usable, settings.redis_url)
-        async with _open(settings) as parts:
-            yield parts
-        return
-    if not creates_data and not (settings.data_dir / "redis").is_dir():
+    elif not creates_data and not (settings.data_dir / "redis").is_dir():
         raise Failed(
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
         )
-    with redis_left_as_it_was(settings.data_dir):
+    with nullcontext() if settings.redis_url else redis_left_as_it_was(settings.data_dir):
         async with _open(settings) as parts:
             yield parts
 

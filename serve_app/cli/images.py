@@ -26,7 +26,7 @@ TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow mo
 """A LoRA that recommends no steps is tried by so many: a cheap picture tells enough."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # it holds a key
 class Delivery(Options):
     """Whom a command asks for images, how long it waits for them, and where they go."""
 
