@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
     names = await operations.reader.account_names([job.account_id])
     for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
         if name not in ("request", "images") and value is not None:
-            lines.add_row(name.replace("_", " "), str(value))
+            lines.add_row(name.replace("_", " "), value.isoformat() if isinstance(value, datetime) else str(value))
     for image in job.images:
         lines.add_row("image", f"{image.image_id} {image.width}x{image.height} {image.image_uri}")
     return Result(facts=facts, shown=lines)
