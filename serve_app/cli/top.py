@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from serve_app.api.parts import JobParts, LoraParts, OperationParts
-from serve_app.cli.command import Result, command, table
+from serve_app.cli.command import Result, table
 from serve_app.domain.durations import rounded_duration
 from serve_app.operations.overview import adapter_names, overview
 
@@ -20,11 +20,7 @@ _USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}
 """The uses of memory that an operator can change, with the word that is shown for each."""
 
 
-def add_top(app: typer.Typer) -> None:
-    command(app, "top")(_top)
-
-
-async def _top(
+async def top(
     loras: LoraParts,
     jobs: JobParts,
     operations: OperationParts,
