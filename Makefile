@@ -78,7 +78,7 @@ coverage: setup ## the tests with branch coverage of serve_app, deployments and 
 screenshots: setup ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
-soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
+soak: setup ## the long tests: chaos, fuzzing, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 image: ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so
