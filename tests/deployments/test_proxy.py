@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
@@ -29,6 +28,7 @@ from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
+from tests.manifests.chart import find, rendered
 from tests.support import ROOT, free_port, until
 
 ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
@@ -620,15 +620,11 @@ def ways_of_starting() -> dict[str, dict[str, str]]:
         check=True,
     )
     rows = (line.partition("=") for line in sourced.stdout.splitlines())
-    chart = yaml.safe_load((ROOT / "configs" / "helm" / "atelier" / "values.yaml").read_text())["ray"]["environment"]
-    documents = yaml.safe_load_all((ROOT / "configs" / "kuberay" / "rayservice.yaml").read_text())
-    (manifest,) = [
-        document["data"] for document in documents if "RAY_SERVE_ENABLE_HA_PROXY" in document.get("data", {})
-    ]
-    return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart, "manifest": manifest}
+    chart = find(rendered("many-gpus"), "ConfigMap", "atelier-environment")["data"]
+    return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart}
 
 
-@pytest.mark.parametrize("way", ["cluster.env", "chart", "manifest"])
+@pytest.mark.parametrize("way", ["cluster.env", "chart"])
 def test_every_way_of_starting_sets_the_same(way: str) -> None:
     found = ways_of_starting()[way]
     wanted = environment() | RECOVERY
