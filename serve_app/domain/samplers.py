@@ -60,13 +60,13 @@ def spacings_of(sampler: Sampler) -> tuple[SigmaSpacing, ...]:
 
 def parse_sampler(name: str) -> tuple[Sampler, SigmaSpacing | None]:
     """Return a sampler and its spacing from a name such as `dpm++2m` or `dpm++2m-karras`. Raises ValueError."""
-    for spacing in (None, *SigmaSpacing):
-        method = name if spacing is None else name.removesuffix(f"-{spacing}")
-        if method in {*Sampler} and name == (method if spacing is None else f"{method}-{spacing}"):
-            possible = spacings_of(Sampler(method))
-            if spacing not in (None, *possible):
-                raise ValueError(f"sampler: {method} may be alone or with -{', -'.join(possible)}, not {name!r}")
-            return Sampler(method), spacing
-    raise ValueError(
-        f"sampler: must be one of {', '.join(Sampler)}, alone or with -{', -'.join(SigmaSpacing)}, not {name!r}"
-    )
+    spacing = next((each for each in SigmaSpacing if name.endswith(f"-{each}")), None)
+    method = name if spacing is None else name.removesuffix(f"-{spacing}")
+    if method not in {*Sampler}:
+        raise ValueError(
+            f"sampler: must be one of {', '.join(Sampler)}, alone or with -{', -'.join(SigmaSpacing)}, not {name!r}"
+        )
+    possible = spacings_of(Sampler(method))
+    if spacing not in (None, *possible):
+        raise ValueError(f"sampler: {method} may be alone or with -{', -'.join(possible)}, not {name!r}")
+    return Sampler(method), spacing

@@ -36,6 +36,7 @@ def test_each_entry_has_code_and_all_code_an_entry() -> None:
     assert {code.__module__.rpartition(".")[2] for code in FAMILIES.values()} == with_code
     pipelines = [pipeline for family in families.FAMILIES.values() for pipeline in family.pipelines]
     assert len({*pipelines}) == len(pipelines)
+    assert families.abilities_of("FluxPipeline") == families.abilities_of("") == families.UNKNOWN
 
 
 @pytest.mark.slow

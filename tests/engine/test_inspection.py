@@ -128,7 +128,7 @@ FLUX = {f"double_blocks.0.img_attn.qkv.lora_{part}.weight": (4, 4) for part in (
 @pytest.mark.parametrize(("content", "reason"), [
     (b"PK\x03\x04" + b"a" * 600, "the file is a zip archive: "),
     (FLUX, "looks like a Flux LoRA, this base is pocket: "),
-])  # fmt: skip
+], ids=["the kind of file", "the base model"])  # fmt: skip
 def test_what_the_header_tells_is_told_without_torch(
     layer_tables: Path, tmp_path: Path, content: bytes | dict[str, tuple[int, ...]], reason: str
 ) -> None:

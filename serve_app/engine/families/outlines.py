@@ -87,10 +87,7 @@ def _read(written: bytes, name: str) -> LayerTable:
     document: dict[str, Any] = json.loads(written)
     components = {
         component: OutlinedComponent(
-            {layer: OutlinedLayer(shape) for layer, shape in part["layers"].items()},
-            part["aliases"],
-            part["prefixes"],
-            part["fused"],
+            **part | {"layers": {layer: OutlinedLayer(shape) for layer, shape in part["layers"].items()}}
         )
         for component, part in document["components"].items()
     }
