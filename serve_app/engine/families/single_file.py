@@ -14,7 +14,7 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, con
 from safetensors.torch import load_file
 from torch import Tensor
 
-from serve_app.domain.families import MARKS, OTHERS, with_article
+from serve_app.domain.families import FAMILIES, OTHERS, with_article
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "unet": ("model.diffusion_model.",),
@@ -42,9 +42,10 @@ OTHER_KINDS = {
     "names; give diffusers' whole folder as `folder:`",
 }
 _TRANSFORMERS = {
-    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable Diffusion; give as its "
-    f"config a diffusers folder of {marks.name}"
-    for marks in MARKS
+    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable Diffusion; "
+    f"give as its config a diffusers folder of {marks.name}"
+    for family in FAMILIES.values()
+    for marks in family.marks
     if marks.checkpoint
 }
 _ENCODER = (
