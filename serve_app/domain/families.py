@@ -90,7 +90,8 @@ FAMILIES: Mapping[str, Family] = {
         ]),
     "z-image": Family(["ZImagePipeline"], Abilities(), [
         Marks("Z-Image", declared="z[_-]?image", repository="Z-Image", checkpoint=r"(noise|context)_refiner\..+",
-              layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._](attention|feed_forward|adaLN_modulation)[._]"),
+              layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._]"
+              "(attention|feed_forward|adaLN_modulation)[._]"),
     ]),
 }  # fmt: skip
 """The families by name. Where a file has marks of several, the first of them is named."""

@@ -23,8 +23,9 @@ index = folder / "model_index.json"
 index.write_text(index.read_text().replace("StableDiffusionPipeline", "StableDiffusionPAGPipeline"))
 asked = {"prompt": "a red circle", "steps": 2, "width": 256, "height": 256, "seeds": [7]}
 with Engine.load({"mirror": folder, "pocket": Path("models/pocket")}) as engine:
-    drawn, plain = (np.asarray(engine.generate(**asked, base_model=name)[0]).astype(int) for name in ("mirror", "pocket"))
+    pictures = [engine.generate(**asked, base_model=name)[0] for name in ("mirror", "pocket")]
     family = type(engine.model("mirror").family).__module__
+drawn, plain = (np.asarray(each).astype(int) for each in pictures)
 difference = float(abs(drawn - plain).mean())
 print(json.dumps([family, abilities_of(pipeline_of(folder)).longest_side, drawn.shape, difference]))
 """

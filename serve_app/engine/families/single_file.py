@@ -42,8 +42,8 @@ OTHER_KINDS = {
     "names; give diffusers' whole folder as `folder:`",
 }
 _TRANSFORMERS = {
-    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable Diffusion; "
-    f"give as its config a diffusers folder of {marks.name}"
+    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable "
+    f"Diffusion; give as its config a diffusers folder of {marks.name}"
     for family in FAMILIES.values()
     for marks in family.marks
     if marks.checkpoint
