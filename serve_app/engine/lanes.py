@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device
-from serve_app.engine.families.family import Component
 from serve_app.engine_options import EngineOptions
 
 
