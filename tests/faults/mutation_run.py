@@ -39,7 +39,7 @@ HANG_S = 180.0
 """Tests that do not end within this time, however busy the machine is, wait for what never comes."""
 LEAST_FOUND = 0.7
 """Some defects change nothing that anyone could see, such as a bound that no number meets. The shares that were seen, and
-what survived, are in docs/decisions/0052-mutants-by-meaning.md."""
+what survived, are in docs/decisions/tests.md."""
 NOT_PLANTED = 99
 """A status of no test run."""
 
