@@ -69,7 +69,7 @@ tests: setup ## the tests alone; ARGS="tests/api -k retention" chooses
 manifests: setup ## check the Dockerfile, the Helm chart, the manifests and the kustomize overlays (part of `make test`)
 	@$(BIN)/python -m pytest tests/manifests $(ARGS)
 
-rayservice: setup ## write the plain manifests of configs/kuberay and configs/kustomize anew from the Helm chart
+rayservice: setup ## write the plain manifests of configs/kuberay and configs/kustomize from the Helm chart
 	@$(BIN)/python -m tests.manifests.render
 
 coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html

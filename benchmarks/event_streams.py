@@ -29,7 +29,7 @@ from tests.support import wait_until
 
 LIMIT_S = 60.0
 ALONE = 10
-"""So many listeners come one after the other."""
+"""How many listeners come one after the other."""
 
 
 def main() -> None:

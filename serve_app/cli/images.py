@@ -34,7 +34,7 @@ Out = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
 TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow moon", 20
-"""A LoRA that recommends no steps is tried by so many: a cheap picture tells enough."""
+"""A LoRA that recommends no number of steps is tried with 20: a cheap picture tells enough."""
 
 
 def add_image_commands(app: typer.Typer, loras: typer.Typer) -> None:
@@ -56,8 +56,8 @@ def _generate(
     sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None,
     image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None,
-    strength: Annotated[float | None, typer.Option(help="How much of it is drawn anew: 0.01 to 1.")] = None,
-    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is drawn anew.")] = None,
+    strength: Annotated[float | None, typer.Option(help="How much of it is redrawn: 0.01 to 1.")] = None,
+    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is redrawn.")] = None,
     guidance: Annotated[float | None, typer.Option(help="How closely the image follows the prompt: 1 to 20.")] = None,
     width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
     height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,

@@ -39,6 +39,6 @@ def _price(request: GenerationRequest, abilities: Abilities) -> tuple[int, int]:
 
 
 def _bytes_read_again(prompt: str) -> int:
-    """Return at most how many bytes are encoded again without some of them, by how many brackets there are."""
+    """Return the most bytes that may be encoded again with some of them hidden, by the number of brackets."""
     brackets = prompt.count("(") + prompt.count("[")
     return brackets and len(prompt.encode()) + min(brackets, MOST_LOWERED) * CHUNK

@@ -244,7 +244,7 @@ def _verdict(child: int, deadline: float) -> Verdict | None:
 
 
 def main(part: str, seconds: str) -> int:
-    """Run one part for so long and print what came of it; 1 when more survive than may."""
+    """Run one part for that time and print what came of it; 1 when more survive than may."""
     mother = os.getpid()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with TemporaryDirectory() as folder:

@@ -39,7 +39,7 @@ async def resources(tmp_path: Path) -> AsyncIterator[Resources]:
 
 
 async def _fuzz(resources: Resources, number: int) -> Counter[int]:
-    """The statuses of so many answers, each checked."""
+    """The statuses of the answers, each checked."""
     app = resources.app()
     async with client_of(app) as client:
         member = await TestService(resources, client).member()
