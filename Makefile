@@ -69,7 +69,7 @@ tests: setup ## the tests alone; ARGS="tests/api -k retention" chooses
 manifests: setup ## check the Dockerfile and the Helm chart (part of `make test`)
 	@$(BIN)/python -m pytest tests/manifests $(ARGS)
 
-schema: setup ## write the names of settings and Serve arguments into the Helm chart's schema anew
+schema: setup ## write the names of settings and Serve arguments into the Helm chart's schema
 	@$(BIN)/python -m tests.manifests.values_schema
 
 coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html

@@ -151,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="*", choices=list(COMPARED), default=list(COMPARED))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--solo", type=int, default=16, help="so many images of a round are made again alone and compared"
+        "--solo", type=int, default=16, help="how many images of a round are made again alone and compared"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(

@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
     @contextmanager
     def model(self, name: str, files: int, *, adapters: int = 0, **options: Any) -> Generator[BenchmarkModel]:
-        """Make so many files of adapters, and give them more names where there are to be more `adapters`."""
+        """Make this many files of adapters, and give them more names where there are to be more `adapters`."""
         device, dtype = ("cpu", "float32") if self.tiny else ("cuda", "bfloat16")
         chosen = {"device": device, "dtype": dtype, "host_memory": HOST_MEMORY, "adapter_slots": 64, **options}
         rank, side = (4, 64) if self.tiny else (32, MODELS[name][1])
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
             yield made._replace(adapters=[replace(one, id=f"{one.id}-{i}") for i, one in enumerate(several)])
 
     def few(self, count: int) -> int:
-        """Return so many on a GPU, and a few in a rehearsal."""
+        """Return the number on a GPU, and a few in a rehearsal."""
         return min(count, 4) if self.tiny else count
 
     def throughput(self, benchmark: BenchmarkModel, distinct: list[int], policies: list[str], solo: int) -> Any:

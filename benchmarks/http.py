@@ -84,7 +84,7 @@ async def _measure(settings: Settings, rounds: int, seconds: float, connections:
 def _set_durability(plain: redis.Redis, config: dict[str, str]) -> None:
     for name, value in config.items():
         plain.config_set(name, value)
-    while plain.info("persistence")["aof_rewrite_in_progress"]:  # switching the file on writes it anew
+    while plain.info("persistence")["aof_rewrite_in_progress"]:  # switching the file on rewrites it
         time.sleep(0.05)
 
 

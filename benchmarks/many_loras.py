@@ -56,7 +56,7 @@ PROMPTS = (
     "a yellow flower with a red middle on a blue background",
 )
 SAME_PICTURE = 2.0
-"""Pictures of one job may differ by so many 8-bit levels in the mean: kernels round, nothing else may differ."""
+"""Pictures of one job may differ by this many 8-bit levels in the mean: kernels round, nothing else may differ."""
 
 
 class Job(NamedTuple):

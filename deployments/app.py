@@ -53,7 +53,7 @@ def build(args: AppArgs) -> Application:
 def build_group(args: GroupArgs) -> Application:
     """Bind the generators of one group of base models, as an application of their own that takes no requests.
 
-    A change of its `args` starts its replicas anew, and those of no other group. Serve calls it as it calls `build`.
+    A change of its `args` restarts its replicas, and those of no other group. Serve calls it as it calls `build`.
     """
     return assemble_group(args, {})
 

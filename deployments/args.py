@@ -127,7 +127,7 @@ class LoadScaleArgs(Args):
 class IngressArgs(ReplicaArgs):
     replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    """One replica takes so many requests, at most half of them polls that wait. Unset, it takes as many as
+    """How many requests one replica takes, at most half of them polls that wait. Unset, it takes as many as
     `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""
     max_queued_requests: int = Field(default=1000, ge=1)
     """How many requests wait for one replica beyond those in progress; the next is answered 503 `overloaded`."""
@@ -137,7 +137,7 @@ class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
     prefetch_s: SecondsOrZero = 2
     """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
-    of its own needs them, one in so many seconds; 0 reads none."""
+    of its own needs them, one every `prefetch_s` seconds; 0 reads none."""
     warm_up_s: SecondsOrZero | None = None
     """A replica that has drawn an image of the smallest size is ready. While no job is there it then warms up for the
     sizes on offer, smallest first, and begins another while less than this has passed. Unset, it takes every size on a
@@ -169,7 +169,7 @@ class HousekeeperArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
     resources: Resources = Field(default_factory=dict)
     every_s: Seconds = 1
-    """Expired leases are looked for, and the embedded Redis is checked, once in so many seconds."""
+    """How many seconds pass between two searches for expired leases and checks of the embedded Redis."""
 
 
 class AppArgs(Args):

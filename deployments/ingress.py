@@ -46,7 +46,7 @@ HINT_TIMEOUT_S = 5.0
 HINT_EVERY_S = 0.05
 """A hint costs the ingress as much processor time as two polls: with many jobs a second, one speaks for several."""
 CONTROLLER_TIMEOUT_S = 2.0
-"""Serve's controller is waited for this long, less than a probe waits; one that starts anew takes longer."""
+"""Serve's controller is waited for this long, less than a probe waits; one that restarts takes longer."""
 
 
 class Hints:
@@ -155,7 +155,7 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Serves the API, bound to the deployments it hints, and to those that only have to run beside it.
+    """Serves the API, bound to the deployments that it sends hints to, and to those that only have to run beside it.
 
     Everything it promises is in Redis before it answers.
     """

@@ -56,7 +56,7 @@ DEPLOYMENT_STAGES = {
     "upscaler": "Upscaler: models loaded",
     "generator": "Generator: base model loaded",
 }
-"""The screen calls the start of each deployment so, and adds the name of a further group to its generator's."""
+"""What the screen calls the start of each deployment; the generators of a further group add the group's name."""
 
 
 class Start(NamedTuple):

@@ -37,7 +37,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node's answer: what it has for itself alone, a setting that it cannot read, digests."""
+    """A node's answer: what it shares with no other node, a setting that it cannot read, and digests."""
 
     own: Sequence[str] = ()
     broken: str = ""

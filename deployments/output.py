@@ -70,7 +70,7 @@ class Reporter:
         console = Console(quiet=self.as_json, highlight=False, markup=False, soft_wrap=True)
         columns = (SpinnerColumn(), TextColumn(f"{{task.description:<{NAME_WIDTH}}}{{task.elapsed:5.0f}} s"))
         progress = Progress(*columns, console=console, transient=True)
-        with progress if console.is_terminal else nullcontext():  # a progress display would end a file by an empty line
+        with progress if console.is_terminal else nullcontext():  # a file would get an empty line at its end
             yield Stages(progress)
 
     def ready(self, demo: Demo) -> None:

@@ -170,7 +170,7 @@ async def off_the_loop(call: Callable[[], T]) -> T:
 async def least_replicas(deployment: str, application: str) -> int | None:
     """Return how many replicas Serve keeps of a deployment without any work; None where it has no such deployment.
 
-    It is asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
+    It is asked again each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
     controller does not answer.
     """
     common: Any = import_module("ray.serve._private.common")

@@ -15,9 +15,9 @@ from serve_app.store.embedded_redis import running_redis, stop_redis
 from serve_app.store.redis_client import connect_sync
 
 QUIET_S = 1.0
-"""Nobody may have been connected for so long: a replica that is still ending would start the server again."""
+"""The server is stopped when nobody was connected for this long: a replica that still ends would start it again."""
 LEFT_TO_OTHERS_S = 30.0
-"""Whoever is still connected after so long belongs to another service on this data directory. A server that is silent
+"""Whoever is still connected after this long belongs to another service on this data directory. A server that is silent
 all that time serves nobody."""
 POLL_S = 0.1
 

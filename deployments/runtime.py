@@ -34,12 +34,12 @@ KILL_LIMIT_S = 2.0
 SESSIONS_KEPT = 5
 PROXY_PORTS = 2
 REPLICA_PORTS = 100
-"""Ingress replicas have so many ports, as Serve reuses the port of a replaced replica only after minutes."""
+"""How many ports ingress replicas have: many, as Serve reuses the port of a replaced replica only after minutes."""
 
 RECOVERY = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a frozen replica takes no part in its own stop
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",  # a killed proxy is back in 5 s instead of 29 s
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # with 2, a busy machine missed some checks
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # within 2 s a busy machine missed some checks
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine's proxy was killed after Serve's 5 s
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "2s",  # a frozen ingress is sent nothing more after 7 s instead of 16
 }

@@ -22,7 +22,7 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 
 MINUTES, MINUTE_S = 10, 60.0
-"""So many minutes are long enough that chance counts for little (6 % at 1.4 jobs a second), and short enough to follow
+"""Demand is averaged over ten minutes: chance then counts for little (6 % at 1.4 jobs a second), and it still follows
 a day's wave."""
 BURST = 1.5
 """One minute's demand is capped at this multiple of the average minute; the rest of a burst counts as backlog."""
@@ -30,7 +30,7 @@ AHEAD = 2.0
 """Demand is extrapolated this many minutes beyond the middle of the last whole minute: one to reach now, one for a
 replica to start."""
 SURE = 2.0
-"""A trend is cut by so many standard errors before it is continued: among few jobs it is mostly chance."""
+"""A trend is cut by this many standard errors before it is continued: among few jobs it is mostly chance."""
 
 
 class ArrivalRate:

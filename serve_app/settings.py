@@ -43,9 +43,9 @@ Network = IPv4Network | IPv6Network
 
 PREFIX = "ATELIER_"
 OTHERS_VARIABLES = (
-    *("ATELIER_URL", "ATELIER_BASE_URL", "ATELIER_KEY", "ATELIER_READY_FILE"),  # of whoever calls a service
+    *("ATELIER_URL", "ATELIER_BASE_URL", "ATELIER_KEY", "ATELIER_READY_FILE"),  # read by whoever calls a service
     *("ATELIER_CONNECTIONS_PER_ADDRESS", "ATELIER_HAPROXY", "ATELIER_HTTP_HOST", "ATELIER_PROXY_SECRET"),  # the proxy's
-    *("ATELIER_KUBERNETES_API", "ATELIER_KUBERNETES_IDENTITY"),  # of the chart's job that makes an account
+    *("ATELIER_KUBERNETES_API", "ATELIER_KUBERNETES_IDENTITY"),  # read by the chart's job that makes an account
 )
 """Variables with our prefix that other programs read."""
 _SERVICE_LINK = re.compile(
@@ -101,7 +101,7 @@ def _check_web_address(url: str) -> str:
 
 def _check_public_url(url: str) -> str:
     if "?" in url:
-        raise ValueError("must be an address without a query, since that of each image follows it")
+        raise ValueError("must be an address without a query, since the address of each image adds its own")
     return url
 
 
@@ -163,11 +163,11 @@ class Settings(BaseSettings):
     """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
     reads the same variable."""
     max_keys_per_account: int = Field(default=100, ge=1)
-    """So many API keys of one account may work at the same time."""
+    """How many API keys of one account may work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
     """An uploaded LoRA has at most this size."""
     max_image_bytes_per_account: ByteSize = ByteSize(5 << 30)
-    """The images that one account uploads take at most so many bytes of storage together."""
+    """The images that one account uploads take at most this many bytes of storage together."""
     lora_samples: bool = True
     """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
@@ -202,17 +202,17 @@ class Settings(BaseSettings):
     """How many requests are in progress at one ingress replica, waiting polls aside; what exceeds both waits in front
     of it."""
     waiting_polls: int = Field(default=4_000, ge=0)
-    """One ingress replica holds so many polls with `Prefer: wait=N` at a time, a quarter of them for one account."""
+    """How many polls with `Prefer: wait=N` one ingress replica holds at a time, a quarter of them for one account."""
     redis_connections: int = Field(default=64, ge=1)
-    """One process has so many. More add nothing: one fsync confirms all writes of one turn of the server's loop, and
+    """How many one process has. More add nothing: one fsync confirms all writes of one turn of the server's loop, and
     with many calls under way each waits longer for its answer than Redis takes."""
     redis_wait: Life | None = None
-    """A call waits so long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at 200
-    a second."""
+    """A call waits this long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at
+    200 a second."""
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """Webhooks may go to these addresses or networks, by commas, although they are private, by HTTP too."""
     accept_replicas: int = Field(default=0, ge=0)
-    """So many Redis replicas must hold a job before it is acknowledged (`WAIT`); for failover, name them all."""
+    """How many Redis replicas must hold a job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
     """How many polls a second one key may make at one ingress replica; polling every 5 seconds never meets it."""
     previews: bool = True
@@ -223,7 +223,7 @@ class Settings(BaseSettings):
     """A function `package.module:function` is asked in place of an address."""
     moderation_timeout: Life = timedelta(seconds=5)
     moderation_fails: Literal["closed", "open"] = "closed"
-    """While moderation does not answer, requests are refused with 503 and images not stored, or all is allowed."""
+    """While moderation is silent, `closed` refuses requests with 503 and stores no image, and `open` allows all."""
     audit_life: Life = timedelta(days=365)
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: Annotated[str, AfterValidator(_check_log_level)] = "INFO"
@@ -260,7 +260,7 @@ class Settings(BaseSettings):
         return self.open_requests + self.waiting_polls
 
     def with_requests_at_once(self, most: int) -> "Settings":
-        """Return the settings for a replica that takes so many requests, at most half of them waiting polls."""
+        """Return the settings for a replica that takes `most` requests, at most half of them waiting polls."""
         waiting = min(self.waiting_polls, most // 2)
         return self.model_copy(update={"open_requests": most - waiting, "waiting_polls": waiting})
 

@@ -184,7 +184,7 @@ def plain_redis(url: str, **options: Any) -> Any:
 
 @contextmanager
 def memory_limit(client: Any, most: int = 1) -> Generator[None]:
-    """Meanwhile the server holds so many bytes at most; with one byte it takes nothing more."""
+    """Meanwhile the server holds at most this many bytes; with one byte it takes nothing more."""
     before = client.config_get("maxmemory")["maxmemory"]
     client.config_set("maxmemory", most)
     try:

@@ -24,6 +24,7 @@ TOP_LEVEL = (
     "configs/helm/atelier/README.md",
 )
 DOCUMENTS = [*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = ROOT / "docs" / "decisions"
 FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "benchmarks", "notebooks")
 PATH = re.compile(rf"(?<![\w./…-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
 LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
@@ -78,12 +79,20 @@ def test_the_architecture_names_every_package() -> None:
     assert not [str(package) for package in sorted(packages) if f"`{package}/" not in text]
 
 
-def test_every_decision_is_listed() -> None:
-    folder = ROOT / "docs" / "decisions"
-    index = (folder / "README.md").read_text()
-    files = sorted(path.name for path in folder.glob("[0-9]*.md"))
-    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
-    assert not [name for name in files if f"({name})" not in index]
+def test_the_index_of_decisions_lists_every_page_and_every_old_number() -> None:
+    index = (DECISIONS / "README.md").read_text()
+    entries = dict(re.findall(r"^- \[.*\]\((.*)\):[^(]*\(([^)]*)\)", index, flags=re.MULTILINE))
+    assert set(entries) == {path.name for path in DECISIONS.glob("*.md")} - {"README.md"}
+    assert {int(number) for numbers in entries.values() for number in numbers.split(",")} == set(range(1, 65))
+
+
+def test_decisions_are_named_by_their_pages() -> None:
+    """In code as in documents: the numbers that they had are explained by the index alone."""
+    texts = {path: path.read_text(errors="ignore") for path in _tracked(*FOLDERS, *TOP_LEVEL) if path != Path(__file__)}
+    del texts[DECISIONS / "README.md"]
+    numbered = [str(path) for path, text in texts.items() if re.search(r"(?i)\bdecisions?[\s#]+[0-9]", text)]
+    pages = {page for text in texts.values() for page in re.findall(r"\bdecisions/([\w-]+\.md)", text)}
+    assert (numbered, [page for page in pages if not (DECISIONS / page).exists()]) == ([], [])
 
 
 def _leads_somewhere(document: Path, link: str) -> bool:
@@ -114,11 +123,14 @@ def _settings() -> set[str]:
 @cache
 def _environment_variables() -> frozenset[str]:
     """Settings, and what the code, the configurations, the tests and the notebook read beside them."""
-    folders = ("serve_app", "deployments", "configs", "tests", "notebooks")
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = [ROOT / name for name in listed.stdout.splitlines()]
-    texts = (path.read_text(errors="ignore") for path in files if path.is_file() and path != Path(__file__))
+    files = _tracked("serve_app", "deployments", "configs", "tests", "notebooks")
+    texts = (path.read_text(errors="ignore") for path in files if path != Path(__file__))
     return frozenset({name for text in texts for name in ENVIRONMENT.findall(text)} | _settings())
+
+
+def _tracked(*places: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
 
 
 def unknown_commands(code: str) -> list[str]:

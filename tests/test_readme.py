@@ -20,6 +20,15 @@ def python_block(containing: str) -> str:
     return block
 
 
+def test_the_bundled_model_knows_the_words_of_every_prompt() -> None:
+    vocabulary = json.loads((ROOT / "models/pocket/tokenizer/vocab.json").read_text())
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/how-to/call-the-interfaces.md")]
+    asked = r"""(?:prompt": |generate\()"([^"]+)"|map\(\["([^]]+)"\]"""
+    words = {word for text in texts for prompts in re.findall(asked, text) for word in re.findall(r"\w+", str(prompts))}
+    assert len(words) > 10
+    assert not {word for word in words if f"{word}</w>" not in vocabulary}
+
+
 def run_program(program: str, folder: Path) -> str:
     """What a program prints, errors and warnings included."""
     done = subprocess.run(

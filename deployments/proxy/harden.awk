@@ -1,6 +1,6 @@
 # Hardens a configuration of HAProxy that Serve has generated. Its variables are: folder (of the files to insert), host (to
 # listen on, if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time), most
-# (connections in all) and servers (a file with the last configuration's, by backend, which is written anew). It ends with
+# (connections in all) and servers (a file with the last configuration's, by backend, which is rewritten). It ends with
 # code 3 when the configuration does not look as expected: a proxy without its protection must not start.
 
 function insert(file,    line) {
@@ -13,7 +13,7 @@ function insert(file,    line) {
     close(folder "/" file)
 }
 
-# While Serve builds an application anew, and after a build that failed, it names no replica of it, though all of them
+# While Serve builds an application again, and after a build that failed, it names no replica of it, though all of them
 # run: those of the last configuration stay. HAProxy's own checks say which of them live.
 function bring_back() {
     if (section ~ /^backend/ && !(section in now) && section in last) {

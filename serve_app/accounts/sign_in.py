@@ -65,7 +65,7 @@ class Passwords:
         return credential_version
 
     async def matches(self, stored: str | None, password: str) -> bool:
-        """Compare; False where nothing is stored, after as long as for a wrong password."""
+        """Compare; return False where nothing is stored, after the time that a wrong password takes."""
         async with self._hashing:
             return await asyncio.to_thread(self._verify, stored, password[: LENGTH.stop])
 

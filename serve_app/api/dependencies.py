@@ -116,7 +116,7 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
 
 
 async def still_reads(request: Request) -> bool:
-    """Whether the key of a request that has long passed may still read: asked anew every few seconds."""
+    """Whether the key of a request that has long passed may still read: asked again every few seconds."""
     key, variant = _credential(request)
     return await jobs_of(request).poller.still_reads(key, variant)
 

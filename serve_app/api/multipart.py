@@ -133,7 +133,7 @@ class _Form:
     def write(self) -> None:
         """Write what has been collected; in a thread.
 
-        Each call opens its files anew: a thread goes on when its upload is canceled, and the number of a descriptor
+        Each call opens its files again: a thread goes on when its upload is canceled, and the number of a descriptor
         that somebody else closed may by then be another client's.
         """
         blocks, self._blocks, self.unwritten = self._blocks, defaultdict(bytearray), 0

@@ -15,7 +15,7 @@ rate."""
 
 
 class OpenRequests:
-    """Passes on so many requests at once; more wait for a place, and the next is `overloaded`.
+    """Passes on `at_once` requests together; `waiting` more wait for a place, and the next is `overloaded`.
 
     A request holds no place while bytes of its body are awaited, so that half-sent bodies keep nobody out. There are at
     most as many of those as callers have connections, and their time is bounded here.
@@ -65,7 +65,7 @@ class _OpenRequest:
 
     async def receive(self) -> Message:
         """Receive a message, without a place until the body is whole. Raises `RequestTimeout`."""
-        if self._is_whole:  # what still comes is the end of the connection
+        if self._is_whole:  # all that can still come is the end of the connection
             return await self._receive()
         self.leave_place()
         began = time.monotonic()

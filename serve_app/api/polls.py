@@ -98,7 +98,7 @@ MOST_WORDS, LONGEST = 20, 500
 
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:
-    """Return the header, where the prompt of an accepted generation has such words."""
+    """Return the header with the unknown words of an accepted generation's prompt, if it has any."""
     vocabulary = loras_of(request).vocabulary
     words = await vocabulary.unknown_words(prompt, acceptance.base_model, acceptance.trigger_words)
     value = header_value(words)

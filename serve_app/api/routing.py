@@ -136,7 +136,7 @@ class Rules:
         if place[0] != "body":
             return Field("", str(place[-1]), self._schemas)
         if len(place) == 1:
-            return Field("", "kind", self._schemas)  # of a body that has several, and is of none
+            return Field("", "kind", self._schemas)  # the body names none of the kinds that there are
         is_tagged = place[1] in self._kinds and len(place) > 2
         kind, place = (str(place[1]), place[2:]) if is_tagged else ("", place[1:])
         schemas, name = self._kinds.get(kind, self._schemas), str(place[0])

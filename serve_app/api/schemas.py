@@ -88,7 +88,7 @@ LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
 
 
 def line(shortest: int, longest: int) -> StringConstraints:
-    """Constrain a text to one line: trimmed, without control characters, of so many code points."""
+    """Constrain a text to one line: trimmed, without control characters, of `shortest` to `longest` code points."""
     return StringConstraints(strip_whitespace=True, min_length=shortest, max_length=longest, pattern=LINE_PATTERN)
 
 

@@ -68,7 +68,7 @@ def _render(checks: Iterable[Check]) -> RenderableType:
 
 
 SHOWN = 5
-"""A person is shown the names of so many missing files; `--json` has them all."""
+"""A person is shown the names of at most this many missing files; `--json` has them all."""
 
 
 def restore(

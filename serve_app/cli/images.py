@@ -23,7 +23,7 @@ from serve_app.settings import Settings
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
 TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow moon", 20
-"""A LoRA that recommends no steps is tried by so many: a cheap picture tells enough."""
+"""A LoRA that recommends no number of steps is tried with 20: a cheap picture tells enough."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # it holds a key
@@ -55,8 +55,8 @@ class Drawing(Options):
     sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None
     base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None
     image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None
-    strength: Annotated[float | None, typer.Option(help="How much of it is drawn anew: 0.01 to 1.")] = None
-    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is drawn anew.")] = None
+    strength: Annotated[float | None, typer.Option(help="How much of it is redrawn: 0.01 to 1.")] = None
+    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is redrawn.")] = None
     guidance_scale: Annotated[
         float | None, typer.Option("--guidance", help="How closely the image follows the prompt: 1 to 20.")
     ] = None

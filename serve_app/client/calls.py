@@ -48,7 +48,7 @@ RETRY_BUDGET_S = 30.0
 WAIT_S = 600.0
 """Images are waited for this long by default."""
 CONCURRENCY = 32
-"""`map` has so many jobs open at once: enough to fill several workers, and other requests wait behind no more."""
+"""`map` has at most this many jobs open: enough to fill several workers, and other requests wait behind no more."""
 EMBEDDED_IMAGES = 16
 """A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
@@ -151,7 +151,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
         Ctrl-C or an error while it waits cancels the job, a time that is over does not.
 
-        `image` is begun from, scaled to the size asked for, and `strength` says how much of it is drawn anew; `mask` is
+        `image` is begun from, scaled to the size asked for, and `strength` says how much of it is redrawn; `mask` is
         white there, and black where it is kept. Either is uploaded unless the service has it:
 
             client.generate("a harbour at night", image="photo.jpg", strength=0.6, mask=mask_of_the_sky)

@@ -37,7 +37,7 @@ class Following:
         self._record = Record(job.id, job.status, job.progress)
 
     def next(self, timeout: float | None) -> Operation[Event]:
-        """Return the next event that tells something new. Raises `WaitTimeout` after so many seconds without one."""
+        """Return the next event that tells something new. Raises `WaitTimeout` after `timeout` seconds without one."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._only_polls:
             left = QUIET_S if deadline is None else deadline - time.monotonic()

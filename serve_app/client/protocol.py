@@ -118,7 +118,7 @@ class Service:
     """
 
     has_answered: bool = field(default=False, init=False)
-    """Whether the client has ever had an answer: a server that goes away then is probably being started anew."""
+    """Whether the client has ever had an answer: a server that goes away then is probably being restarted."""
 
     base_url: str
     key: str = field(repr=False)
@@ -257,7 +257,7 @@ class Service:
         return record
 
     def download(self, record: Record, index: int) -> Operation[bytes]:
-        """The file's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once.
+        """The file's bytes. The URL is signed, so no key is sent; an expired one is fetched again once.
 
         Raises `NotFound` when the image was deleted.
         """
@@ -311,7 +311,7 @@ def path_of(root: str, *parts: str) -> str:
 
 
 def then(operation: Operation[Any], read: Callable[[Any], T]) -> Operation[T]:
-    """The operation whose result is what `read` makes of another's."""
+    """Return an operation whose result is what `read` makes of the result of `operation`."""
     return read((yield from operation))
 
 
@@ -376,7 +376,7 @@ class JobOptions(TypedDict, total=False):
     priority: Literal["normal", "low"] | None
     """`low` waits behind all other jobs of the account."""
     start_within: int | None
-    """A job that nobody has started after so many seconds ends as expired."""
+    """A job that no worker has started after this many seconds ends as expired."""
     metadata: dict[str, str] | None
     """Texts that the job keeps."""
     webhook_url: str | None
@@ -400,10 +400,10 @@ class GenerationOptions(JobOptions, total=False):
     prompt_weights: bool | None
     """Whether `(red:1.5)` and `[green]` in both prompts weight their words."""
     image_id: str | None
-    """An image of the account to begin from; `strength` is how much of it is drawn anew."""
+    """An image of the account to begin from; `strength` is how much of it is redrawn."""
     strength: float | None
     mask_image_id: str | None
-    """An image of the account: white where `image_id` is drawn anew, black where it is kept."""
+    """An image of the account: white where `image_id` is redrawn, black where it is kept."""
 
 
 def given_options(call: str, known: type[JobOptions], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -210,7 +210,7 @@ OnProgress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A small PNG of the unfinished image `index`, as it was after so many steps."""
+    """A small PNG of the unfinished image `index`, as it was after `step` steps."""
 
     index: int
     step: int

@@ -1,4 +1,4 @@
-"""Uploads: a form whose files are read while they are sent, anew for each try, and the bar of a LoRA's."""
+"""Uploads: a form whose files are read while they are sent, again for each try, and the bar of a LoRA's."""
 
 import hashlib
 import io
@@ -90,7 +90,7 @@ def read_timeout(timeout: Timeout) -> httpx.Timeout:
 
 
 def timeout_of(least: float | None, most: float | None, timeout: httpx.Timeout) -> httpx.Timeout:
-    """The client's own, with at least and at most so many seconds for an answer."""
+    """The client's own, with at least `least` and at most `most` seconds for an answer."""
     read = timeout.read
     if least is not None and read is not None:
         read = max(read, least)

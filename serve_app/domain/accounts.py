@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan: at most `limit` counted requests in a fixed window, and so many own LoRAs.
+    """A plan: at most `limit` counted requests in a fixed window, and `max_loras` LoRAs of its own.
 
     The first counted request opens the window. An account has two plans: of LoRAs it may own as many as the larger one
     allows.

@@ -27,7 +27,7 @@ def user(user_id: str) -> str:
 
 
 def account(pseudonym: str) -> str:
-    """Name an account as actor: it shares a LoRA with another account, or ends that."""
+    """Name an account as the actor, where it shares a LoRA with another account or ends the sharing."""
     return f"account:{pseudonym}"
 
 

@@ -23,7 +23,7 @@ class BaseModel:
     sampler: str = ""
     """The sampler of its images; empty means the engine's option, or else the base model's own."""
     passes: int = 1
-    """How often a step of `sampler` asks the denoiser: a job's work counts so many times."""
+    """How often a step of `sampler` asks the denoiser: the work of a job is multiplied by it."""
     steps: int | None = None
     """How many steps it was made for; None where nobody says it."""
     guidance: float | None = None
@@ -39,7 +39,7 @@ class BaseModel:
     pipeline: str = ""
     """The class of diffusers' pipeline that it is of; empty where the machine that applied the catalog cannot tell."""
     max_side: int | None = None
-    """Its images are at most so many pixels wide and high; None means what is usual for its pipeline."""
+    """Its images are at most this many pixels wide and high; None means what is usual for its pipeline."""
 
     @property
     def pool(self) -> str:

@@ -47,7 +47,7 @@ def weighted(prompt: str) -> tuple[Part, ...]:
     by_weight = groupby(_pieces(prompt), key=lambda part: part.weight)  # a text with a literal bracket is read whole
     parts = tuple(Part("".join(part.text for part in same), weight) for weight, same in by_weight) or (Part(""),)
     for part in parts:
-        if not part.weight <= MOST_WEIGHT:  # which is so of a number that is none, 0 times infinity
+        if not part.weight <= MOST_WEIGHT:  # true of NaN as well, which 0 times infinity is
             raise ValueError(f"prompt_weights: a weight must be at most {MOST_WEIGHT:g}, not {part.weight:g}")
     lowered = sum(part.weight < 1 for part in parts)
     if lowered > MOST_LOWERED:
@@ -58,7 +58,7 @@ def weighted(prompt: str) -> tuple[Part, ...]:
 def _pieces(prompt: str) -> Iterator[Part]:
     tokens = list(_TOKENS.finditer(prompt))
     factors = _factors(tokens)
-    products = {"(": [1.0], "[": [1.0]}  # of the brackets of a kind that are open, the innermost last
+    products = {"(": [1.0], "[": [1.0]}  # of the open brackets of each kind, the innermost last
     for place, token in enumerate(tokens):
         if place not in factors:
             yield Part(token["escaped"] or token[0], products["("][-1] * products["["][-1])

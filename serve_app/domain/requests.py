@@ -79,7 +79,7 @@ class _AnyRequest:
     """Texts that its caller keeps with it."""
     priority: Priority = Priority.NORMAL
     start_within: int | None = None
-    """Its job ends as expired where no worker has started it after so many seconds; None is as long as any job waits."""
+    """Its job ends as expired if no worker has started it after this many seconds; None is as long as any job waits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +108,9 @@ class GenerationRequest(_AnyRequest):
     image: Picture | None = None
     """The image that it begins from, scaled to its size."""
     strength: float = 0.8
-    """How much of `image` is drawn anew, above 0 and at most 1: it takes that part of the steps."""
+    """How much of `image` is redrawn, above 0 and at most 1: it takes that part of the steps."""
     mask: Picture | None = None
-    """White where `image` is drawn anew, black where it is kept."""
+    """White where `image` is redrawn, black where it is kept."""
 
     @classmethod
     def asked(cls, *, seed: int, lora_id: str, lora_weight: float = 0.75, num_images: int = 1, **fields: Any) -> Self:

@@ -250,7 +250,7 @@ class AdapterPool:
         return copied
 
     def _make_room(self, lines: int, adapter: Adapter) -> tuple[int, int] | None:
-        """Take a slot and so many lines; None while too many are in use, or needed by runs before this adapter's.
+        """Take a slot and `lines` lines; None while too many are in use, or needed by runs before this adapter's.
 
         Where none are free, those of adapters that no waiting run needs are taken, then of those needed last.
         """

@@ -51,7 +51,7 @@ from serve_app.engine.lora_layers import FACTORS_RANK, Factors, LoRAConv, LoRALa
 NO_SLOT = 0
 """The slot without an adapter, for rows that have none and for padding."""
 KEPT_PLANS = 64
-"""The plans of so many layouts are kept."""
+"""How many layouts' plans are kept."""
 
 
 class ModuleWeights(NamedTuple):
@@ -298,7 +298,7 @@ class AdapterSlots:
         self._keys[lane] = (layout, len(slots), bound.moves)
 
     def convolve_by(self, rows: int) -> None:
-        """Let each convolution of the first lane take so many rows at once in the passes that follow; 0: all."""
+        """Let each convolution of the first lane take `rows` rows at once in the passes that follow; 0: all."""
         for layer in self._convolutions if rows != self._convolved else ():
             layer.rows_at_once = rows
         self._convolved = rows

@@ -72,5 +72,5 @@ class AdapterStore:
 
 
 def line_count(size_bytes: int) -> int:
-    """Return how many lines so many bytes take."""
+    """Return how many lines `size_bytes` bytes take."""
     return -(-size_bytes // LINE_BYTES)

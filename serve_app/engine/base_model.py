@@ -30,7 +30,7 @@ COMMON_RANK = 32
 adapter of a higher rank, or one that changes layers outside the transformer blocks, compiles new graphs once."""
 
 MEASURING_S = 1.0
-"""A step that measures begins passes for so long; then aborted runs leave, and runs of other shapes have their turn."""
+"""A step that measures begins passes for this long; then aborted runs leave, and other shapes have their turn."""
 
 
 class FailedRun(NamedTuple):
@@ -169,7 +169,7 @@ class BaseModel:
         """Encode the image that a run begins from, once for runs that are given the same arrays one after the other."""
         if request.image is None:
             if request.mask is not None:
-                raise ValueError("mask: says which part of an image is drawn anew, and there is no image")
+                raise ValueError("mask: says which part of an image is redrawn, and there is no image")
             return None
         if not 0 < request.strength <= 1:
             raise ValueError(f"strength: must be above 0 and at most 1, not {request.strength}")

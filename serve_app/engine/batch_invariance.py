@@ -47,7 +47,7 @@ class Division(NamedTuple):
     single: bool = False
     """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
     convolved: int = 0
-    """So many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0: all."""
+    """How many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0: all."""
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""

@@ -112,7 +112,7 @@ class DeviceQueues:
         stream.synchronize()
 
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Keep memory of another stream from being used anew while steps that read these tensors are queued."""
+        """Keep memory of another stream from being reused while steps that read these tensors are queued."""
         for tensor in tensors:
             if self._steps is not None and tensor.is_cuda:
                 tensor.record_stream(self._steps)

@@ -46,7 +46,7 @@ most 0.2 s on a core (`models/pocket`)."""
 IDLE_WAIT_S = 0.05
 """A step with nothing to denoise waits this long for a read adapter, a decoded image or a new run."""
 DECODERS = 2
-"""So many images are decoded at once on a CPU, each with its share of the threads: its operators are too small to be
+"""Two images are decoded at once on a CPU, each with its share of the threads: its operators are too small to be
 worth dividing (1.8 times as many a second as one after the other, measured on two cores), and each takes memory."""
 
 
@@ -386,7 +386,7 @@ class Engine:
         Raises FileNotFoundError with the path of an adapter that is not there, RuntimeError when a run fails.
         `adapters` names further ones, each with its weight: what each changes in the base alone is added.
         With an `image`, whose middle is scaled to this size, it takes the last `strength` of the steps (0 to 1) from
-        there; a `mask` is white where the image is drawn anew, and black where it is kept.
+        there; a `mask` is white where the image is redrawn, and black where it is kept.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
         files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]

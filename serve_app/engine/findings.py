@@ -1,6 +1,6 @@
 """Keeps on disk what was measured about a base model's arithmetic, so that the next process need not measure it.
 
-It holds only where nothing changes that bits may depend on: the processor or card, the libraries, this engine's code,
+It holds only while nothing changes that bits may depend on: the processor or card, the libraries, this engine's code,
 the model's structure and the options. These together name the file.
 """
 

@@ -35,7 +35,7 @@ AddLora = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, Tensor]
 """Adds a layer's change to y, as `lora_kernels.add_lora`: its arguments are the store's numbers, the tables `starts`,
 `ranks` and `unscaled`, a lane's rows, the layer's number, y and x."""
 KEPT_VIEWS = 64
-"""The views of so many layouts and row counts are kept."""
+"""How many views are kept, one for each layout and row count."""
 
 
 class Sizes(NamedTuple):

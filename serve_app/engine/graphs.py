@@ -20,7 +20,7 @@ from serve_app.engine.run import Conditioning
 log = logging.getLogger(__name__)
 
 MAX_GRAPHS = 32
-"""So many graphs are held. They go all together: they share memory, and with the first of them torch drops the cuBLAS
+"""How many graphs are held. They go all together: they share memory, and with the first of them torch drops the cuBLAS
 workspace of their stream, which all use (pytorch issue 193402)."""
 
 Forward = Callable[[Tensor, Tensor, Conditioning], Tensor]
@@ -46,7 +46,7 @@ class GraphDevice(Protocol):
         ...
 
     def release(self) -> None:
-        """Wait for the last replay, and begin anew: no capture is used any more."""
+        """Wait for the last replay, and forget every capture: new ones are made when they are needed."""
         ...
 
 

@@ -132,7 +132,7 @@ def inspect_adapter(
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Python's, torch's, or that of safetensors, which panics."""
+    """Whether memory ran out: Python and torch raise errors of their own, and safetensors panics."""
     return isinstance(error, MemoryError) or "memory" in str(error) or type(error).__name__ == "PanicException"
 
 

@@ -76,7 +76,7 @@ class Lanes:
         return torch.cat([future.result() for future in futures])
 
     def _share_threads(self, share: int) -> None:
-        """Let the operators of each lane take so many threads.
+        """Let the operators of each lane take `share` threads.
 
         torch keeps the number for each calling thread, and gives a thread that is new the number that any set last.
         """

@@ -21,7 +21,7 @@ POSITIONS, OUTPUTS = 64, 128
 """The sides of a tile of the output: on an H200, at rank 32, the fastest of four with four or eight warps at four layers
 of SDXL of five. A tile of the inputs that are summed at once is 128 bytes wide."""
 PROGRAMS = 256
-"""Outputs are spread over more programs until there are so many: about two for each multiprocessor of an H100."""
+"""Outputs are spread over up to this many programs: about two for each multiprocessor of an H100."""
 
 
 @torch.library.custom_op("atelier::add_lora", mutates_args=("y",))

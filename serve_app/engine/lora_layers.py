@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 LEAST_SHRUNK = 16
 """A linear's `down` is padded to this rank: from here on a product with more columns leaves these columns' bits alone
-(measured on CPU; with 8 it sums otherwise, in nearly the same time), so that ranks may mix in exact mode."""
+(measured on CPU; with 8 it sums in another order, in nearly the same time), so that ranks may mix in exact mode."""
 
 LEAST_PRODUCT = 400
-"""A product of fewer multiplications torch gives to a kernel that sums otherwise: a linear's `up` is padded so that one
-position's has as many."""
+"""A product of fewer multiplications torch gives to a kernel that sums differently: a linear's `up` is padded so that
+that of one position has as many."""
 
 FACTORS_RANK = 32
 """The rank of a LoRA that takes as long as the copies of `add_factors` (22 to 38 at five sizes, measured on CPU)."""
@@ -48,7 +48,7 @@ class Factors(NamedTuple):
         return Factors(self.outer[first // size : -(-end // size)], self.inner, first % size)
 
     def whole(self, outputs: int) -> Tensor:
-        """Return the change of so many outputs as one matrix in float32."""
+        """Return the change of `outputs` outputs as one matrix in float32."""
         return torch.kron(self.outer.float(), self.inner.float())[self.first : self.first + outputs]
 
 
@@ -191,8 +191,8 @@ class LoRAConv(LoRALayer):
     base: nn.Conv2d
 
     rows_at_once = 0
-    """So many rows are convolved by one call, and one where the convolution has strides; 0: all by one. cuDNN sums small
-    images otherwise where there are more of them, and with strides it sums the last of a call otherwise (seen on an
+    """How many rows one call convolves, or one where the convolution has strides; 0: all in one. cuDNN sums small
+    images differently where there are more of them, and with strides the last one of a call differently (seen on an
     H200): in calls of one shape a row keeps its bits."""
 
     def __init__(self, base: nn.Conv2d) -> None:

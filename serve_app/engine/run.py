@@ -69,7 +69,7 @@ class RunRequest:
     `adapter` and `scale` of several LoRAs. With `prompt_weights`, both prompts are read by `domain/prompt_weights.py`.
 
     With an `image` (uint8 [height, width, 3], of the run's size) it takes the last `strength` of its steps, from that
-    image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is drawn anew; the rest is kept. A
+    image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is redrawn; the rest is kept. A
     model that looks at images takes one of any size.
     """
 
@@ -130,7 +130,7 @@ class EncodedImage(NamedTuple):
     deviation: Tensor | None
     """The run's own noise times this is added; None where the VAE is sure."""
     drawn: Tensor | None
-    """1 for cells that are drawn anew and 0 for those that are kept, [1, height, width]; None without a mask."""
+    """1 for cells that are redrawn and 0 for those that are kept, [1, height, width]; None without a mask."""
 
 
 class Conditioning(NamedTuple):
@@ -158,7 +158,7 @@ class KeptImage(NamedTuple):
     image: Tensor
     noise: Tensor
     drawn: Tensor
-    """1 for cells that are drawn anew, [1, …]."""
+    """1 for cells that are redrawn, [1, …]."""
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -176,7 +176,7 @@ class Run:
     seen: tuple[int, Tensor, Tensor] | None = None
     """The last pass, its input and the denoiser's guided output, each [channels, …]."""
     kept: KeptImage | None = None
-    """What takes its place in the latents again after every pass."""
+    """What a mask keeps, which is put back into the latents after every pass."""
     step: int = 0
     """Passes of the denoiser that are done; some samplers take two for a step of the request."""
     added_at: float = 0.0

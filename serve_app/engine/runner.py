@@ -265,7 +265,7 @@ def _rows(conditioning: Conditioning, rows: slice) -> Conditioning:
 
 
 def _per_run(numbers: Tensor, dimensions: int) -> Tensor:
-    """View [runs] as [runs, 1, …], to multiply latents of so many dimensions by."""
+    """View [runs] as [runs, 1, …], to multiply latents by that have `dimensions` dimensions beside the runs."""
     return numbers.view(-1, *(1,) * dimensions)
 
 

@@ -110,7 +110,7 @@ class Schedule(NamedTuple):
         )
 
     def noised(self, image: Tensor, noise: Tensor, passes: int) -> Tensor:
-        """Return an image's latents with the noise that they have after so many passes."""
+        """Return an image's latents with the noise that they have after `passes` passes."""
         of_image, of_noise = self.noising[passes]
         return of_image * image + of_noise * noise
 
@@ -179,7 +179,7 @@ def make_schedule(
     """Tabulate `steps` steps of diffusers' scheduler, which is left as it was, but for the first that are `skipped`.
 
     `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
-    Raises ValueError on a scheduler that is no table of numbers, or that cannot make so many steps, and `NoSteps` where
+    Raises ValueError on a scheduler that is no table of numbers, or that cannot make the steps, and `NoSteps` where
     it would skip all.
     """
     if skipped >= steps:
@@ -390,7 +390,7 @@ def _finished(scheduler: Any, timestep: Tensor, scale: float) -> tuple[float, fl
 
 
 def _compact(passes: Sequence[_Pass]) -> tuple[int, Tensor]:
-    """Return the size of the state, with only what a later pass reads, and the table over it."""
+    """Drop from the state what no later pass reads; return how many tensors are left, and the table over these."""
     read = [{LATENTS}]
     for one in reversed(passes):
         used = {name for row in read[-1] for name, factor in one.rows[row].items() if factor}

@@ -20,9 +20,9 @@ from torch import Tensor
 PIXELS, CHANNELS = 128, 64
 """The sides of a program's tile."""
 PARTS = 1024
-"""So many partial results are joined at once."""
+"""How many partial results are joined at once."""
 NUMBERS = 1024
-"""A program of GEGLU computes so many products."""
+"""How many products a program of GEGLU computes."""
 
 
 @torch.library.custom_op("atelier::group_norm", mutates_args=())

@@ -10,7 +10,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, connect_sync
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
-"""A work unit (a megapixel-step with guidance; an output megapixel) is taken to need so many seconds until a job has
+"""A work unit (a megapixel-step with guidance; an output megapixel) is taken to need this many seconds until a job has
 been measured."""
 SOONEST = timedelta(seconds=1)
 """An estimate is never in the past, nor promises less than this."""

@@ -47,7 +47,7 @@ class JobReader:
         return {job.id: job for job in await find_jobs(self._redis, job_ids)}
 
     async def changes(self, known: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
-        """Return which jobs are no longer as they are known, by id: the text of each, and its previews' fields."""
+        """Return by id the jobs that have changed since their `known` texts: the new text, and the previews' fields."""
         args, found = [text for pair in known.items() for text in pair], list[tuple[str, str, Sequence[str]]]()
         for start in range(0, len(args), 2 * ASKED_AT_ONCE):
             found += await self._changes(known=args[start : start + 2 * ASKED_AT_ONCE])
@@ -85,7 +85,7 @@ async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str
 LOOKED_AT_ONCE = 200
 """One call of `list_jobs.lua` looks at this many records, in less than 1 ms, so that no poll waits behind a search."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
-"""`list_all` reads at most so many of the newest jobs, and so many at once."""
+"""`list_all` reads at most the 10,000 newest jobs, 200 of them at once."""
 NO_KEY = "-"
 """Jobs that were asked for in the console have this in place of a key."""
 

@@ -1,4 +1,4 @@
-"""Reads a customer's picture in a process of limited memory and time, and writes it anew as a PNG without metadata.
+"""Reads a customer's picture in a process of limited memory and time, and writes it again as a PNG without metadata.
 
 `python -m serve_app.jobs.picture_file SOURCE TARGET [mask]` prints one line of JSON: {"width": …, "height": …},
 {"refused": reason} or {"is_other": what it is}.
@@ -29,7 +29,7 @@ MAX_SIDE, MAX_PIXELS = 8_192, 16 << 20
 MAX_READ_SIDE, MAX_READ_PIXELS = 2 * MAX_SIDE, 50 << 20
 """A picture that is read has at most this many: cameras of 50 megapixels have up to 52 million."""
 MAX_SCANS = 32
-"""A progressive JPEG has at most so many scans, of which each goes over all pixels; encoders write about ten."""
+"""A progressive JPEG has at most this many scans, of which each goes over all pixels; encoders write about ten."""
 MEMORY = 512 << 20
 """Reading a picture may take this many bytes beyond what the libraries take: a WebP of 24 megapixels with transparency
 five times, since its decoder keeps two copies of its own."""
@@ -116,7 +116,7 @@ def _opened(content: bytes) -> Image.Image:
 
 
 def _needed(content: bytes) -> bytes:
-    """Return a file without what viewers pass over: what follows a JPEG's end, and damaged metadata of a PNG."""
+    """Return a file without what viewers ignore: what follows a JPEG's end, and damaged metadata of a PNG."""
     if content.startswith(b"\xff\xd8"):
         return _until_its_end(content)
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -139,7 +139,7 @@ def _until_its_end(content: bytes) -> bytes:
         at = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
     content = content.removesuffix(b"\xff")
     ended = [_opened(content + more + _END) for more in (b"", _NO_DATA)]
-    for image in ended:  # what lacks data shows what follows
+    for image in ended:  # a file that lacks data decodes to whatever follows it
         _check(image, content)
         image.draft(None, (image.width // 2, image.height // 2))  # a progressive one has fine details last
     if scans == 0 or ended[0] != ended[1]:
@@ -173,7 +173,7 @@ def _check(image: Image.Image, content: bytes) -> None:
 
 def _small_enough(image: Image.Image) -> Image.Image:
     """Return the pixels in mode L, LA, RGB, RGBA or CMYK, of half the size where they are too many to be stored."""
-    if _is_large(image):  # libjpeg halves while it reads, and other formats pass over this
+    if _is_large(image):  # libjpeg halves while it reads, and other formats ignore this
         image.draft(None, (image.width // 2, image.height // 2))
     image.load()
     if image.has_transparency_data:
@@ -201,7 +201,7 @@ def _upright(image: Image.Image, exif: bytes | None) -> Image.Image:
 
 def _mask(image: Image.Image, _content: bytes) -> Image.Image:
     if image.mode not in ("LA", "RGBA"):
-        raise _Refused("must be transparent where the image is drawn anew")
+        raise _Refused("must be transparent where the image is redrawn")
     return ImageOps.invert(image.getchannel("A"))
 
 

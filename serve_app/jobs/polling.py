@@ -17,7 +17,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 CHECK_EVERY_S = 4.0
-"""Whether a key may still read is asked anew after this time. Whoever asks as often learns of a change within twice as
+"""Whether a key may still read is asked again after this time. Whoever asks as often learns of a change within twice as
 long."""
 
 

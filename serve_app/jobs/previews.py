@@ -28,7 +28,7 @@ _STORED = "stored"
 
 
 class Preview(NamedTuple):
-    """One image of a job as it was after so many steps."""
+    """One image of a job as it was after `step` steps."""
 
     step: int
     png: bytes

@@ -3,7 +3,7 @@
 The unit is a megapixel-step with guidance, which takes two rows of a forward pass; one row is half of it. Who accepts a
 job has no tokenizer, and a token is at least one byte of UTF-8, so that texts are priced by their bytes: digits and rare
 letters cost what they take, and English, of which a token is about four, costs less than its price.
-docs/decisions/0012-scale-by-backlog.md has the measurements.
+docs/decisions/scaling.md has the measurements.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,6 @@ def _price(request: GenerationRequest, abilities: Abilities) -> tuple[int, int]:
 
 
 def _bytes_read_again(prompt: str) -> int:
-    """Return at most how many bytes are encoded again without some of them, by how many brackets there are."""
+    """Return the most bytes that may be encoded again with some of them hidden, by the number of brackets."""
     brackets = prompt.count("(") + prompt.count("[")
     return brackets and len(prompt.encode()) + min(brackets, MOST_LOWERED) * CHUNK

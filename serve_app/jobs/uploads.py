@@ -39,7 +39,7 @@ HELD_FOR = timedelta(minutes=10)
 KEPT = "kept"
 """What was uploaded on purpose is needed by this name."""
 LEAST_COUNTED = 64 << 10
-"""An upload counts as at least so many bytes, so that records of tiny images do not fill Redis."""
+"""An upload counts as at least this many bytes, so that records of tiny images do not fill Redis."""
 _ID = re.compile(r"img_[a-z2-7]{26}")
 
 
@@ -95,7 +95,7 @@ class UploadRecords:
         idempotency_digest: str = "",
         body_digest: str = "",
     ) -> tuple[str, str]:
-        """Record an upload that `user` needs for so long; return a status of `add_upload.lua`, and the upload's id.
+        """Record an upload that `user` needs for `lasts`; return a status of `add_upload.lua`, and the upload's id.
 
         The user is a call, or `KEPT` once the object is stored.
         """

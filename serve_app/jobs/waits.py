@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 SHARE_OF_ACCOUNT = 4
-"""One account may take one in so many of the places."""
+"""One account may take at most a quarter of the places."""
 ANNOUNCE_EVERY_S = WATCHED_FOR.total_seconds() / 2
 
 
@@ -47,7 +47,7 @@ class Watch:
         self._told = asyncio.Event()
 
     async def next(self, seconds: float) -> JobLook | None:
-        """Return what was found since the last call, and wait so many seconds for it; None if that was nothing."""
+        """Return what was found since the last call, waiting `seconds` for it; None if nothing was."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if self.is_over else seconds):
                 await self._told.wait()
@@ -105,7 +105,7 @@ class JobWaits:
         return sum(not watch.only_end for watched in self._watched.values() for watch in watched.watches)
 
     async def until_ended(self, job_id: str, *, account_id: str, seconds: float) -> bool:
-        """Return once the job has ended, or after so many seconds; False at once when too many wait already."""
+        """Return once the job has ended, or after `seconds`; False at once when too many wait already."""
         with self.watch(job_id, account_id=account_id, only_end=True) as watch:
             if watch is None:
                 return False

@@ -30,7 +30,7 @@ def order_of(adapter: Adapter, place: int = 0) -> str:
 
 
 def added_cost(adapter: Adapter, *, free: int) -> float:
-    """Return what part of a pass the LoRA adds to its time, by its rank beyond `free`, or that of one as slow.
+    """Return by what share the LoRA makes a pass longer: by its rank beyond `free`, or the rank of one as slow.
 
     Nothing for a row of the catalog file, whose rank the engine counts.
     """

@@ -65,7 +65,7 @@ class WeightCache:
             self._noted[stored.name] = now
 
     def make_space(self, incoming: int = 0) -> None:
-        """Remove what was used longest ago until the rest, and so many bytes to come, are within the limits."""
+        """Remove what was used longest ago until the rest and `incoming` bytes are within the limits."""
         entries = sorted(self._entries())
         total = incoming + sum(entry.size for entry in entries)
         until = time.time() - KEPT_AFTER_USE.total_seconds()

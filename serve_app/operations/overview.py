@@ -125,7 +125,7 @@ OK, DOWN, BUSY = "ok", "down", "busy"
 IDLE, STARTING, UNWRITABLE = "scaled to zero", "starting", "cannot be written"
 UNSERVED = "no application serves this group"
 GENERATOR = "generator"
-"""The generators of the group `default` are the part of this name, those of another group `generator.<group>`."""
+"""What readiness calls the generators of the group `default`; those of another group are `generator.<group>`."""
 DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
 
 KeepsWorker = Callable[[str], Awaitable[bool | None]]
@@ -224,7 +224,7 @@ class ServiceState:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 if alive := await self.measures.shown(pool):
                     missing = ", ".join(each for each in base_models if not may_hold(alive, each))
-                    return f"{OK}, but no generator has loaded {missing}: start its generators anew" if missing else OK
+                    return f"{OK}, but no generator has loaded {missing}: restart its generators" if missing else OK
                 failure, starting = await self.workers.failure(pool), await self.workers.starting(pool)
                 waiting = (await self.stats.backlog(pool)).oldest_age_s
                 is_kept = await self.keeps_worker(pool)

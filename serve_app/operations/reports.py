@@ -27,9 +27,9 @@ from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
 
 MOST_QUEUES = 200
-"""At most so many accounts' queues of one pool are compared: those whose turn is next."""
+"""At most this many accounts' queues of one pool are compared: those whose turn is next."""
 MOST_APART = 1_000
-"""At most so many jobs of one pool that back off are counted for their accounts, and as many that must run alone."""
+"""At most this many jobs of one pool that back off are counted for their accounts, and as many that must run alone."""
 USE_DAYS = 30
 DAY_S = 86_400
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

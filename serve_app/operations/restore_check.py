@@ -18,7 +18,7 @@ from serve_app.store.process import Process
 from serve_app.store.redis_inspection import inspect_redis, keys_by_pepper
 
 JOBS, LORAS = 1_000, 1_000
-"""So many of the newest jobs and LoRAs are looked at: they show first that the storage was copied before Redis."""
+"""How many of the newest jobs and LoRAs are looked at: they show first that the storage was copied before Redis."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from serve_app.store.measures import Measures
 log = logging.getLogger(__name__)
 
 STALL_S = 1.0
-"""A loop that stands for so long is told of. Serve gives a replica 7 s to answer a health check."""
+"""A loop that stands for this long is reported. Serve gives a replica 7 s to answer a health check."""
 BEAT_S = 0.25
 _TOLD_AT = {round(seconds / BEAT_S) + 2 for seconds in (STALL_S, 10, 100, 1000)}
-"""After so many beats that did not come the log says where the loop stands."""
+"""After these numbers of missed beats the log says where the loop stands."""
 
 
 def watch_loop(measures: Measures) -> Callable[[], None]:

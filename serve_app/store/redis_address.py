@@ -110,7 +110,7 @@ def lost_connection() -> Generator[None]:
 
 
 class _OnAnyLoop(AbstractConnection):
-    """A connection whose every end is one of redis-py's errors, on uvloop too, and told to nobody but its caller."""
+    """A connection that always ends in one of redis-py's errors, on uvloop too, which only its caller learns of."""
 
     async def _connect(self) -> None:
         """Ask for the name first: uvloop leaves a lookup whose caller gave up, and logs its error as nobody's."""

@@ -183,7 +183,7 @@ class WebhookDelivery:
 
 
 def pause_after(tries: int) -> timedelta:
-    """Return how long to wait after so many attempts."""
+    """Return how long to wait after `tries` attempts."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 4 ** min(tries - 1, 9)) * random.uniform(0.75, 1.25)
 
 
@@ -215,4 +215,4 @@ async def _post(client: httpx.AsyncClient, target: Target, body: str, headers: M
         except httpx.ConnectError:
             if url is last:
                 raise
-    raise AssertionError("the last raises or returns")
+    raise AssertionError("the last attempt raises or returns")

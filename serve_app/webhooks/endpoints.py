@@ -25,7 +25,7 @@ MOST_ENDPOINTS = 10
 GRACE = timedelta(hours=24)
 """How long a secret that was replaced signs beside its successor."""
 LISTED = 100
-"""A list has at most so many deliveries that have ended, and as many that wait."""
+"""A list has at most this many deliveries that have ended, and as many that wait."""
 LOOKED_AT = 2_000
 
 

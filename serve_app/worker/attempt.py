@@ -52,7 +52,7 @@ class Released:
 
 
 NOT_LOADED_PAUSE = timedelta(seconds=15)
-"""A job whose base model a worker lacks is offered again after this long. Generators that start anew take longer."""
+"""A job whose base model a worker lacks is offered again after this long. Generators that restart take longer."""
 
 
 Outcome = Completed | Failed | LeaseLost | Released

@@ -300,7 +300,7 @@ def warm_up(engine: Engine, within: timedelta | None) -> Iterator[None]:
             if not on_cpu or engine.options.compile:
                 engine.warm_up(width, height)
         except (torch.OutOfMemoryError, MemoryError):
-            log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
+            log.warning("images of %dx%d do not fit this device: jobs for them will fail and say so", width, height)
         else:
             log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
         yield

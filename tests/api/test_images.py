@@ -450,7 +450,7 @@ async def test_an_image_of_a_job_has_an_address_for_as_long_as_it_is_there(
 
 
 async def due(resources: Resources, after: timedelta) -> None:
-    """Remove the uploads that nothing needs after so long, as the housekeeper does."""
+    """Remove the uploads that nothing needs after that time, as the housekeeper does."""
     while await Deletions(resources.process.redis, resources.images, rewrite=later(after)).remove_due_uploads():
         pass
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 BY_API, BY_CONSOLE = 10, 6
 GONE_WITHIN_S = 10
 SENT = (0, 1 << 10, 3 << 20, 24 << 20)
-"""The client is gone after so many bytes of a file of 100 MB: some are in memory, on the disk or being written."""
+"""The client is gone after this many bytes of a file of 100 MB: some are in memory, on the disk or being written."""
 BEGUN = 64 << 10
 """Bytes of the file that are sent with the head: the proxy passes on what fills its buffer."""
 FIELDS = {"name": "Ink", "base_model": "pocket"}

@@ -1,6 +1,6 @@
 """Takes pictures of every page, light, dark and as a phone shows it, into var/screenshots.
 
-The pages are those of `pages.py`, with more states of some. With `--docs` the pictures of the README are written anew.
+The pages are those of `pages.py`, with more states of some. With `--docs` the pictures of the README are written again.
 """
 
 import asyncio

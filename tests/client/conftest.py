@@ -34,7 +34,7 @@ class LossyTransport(httpx.HTTPTransport):
 
 
 class CutTransport(httpx.HTTPTransport):
-    """Delivers so many requests, and then finds no server."""
+    """Delivers some requests, and then finds no server."""
 
     def __init__(self, requests: int) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def test_many_are_begun_from_a_picture_that_is_sent_once(live: Live, key: str) -
     assert len({(job.request["image_id"], job.request["mask_image_id"], job.request["strength"]) for job in jobs}) == 1
     uploads = [request for request in transport.requests if request.url.path == "/v1/images"]
     keys = {request.headers["idempotency-key"] for request in uploads}
-    assert (len(uploads), len(keys)) == (3, 3), "with the key of an earlier call its time would not begin anew"
+    assert (len(uploads), len(keys)) == (3, 3), "with the key of an earlier call its time would not begin again"
 
 
 async def test_the_async_client_takes_pictures_too(live: Live, key: str) -> None:

@@ -94,7 +94,7 @@ _memory = (2**40, 2**40)
 
 @contextmanager
 def memory(*, free: int, total: int) -> Generator[None]:
-    """Let the device have so many bytes."""
+    """Let the device have this many bytes."""
     global _memory
     before, _memory = _memory, (free, total)
     yield

@@ -458,7 +458,7 @@ def test_what_sd_scripts_saved_gives_what_sd_scripts_made(
     base, made = bases(base_name), load_file(SD_SCRIPTS / f"{name}.latents")
     difference = float((base.plain - made["base"]).abs().max())
     assert difference <= TOLERANCE, (
-        f"{REDRAWN} (by {difference:.1e} of {name}): run tests/engine/sd_scripts/recipe.py anew"
+        f"{REDRAWN} (by {difference:.1e} of {name}): run tests/engine/sd_scripts/recipe.py again"
     )
     require_equal(base, SD_SCRIPTS / f"{name}.safetensors", weights, lambda weight: made[f"{weight}"])
 
@@ -624,7 +624,7 @@ def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
 
 
 def test_the_table_for_users_has_every_row() -> None:
-    """`python -m tests.engine.format_table` writes it anew."""
+    """`python -m tests.engine.format_table` rewrites it."""
     assert {row for row in documented() if row[2] not in ("z_image", "flux2_klein")} == rows_of({
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,

@@ -97,7 +97,7 @@ def test_a_run_that_begins_late_counts_the_steps_that_it_makes(engine: Engine) -
         ({"strength": 0.05}, "strength: leaves none of 10 steps to draw"),
         ({"image": IMAGE[:32]}, r"image: must be uint8 [64, 64, 3] for an image of this size"),
         ({"mask": IMAGE}, r"mask: must be uint8 [64, 64] for an image of this size"),
-        ({"image": None, "mask": MASK}, "mask: says which part of an image is drawn anew"),
+        ({"image": None, "mask": MASK}, "mask: says which part of an image is redrawn"),
     ],
 )
 def test_what_nobody_can_begin_from_is_refused_by_name(engine: Engine, wrong: dict[str, Any], message: str) -> None:

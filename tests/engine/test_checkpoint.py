@@ -66,7 +66,7 @@ COSXL = {"edm_vpred.sigma_max": torch.tensor(120.0), "edm_vpred.sigma_min": torc
 
 
 def change(file: Path, tensors: Mapping[str, Tensor], *, without: str = "nothing") -> Path:
-    """Write a single file anew with more tensors, without those whose names match."""
+    """Rewrite a single file with more tensors, without those whose names match."""
     kept = {name: tensor for name, tensor in load_file(file).items() if not re.search(without, name)}
     save_file({**kept, **tensors}, file)
     return file

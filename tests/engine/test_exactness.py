@@ -32,7 +32,7 @@ NAMES = [sampler if spacing is None else f"{sampler}-{spacing}"
          for sampler in SAMPLERS for spacing in (None, *spacings_of(sampler))]  # fmt: skip
 """Every sampler with every spacing that it takes."""
 FRESH_EVERY = 200
-"""The engine that makes runs one at a time is a new one after so many."""
+"""After this many runs the engine that makes them one at a time is replaced by a new one."""
 
 pytestmark = pytest.mark.slow
 

@@ -364,7 +364,7 @@ def test_an_adapter_of_the_text_encoder_alone_is_found_and_fits_z_image_too(real
 
 
 def test_the_table_for_users_has_every_row() -> None:
-    """`python -m tests.engine.format_table` writes it anew."""
+    """`python -m tests.engine.format_table` rewrites it."""
     assert {each for each in documented() if each[2] == "flux2_klein"} == rows_of({
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_every_spelling_of_lokr_gives_the_product": LOKR_ROWS,

@@ -166,7 +166,7 @@ def test_each_lane_keeps_what_was_bound_to_it() -> None:
             assert torch.allclose(net(x)[row], expected[0], rtol=1e-5, atol=1e-4), (slots, row)
     place(adapter_slots, 2, adapters[1])
     adapter_slots.bind([2, 1], [0.7, 0.7], lane=1)
-    assert torch.allclose(nets[1](x)[0], nets[0](x)[0], atol=1e-6), "a slot filled anew reaches every lane"
+    assert torch.allclose(nets[1](x)[0], nets[0](x)[0], atol=1e-6), "a slot that is filled again reaches every lane"
 
 
 class ReadSlots:

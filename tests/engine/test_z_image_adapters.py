@@ -506,7 +506,7 @@ def test_a_text_encoder_that_two_families_have_goes_where_its_metadata_say(
 
 
 def test_the_table_for_users_has_every_row() -> None:
-    """`python -m tests.engine.format_table` writes it anew."""
+    """`python -m tests.engine.format_table` rewrites it."""
     assert {each for each in documented() if each[2] == "z_image"} == rows_of({
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,

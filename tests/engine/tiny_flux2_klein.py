@@ -20,7 +20,7 @@ BLOCK_LINEARS = (
 
 
 def write_flux2_klein(folder: Path, *, distilled: bool = False, heads: int = 2, blocks: int = 1, seed: int = 0) -> Path:
-    """Write a diffusers folder of a base model, or of a distilled one, with so many blocks of each kind."""
+    """Write a diffusers folder of a base model, or of a distilled one, with this many blocks of each kind."""
     torch.manual_seed(seed)
     transformer = diffusers.Flux2Transformer2DModel(
         in_channels=32,

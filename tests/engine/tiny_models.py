@@ -23,7 +23,7 @@ WINDOW = 16
 def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, levels: int = 2, seed: int = 0) -> Path:
     """Write Stable Diffusion 1.x, or 2.x with v prediction; latents are an eighth of the image.
 
-    The UNet has so many `levels`.
+    The UNet has `levels` levels.
     """
     torch.manual_seed(seed)
     unet = diffusers.UNet2DConditionModel(

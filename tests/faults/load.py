@@ -22,7 +22,7 @@ from tests.faults.reconciliation import AcknowledgedJobs
 
 AGAIN_S, POLL_S, CALL_LIMIT_S = 0.25, 0.5, 10.0
 STEADY_S, POLLS_PER_ACCEPT = 0.05, 6
-"""Steady callers wait so long between two polls, and make so many of them for each accept."""
+"""How long steady callers wait between two polls, and how many of them they make for each accept."""
 USUAL_S = 1.0
 """A call that takes longer has met a fault, not load."""
 MOST_UNFINISHED = 12

@@ -93,7 +93,7 @@ def _measured() -> Generator[dict[str, Any]]:
     Memory is counted from what the process held at the start.
     """
     row: dict[str, Any] = {}
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     held, began = peak_mb(), processor_time()
     yield row
     row |= {"seconds": processor_time() - began, "mb": peak_mb() - held}

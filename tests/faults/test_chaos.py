@@ -38,7 +38,7 @@ POWER_CUTS = 3 if SECONDS >= 300 else 1
 FROZEN = ("frozen generator", "frozen ingress", "frozen upscaler", "frozen housekeeper")
 """They stay so, until Serve replaces them."""
 REPLACED_LIMIT_S = 75.0
-"""For a frozen replica: a controller that is killed meanwhile counts failed checks anew."""
+"""For a frozen replica: a controller that is killed meanwhile counts failed checks again."""
 FAULTS = (
     *["generator"] * 4,
     *["ingress"] * 3,

@@ -79,7 +79,7 @@ class Running:
         return [pid for pid in processes_in(self.redis) if processes.program(pid).endswith("-server")]
 
     async def freeze(self, seconds: float) -> None:
-        """Freeze the server for so long, and count the servers meanwhile."""
+        """Freeze the server for `seconds`, and count the servers meanwhile."""
         pid = existing(server_process(self.redis))
         os.kill(pid, signal.SIGSTOP)
         thaw_at = time.monotonic() + seconds

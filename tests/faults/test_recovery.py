@@ -29,9 +29,9 @@ PARTS = (*REPLICAS, "haproxy", "haproxy manager", "proxy", "controller", "redis"
 REPLACED_S = 30.0
 """The replacement of a frozen replica has begun within this many seconds."""
 PATIENCE_S = float(os.environ.get("RECOVERY_PATIENCE", "60"))
-"""For so long the end and the successor of a process are waited for; a frozen one then goes on."""
+"""How long the end and the successor of a process are waited for; a frozen one then goes on."""
 QUIET_S = 6.0
-"""For so long before and after a fault, callers notice nothing."""
+"""How long before and after a fault callers notice nothing."""
 MOMENT_S = 2.0
 SETTLE_LIMIT_S = 180.0
 HEAD = (

@@ -107,7 +107,7 @@ def _source(adapter: Adapter) -> Path:
 
 
 def _used_before(path: Path, seconds: float) -> None:
-    """Make a file look as if it had been fetched and used so long ago."""
+    """Make a file look as if it had been fetched and used that long ago."""
     then = time.time() - seconds
     for each in (path, path.parent / ".used" / path.name):
         if each.exists():

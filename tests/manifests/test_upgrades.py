@@ -1,6 +1,6 @@
 """What a changed value does to an installation that runs: a new Job, a new cluster, or neither.
 
-A cluster is made anew when KubeRay's hash of its specification changes. What KubeRay 1.7 computes is emulated here
+A new cluster is made when KubeRay's hash of its specification changes. What KubeRay 1.7 computes is emulated here
 (`GenerateHashWithoutReplicasAndWorkersToDelete` and `isClusterSpecHashEqual` of its operator): no cluster is at hand.
 """
 

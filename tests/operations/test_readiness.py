@@ -166,13 +166,13 @@ async def test_each_group_that_a_base_model_names_is_told_of(resources: Resource
 async def test_a_base_model_that_came_to_a_group_whose_generators_have_not_loaded_it_is_named(
     resources: Resources, settings: Settings
 ) -> None:
-    """Its jobs are put back beside idle generators until these are started anew."""
+    """Its jobs are put back beside idle generators until these are restarted."""
     await claim(resources, pool="generation.sdxl")
     await resources.measures.show("generation.sdxl", "w", {}, base_models=["other"])
     put_in_group(settings.catalog, "sdxl")
     await resources.applied_catalog.apply_file()
     found = await resources.readiness()
-    words = "ok, but no generator has loaded pocket: start its generators anew"
+    words = "ok, but no generator has loaded pocket: restart its generators"
     assert found.states["generator.sdxl"] == words
     assert found.is_ready, "the others' jobs are worked on"
     await resources.measures.show("generation.sdxl", "w", {}, base_models=["other", "pocket"])

@@ -86,7 +86,7 @@ async def test_many_addresses_do_not_guess_faster_than_the_waits(
     _let_waits_end(redis_db)
     again = browsers.new(address=f"198.51.100.{EVERYWHERE.free + 1}")
     assert (await again.sign_in("owner", WRONG)).status == 403
-    assert 0 < _wait_s(await again.sign_in("owner", WRONG)) <= BOUND_S, "each address's next try waits anew"
+    assert 0 < _wait_s(await again.sign_in("owner", WRONG)) <= BOUND_S, "each address's next try waits again"
 
 
 async def test_a_name_and_its_id_share_their_tries(browsers: Browsers, owner: Account) -> None:

@@ -84,7 +84,7 @@ async def test_a_claim_that_cannot_start_fails_as_its_executor_says(resources: R
 async def test_a_job_whose_base_model_is_not_loaded_waits_for_another_worker(
     resources: Resources, redis_db: redis.Redis
 ) -> None:
-    """So none is lost while a base model moves to another group, whose generators start anew."""
+    """So none is lost while a base model moves to another group, whose generators restart."""
     executor = ScriptedExecutor()
     executor.start_errors = [NotLoaded("base model sdxl is not loaded here")]
     job_id = await accept(resources)

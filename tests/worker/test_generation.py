@@ -126,7 +126,7 @@ async def picture(resources: Resources, drawing: Image.Image) -> Picture:
 
 @pytest.fixture
 async def begun(resources: Resources) -> GenerationRequest:
-    """Return a request that draws the right half of an image of another size anew."""
+    """Return a request that redraws the right half of an image of another size."""
     mask = Image.new("L", (64, 64))
     mask.paste(255, (32, 0, 64, 64))
     image = await picture(resources, Image.new("RGB", (100, 80), (20, 90, 220)))

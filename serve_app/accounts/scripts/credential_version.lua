@@ -3,8 +3,8 @@
 -- Return the name of the record that has the holder's password.
 local function record_of(holder) return (string.gsub(holder, '^account:([^:]+):([^:]+)$', 'user:%1:%2')) end
 
--- What a session or link must have been given to be good still: it changes with the password, and when the account is
--- disabled. '' where there is no such holder.
+-- The version that a session or link must have been given to be valid still: it changes with the password, and when the
+-- account is disabled. '' where there is no such holder.
 local function credential_version_of(holder)
   local first = redis.call('HMGET', K(string.match(holder, '^%a+:[^:]*')), 'created', 'closures')
   local own = redis.call('HMGET', K(record_of(holder)), 'created', 'password_changes')

@@ -34,7 +34,7 @@ local function count_request(rate_token, account_id, plan_name, key_id, key_limi
   end
   if rate_token == '' or redis.call('ZSCORE', window, rate_token) then return 'ok', plan, used, ends, limit end
   if used >= limit then return 'limited', plan, used, ends, limit end
-  write_also_when_full() -- so that jobs are canceled and deleted; an accept is refused by itself
+  write_also_when_full() -- so that jobs can be canceled and deleted; accept.lua refuses its own job
   redis.call('ZADD', window, ends, rate_token)
   if not first[1] then redis.call('PEXPIREAT', window, ends) end
   if key_limit then

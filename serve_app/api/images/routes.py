@@ -92,8 +92,8 @@ ImageName = Annotated[str, Path(description="Its id.", json_schema_extra={"patte
 class UploadedImage(ResponseBody):
     """A picture as it is stored. An uploaded one is a PNG in sRGB without metadata, upright, opaque, in grey or RGB.
 
-    Your account stores and counts a picture once: uploaded again it is the same image, whose time begins anew. One that
-    came with an edit of `/openai/v1`, or in the playground, goes with the jobs that were drawn from it.
+    Your account stores and counts a picture once: uploaded again it is the same image, whose time begins again. One
+    that came with an edit of `/openai/v1`, or in the playground, goes with the jobs that were drawn from it.
     """
 
     id: ImageId

@@ -146,12 +146,12 @@ class GenerationWish(_AnyWish):
     strength: Annotated[
         Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="How much of that image is drawn anew, by default 0.8: it takes that part of the steps."),
+        Field(description="How much of that image is redrawn, by default 0.8: it takes that part of the steps."),
     ] = None
     mask_image_id: Annotated[
         CatalogId | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="An image of your account: white where `image_id` is drawn anew, black where it is kept."),
+        Field(description="An image of your account: white where `image_id` is redrawn, black where it is kept."),
     ] = None
 
     def to_domain(self) -> Wish:

@@ -31,11 +31,11 @@ from serve_app.jobs.waits import JobLook, Watch
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
-"""A stream is silent for no longer, far below the time limits of proxies."""
+"""How long a stream may be silent, far below the time limits of proxies."""
 SEND_LIMIT_S = 30.0
 """A reader that takes nothing for this long loses its place."""
 RECONNECT_MS = 1_000
-"""A browser reconnects so long after a stream has ended."""
+"""How long after the end of a stream a browser reconnects."""
 END = "end"
 """The id of the last event, after which there is nothing to resume."""
 _SEEN = re.compile(r"(queued|running)\.([0-9]{1,9})\.([0-9]{1,3})((?:\.[0-9]{1,3}-[0-9]{1,9}){0,64})")

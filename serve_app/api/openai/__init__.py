@@ -14,7 +14,7 @@ from serve_app.api.openapi import json_app
 from serve_app.domain.errors import AtelierError
 
 LONGEST_WAIT_S, _CURABLE = 60, (408, 429)
-"""OpenAI's clients repeat 408, 409, 429 and 5xx, and earlier ones at once where they are told to wait longer."""
+"""OpenAI's clients repeat 408, 409, 429 and 5xx; told to wait longer than this, their earlier versions do at once."""
 
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 

@@ -246,8 +246,8 @@ async def _states(request: Request, caller: Caller, wish: Wish, call: Call, *, s
     """Create a job, and yield what is known of it, twice a second and once it has ended.
 
     Whoever closes this before cancels the job. A repeated idempotency key whose job was so canceled creates another.
-    Raises what `Submission.create` raises, `Overloaded` where no more callers may wait, and `WaitEnded` after so many
-    seconds or when this process drains: then a job with an idempotency key goes on, since a repeat of it can wait on.
+    Raises what `Submission.create` raises, `Overloaded` where no more callers may wait, and `WaitEnded` after that
+    time or when this process drains: then a job with an idempotency key goes on, since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
 

@@ -151,6 +151,6 @@ def run_record(job: Job, url_of: Callable[[str], str]) -> dict[str, Any]:
     if job.state.is_terminal:
         error = asdict(failure_of(job))
         return {"run_id": job.id, "status": "failed", "progress": job.progress, "error": error}
-    if job.state is JobState.QUEUED and job.started_at is None:  # after a lost worker it stays what a poll has shown
+    if job.state is JobState.QUEUED and job.started_at is None:  # once started, it stays processing
         return {"run_id": job.id, "status": "queued", "progress": job.progress}
     return {"run_id": job.id, "status": "processing", "progress": job.progress}

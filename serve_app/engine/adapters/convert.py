@@ -24,7 +24,7 @@ ONE_NUMBER = {"alpha", "scalar"}
 WHOLE_NUMBERS = {"alpha", "ia3_on_input"}
 """Trainers write these as integers and flags, too; all other parts are weights."""
 ROWS = 256
-"""So many rows of a large weight stay in a processor's cache."""
+"""A large weight is converted by this many rows at a time, which stay in a processor's cache."""
 ROUNDING = 0.01
 """The numbers of one change, written twice in 16 bits, differ by less than this part of the largest."""
 MAGNITUDES = {"peft_magnitude", "dora_scale"}

@@ -94,7 +94,7 @@ _BLOCKS: Sequence[tuple[str, str]] = (
     (r"(in|out)put_blocks[._](9|10|11)[._]", "SD 1 or SD 2"),
     (r"^(lora_te_|lora_te1_|clip_l\.|text_encoder\.).*text_model[._]encoder[._]", "SD 1 or SD 2 or SDXL"),
 )  # fmt: skip
-"""Blocks of layers by the architectures that have them, where this base has not."""
+"""Names of blocks, and the architecture that has them: they tell it where this base model lacks such blocks."""
 _SHARED: Sequence[tuple[str, Sequence[str]]] = (
     (r"^(lora_te1_|clip_l\.|text_encoder\.)", ("SD 1", "SDXL")),
     (r"^(lora_te1?_|text_encoder\.|text_encoders\.qwen3_4b\.)", ("Z-Image", "FLUX.2 klein 4B")),
@@ -216,7 +216,7 @@ def family_of(shapes: Mapping[str, Shape]) -> str | None:
 
 
 def _guessed_family(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
-    """Return `family_of`, else the family by any tensor that reads text, or by the blocks that this base has not."""
+    """Return `family_of`, else the family by any tensor that reads text, or by the blocks that this base lacks."""
     if family := family_of(shapes):
         return family
     widths = {shape[-1] for name, shape in shapes.items() if shape and _READS_TEXT.search(name)}

@@ -75,7 +75,7 @@ class Autoencoder:
         return (torch.pixel_unshuffle(raw.float(), self._patch)[0] - mean) / self._deviation * self._factor
 
     def _mask(self, mask: np.ndarray, request: RunRequest, shape: tuple[int, ...]) -> Tensor:
-        """Return 1 for each cell that is drawn anew and 0 for others, [1, …], as diffusers' pipelines take them."""
+        """Return 1 for each cell that is redrawn and 0 for others, [1, …], as diffusers' pipelines take them."""
         drawn = (self._whole(mask, request, shape, channels=()) / 255 >= 0.5).float()
         return F.interpolate(drawn, size=shape[1:], mode="nearest")[0]
 

@@ -259,7 +259,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
         _, described = _read_index(folder).get("vae") or ("", "")
         if described not in ("", "AutoencoderKL"):
             raise ValueError(
-                f"vae: {path}: is not of the VAE that {folder / 'vae'} describes, since {described} is read from "
+                f"vae: {path}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from "
                 "folders alone; name diffusers' folder of it"
             )
         try:
@@ -303,7 +303,7 @@ def _load_file(
             else:
                 encoder = getattr(transformers, name)
                 loaded[part] = create_diffusers_clip_model_from_ldm(encoder, weights, subfolder=part, **options)
-    except NotImplementedError as error:  # raised where weights that were never filled in are moved
+    except NotImplementedError as error:  # torch raises it for weights that were never filled in
         raise incomplete from error
     except (ValueError, KeyError, AttributeError, SingleFileComponentError) as error:
         raise ValueError(f"{file}: is not of the architecture at {config}: {error}") from error

@@ -26,11 +26,11 @@ from serve_app.engine_options import EngineOptions
 PATCH = 2
 """Cells of the VAE's latents per side of a token."""
 MAX_TOKENS = 512
-"""A prompt in its chat template is cut at so many tokens, as diffusers' pipelines do."""
+"""A prompt in its chat template is cut at this many tokens, as diffusers' pipelines do."""
 MAX_PLACES = 32
 """How many places of tokens are kept, one for each image size and caption length: 2.5 MB each for 1024²."""
 USUAL_STEPS = 8
-"""A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
+"""A schedule of this many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 
 
 class TransformerFamily(ABC):
@@ -118,7 +118,7 @@ class TransformerFamily(ABC):
 
     @abstractmethod
     def shift(self, tokens: int, steps: int) -> float | None:
-        """Return the schedule's shift for an image of so many tokens; None where it is the same for all."""
+        """Return the schedule's shift for an image of `tokens` tokens; None where it is the same for all."""
 
     @abstractmethod
     def make_autoencoder(self) -> Autoencoder:
@@ -182,7 +182,7 @@ class TransformerFamily(ABC):
         return self._schedule(request.sampler or self.sampler, request.steps, skipped, tokens)
 
     def _made_schedule(self, sampler: str, steps: int, skipped: int, tokens: int) -> Schedule:
-        """Return a schedule for an image of so many tokens. Raises ValueError with the choices."""
+        """Return a schedule for an image of `tokens` tokens. Raises ValueError with the choices."""
         if sampler and parse_sampler(sampler)[0] is not Sampler.FLOW_EULER:
             raise ValueError(f"sampler {sampler}: is for another family; sampler: may be {Sampler.FLOW_EULER}")
         noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
@@ -208,7 +208,7 @@ def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
 
 
 def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
-    """Raise ValueError on a VAE whose latents have not so many channels."""
+    """Raise ValueError on a VAE whose latents have another number of channels than `channels`."""
     if (latent := getattr(pipeline.vae.config, "latent_channels", 4)) != channels:
         raise ValueError(
             f"the transformer takes {channels} channels and the VAE makes {latent}: name the VAE that it was trained "

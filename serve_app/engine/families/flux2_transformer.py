@@ -2,7 +2,7 @@
 
 A row's sequence is its caption's tokens, then its image's. Double blocks have layers of their own for each of the two
 and one attention over both; single blocks have one layer into attention and feed forward, and one out of both. Three
-layers make the factors of all blocks out of the moment.
+layers make the factors of all blocks out of the time's embedding.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ LARGEST_HALF = 65504
 
 
 class Modulation(NamedTuple):
-    """What the moment makes of one branch of blocks, each [rows, 1, width]."""
+    """The factors that the time gives one branch of the blocks, each [rows, 1, width]."""
 
     shift: Tensor
     scale: Tensor
@@ -78,7 +78,7 @@ class Flux2Transformer(nn.Module):
             (REFERENCE_TIME, seen_height, seen_width, ids[text + height * width :]),
         ):
             rows[:, :3] = torch.cartesian_prod(torch.tensor([time]), torch.arange(down), torch.arange(along)).float()
-        cosines, sines = (each[:, ::2].contiguous() for each in self.pos_embed(ids))  # each stands there twice
+        cosines, sines = (each[:, ::2].contiguous() for each in self.pos_embed(ids))  # each is there twice in a row
         return (torch.complex(cosines, sines)[None, :, None],)
 
     def _modulations(self, moment: Tensor) -> tuple[list[Modulation], list[Modulation], list[Modulation], list[Tensor]]:

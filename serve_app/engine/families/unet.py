@@ -39,7 +39,7 @@ PREFIXES = {
 }
 """kohya, OneTrainer and ComfyUI write these before the names of a component's layers."""
 USUAL_STEPS = 30
-"""A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
+"""A schedule of this many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_CHUNKS = 512
 """Encoded prompts of at most this many chunks are kept for further runs: of SDXL 160 MB. What was used longest ago goes
 first."""

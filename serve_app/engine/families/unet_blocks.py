@@ -96,7 +96,7 @@ def use_blocks(unet: Any) -> "list[CrossAttention]":
     is_plain = not (any(cross_only) if isinstance(cross_only, Sequence) else cross_only)
     if not (is_plain and blocks <= _BLOCKS and all(config[name] == value for name, value in _OPTIONS.items())):
         return []
-    unet.time_embed_act = nn.SiLU()  # once for all residual blocks
+    unet.time_embed_act = nn.SiLU()  # computed once for all residual blocks
     unet.get_aug_embed = _given_embedding
     crosses: list[CrossAttention] = []
     for block in filter(None, (*unet.down_blocks, unet.mid_block, *unet.up_blocks)):

@@ -71,7 +71,7 @@ class ZImageTransformer(nn.Module):
         return x
 
     def places(self, height: int, width: int, caption: int, bucket: int) -> tuple[Tensor, Tensor]:
-        """Return `rope` and `masked` of a row with so many tokens, each with rows first, on the host.
+        """Return `rope` and `masked` of a row with these tokens, each with rows first, on the host.
 
         `rope` [1, tokens, 1, half of a head] holds the complex numbers that turn pairs of a head (Su et al. 2021);
         `masked` [1, 1, 1, tokens] is true for tokens that none may attend to. A caption counts with its padding.
@@ -85,7 +85,7 @@ class ZImageTransformer(nn.Module):
         return self.rope_embedder(ids)[None, :, None], masked[None, None, None]
 
     def _modulations(self, moment: Tensor) -> Iterator[Modulation]:
-        """Yield what the moment [rows, width] makes of each block, computed for all together."""
+        """Yield the factors that the embedded time [rows, width] gives each block, computed for all together."""
         layers = [block.adaLN_modulation[0] for block in (*self.noise_refiner, *self.layers)]
         x = moment[:, None]
         shrunk = shrink_together(x, layers)

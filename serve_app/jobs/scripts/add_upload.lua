@@ -3,7 +3,7 @@
 -- args: image_id, account, record, counted:number, max_bytes:number, retention_ms:number, user, lasts_ms:number
 -- args: idempotency_digest, body_digest, idempotency_ms:number
 -- add_upload: record an image that an account brings, before its object is stored; `record` is JSON. It counts as
--- `counted` bytes, and is needed by `user` for so long: by the call that brings it, or, once its object is stored, by
+-- `counted` bytes, and `user` needs it for `lasts_ms`: the call that brings it, or, once its object is stored,
 -- `kept`: then the idempotency key stands for it. Repeating the call changes nothing. Returns {status, id}: added, known
 -- (the account has the same picture), replayed (an earlier call had this key and body), conflict (it had another body),
 -- full (the account has no room for it), closed (there is no such account, or it is disabled), gone (it was deleted).

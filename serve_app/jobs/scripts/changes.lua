@@ -1,7 +1,7 @@
 -- args: known:list
--- changes: which of these jobs are no longer as they are known; writes nothing. `known` has each job's id, and the text
+-- changes: which of these jobs have changed since the last look; writes nothing. `known` has each id and the text
 -- that this script last told of it: its state (none for a job that is gone), attempt, progress and how often its
--- previews were stored. A changed job's previews are told where they were stored since.
+-- previews were stored. The previews of a changed job are returned if they were stored since then.
 local changed = {}
 for i = 1, #known, 2 do
   local id, was = known[i], known[i + 1]

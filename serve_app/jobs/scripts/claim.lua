@@ -4,7 +4,7 @@
 -- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number
 -- args: resident_groups
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
--- `resident_groups` are names, one a line: an idle poll, which looks none up, does not part them. `capacity` is in
+-- `resident_groups` are names, one a line, which an idle poll need not split, as it looks none up. `capacity` is in
 -- images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, record} of each. A repeated nonce gets the same jobs again.
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt

@@ -4,7 +4,7 @@
 -- packed.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no
 -- longer use the adapter: the job has failed) or fenced.
-local SMOOTHING = 0.8 -- the average of seconds per work unit keeps so much of its past: about the last ten jobs
+local SMOOTHING = 0.8 -- the share of its past that the average of seconds per work unit keeps: about the last ten jobs
 -- How an average falls and rises that stays near the lowest, which workers reach when fully busy: their passes are
 -- shared by most images.
 local BUSY_FALL, BUSY_RISE = 0.1, 0.0005

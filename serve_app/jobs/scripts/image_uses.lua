@@ -16,7 +16,7 @@ local function begin_uses(job)
   for _, image_id in ipairs(job.pictures) do use_image(image_id, job.id, '+inf', LONGEST_WAIT) end
 end
 
--- Let what removes uploads look at an image that is needed less.
+-- End one use of an image, and have `remove_due_uploads` look whether anything else needs it.
 local function end_use(image_id, user)
   redis.call('ZREM', uses_of(image_id), user)
   redis.call('ZADD', K('uploads_due'), 'XX', 0, image_id)

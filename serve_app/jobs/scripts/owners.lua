@@ -1,6 +1,6 @@
 -- Which workers hold a group's adapter, so that its jobs are left to them for a moment.
 local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
-local MAX_OWNERS = 32      -- so many are remembered per group: a popular adapter's latest owners are its busiest
+local MAX_OWNERS = 32      -- the most remembered of a group: a popular adapter's latest owners are its busiest
 
 local function add_owner(kind, group, worker)
   local owners = K('owner:' .. kind .. ':' .. group)

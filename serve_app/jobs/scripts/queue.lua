@@ -5,11 +5,11 @@
 -- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
--- A job that lost so many workers must run alone: then only the one at fault meets the attempt cap.
+-- A job that lost this many workers must run alone: then only the one at fault meets the attempt cap.
 local QUARANTINE_LOSSES = 2
 local LOW_PRIORITY = 1e12   -- added to a job's sequence: it waits behind all others of its account
 local RECENT = 10000        -- newest jobs kept in the operator's index
--- A LoRA's waiting jobs are indexed for so many ms after the last of them, far beyond any wait.
+-- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
 local WAITING_LIFE = 30 * 86400000
 
 local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
@@ -95,7 +95,7 @@ end
 
 local function waiting_of(index) return K('lora_jobs:' .. index) end
 
--- By what waiting jobs are found whose LoRA is withdrawn or whose base model moves: a job's LoRAs, or its base model.
+-- What a waiting job is indexed by, to be found when a LoRA is withdrawn or a base model moves: its LoRAs, or its base.
 local function indexes_of(job)
   if job.adapters[1] or not job.base then return job.adapters end
   return {'base:' .. job.base}
@@ -247,7 +247,7 @@ local function refund_charge(job)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
--- Whether the account may still use the job's adapters, asked anew while it waits and runs; an upscale has none.
+-- Whether the account may still use the job's adapters, asked again while it waits and runs; an upscale has none.
 local function keeps_adapters(job)
   for _, adapter in ipairs(job.adapters) do
     if not may_use_adapter(job.account, adapter) then return false end

@@ -96,7 +96,7 @@ def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | No
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
-"""One comparison has at most so many LoRAs, weights or seeds, and pictures, which the engine draws in one batch."""
+"""The most LoRAs, weights or seeds, and pictures of one comparison, which the engine draws in one batch."""
 AXES: Mapping[str, str] = {"": "LoRAs only", "weights": "LoRAs and weights", "seeds": "LoRAs and seeds"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 

@@ -82,7 +82,7 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
     if request.image is not None:
         parts += [
             Part("Begun from", request.image.image_id, is_id=True),
-            Part("Drawn anew", f"{100 * request.strength:g} %"),
+            Part("Redrawn", f"{100 * request.strength:g} %"),
         ]
     if request.mask is not None:
         parts.append(Part("Masked by", request.mask.image_id, is_id=True))

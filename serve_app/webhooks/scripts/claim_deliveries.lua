@@ -1,7 +1,7 @@
 -- include jobs/webhooks
 -- args: limit:number, per_account:number, lease_ms:number, under_way:list
--- claim_deliveries: hands out deliveries that are due, those of accounts whose have waited longest first. An account has
--- `per_account` places; of those `under_way` names, each as '<account> <count>', so many are taken. Each delivery is due
+-- claim_deliveries: hands out deliveries that are due, of the account that has waited longest first. An account has
+-- `per_account` places; `under_way` names those that are taken, as '<account> <count>'. Each delivery is due
 -- again after `lease_ms`, unless it has been settled: one whose housekeeper died is made once more.
 -- Returns {{account, endpoint, message, delivery, the endpoint's record}, ...}.
 local ACCOUNTS = 1000 -- accounts that one call looks at

@@ -7,7 +7,7 @@
 It wants OpenCV to train. Its `networks/lora.py` names the layers, holds the weights, draws with them in place and saves
 them; two modules for logging and hashing are left out. The base models are the random ones of `tiny_models`, as the
 tests write them. Each file gets the latents of the base and those at each weight beside it: whoever changes what
-`tiny_models` or diffusers draw without an adapter writes them anew.
+`tiny_models` or diffusers draw without an adapter writes them again.
 """
 
 import hashlib
