@@ -20,7 +20,7 @@ from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
 from serve_app.store.measures import ShownWorker
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, OperatorSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, page_number
+from serve_app.web.site.forms import Form, check_form, page_number
 
 MOST_ROWS = 10
 
@@ -92,7 +92,6 @@ def _plan_queue(pool: str, plan: str, waiting: QueueLength) -> PlanQueue:
     return PlanQueue(pool, interface, name, waiting)
 
 
-_RUN = "run checks"
 _WORST_FIRST = (Level.FAIL, Level.WARN, Level.OK)
 
 
@@ -103,7 +102,7 @@ async def open_checks(request: Request, session: PageSession) -> Response:
 
 @router.post("/checks")
 async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _RUN)
+    check_form(session, form, "run checks")
     found = await check_service(settings_of(request))
     if check_machines := operations_of(request).check_machines:
         found += await check_machines()
@@ -118,7 +117,6 @@ def _checks_page(request: Request, session: OperatorSession, found: list[Check] 
         here="checks",
         checks=None if found is None else sorted(found, key=lambda check: _WORST_FIRST.index(check.level)),
         bad=[check for check in found or [] if check.level is not Level.OK],
-        run_token=form_token(session.token, _RUN),
     )
 
 
