@@ -34,11 +34,11 @@ from serve_app.web.console.lora_cards import (
     matches,
     own_pictures,
     sample_pictures,
-    size_text,
     suggested_words,
     training_parts,
 )
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render, uncounted_owner
+from serve_app.web.site import size_text
 from serve_app.web.site.forms import Form, check_form, page_number, redirect
 
 router = APIRouter()
