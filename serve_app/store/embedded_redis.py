@@ -26,7 +26,7 @@ from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.locked_exec import locked_command
 from serve_app.store.redis_inspection import release_of
-from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, server_binary, server_process, version_of
+from serve_app.store.redis_process import LOCK_FILE, end_server, server_binary, server_process, version_of
 
 SOCKET_PATH_LIMIT = 100
 """A socket's path of more bytes moves to a short private directory: `sun_path` holds 108 with its NUL."""
@@ -236,7 +236,6 @@ def _start(home: Path, socket: Path) -> None:
         "maxmemory": str(memory_bound()),
         "maxmemory-policy": "noeviction",
         **COMPACT_HASHES,
-        "pidfile": str(home / PID_FILE),
         "logfile": str(home / LOG_FILE),
     }
     command = [str(binary), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
