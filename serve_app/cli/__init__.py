@@ -14,7 +14,6 @@ from serve_app.cli.audit import add_audit
 from serve_app.cli.command import OneLineErrors
 from serve_app.cli.doctor import add_restore
 from serve_app.cli.images import add_image_commands
-from serve_app.cli.top import add_top
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,7 +41,6 @@ app.add_typer(operators.app, name="operators")
 add_audit(app)
 add_image_commands(app, loras.app)
 add_restore(app)
-add_top(app)
 add_usage(app)
 
 __all__ = ["app"]
