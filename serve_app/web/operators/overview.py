@@ -1,4 +1,4 @@
-"""The operators' pages that show the service as it is now: overview, queue, models and checks.
+"""The operators' pages that show the service as it is now: overview, models and checks.
 
 The overview refreshes itself; without JavaScript it is reloaded by hand. The checks are those of `atelier doctor` that
 this process can run.
@@ -155,25 +155,4 @@ async def open_models(request: Request, session: PageSession) -> Response:
         resident=Counter(name for each in workers.values() for worker in each for name in worker.loras),
         failures={group: failure for group, failure in failures.items() if failure},
         default_group=DEFAULT_GROUP,
-    )
-
-
-@router.get("/queue")
-async def open_queue(request: Request, session: PageSession) -> Response:
-    reader, page = operations_of(request).reader, page_number(request)
-    pools, asked = await jobs_of(request).stats.pools(), request.query_params.get("kind", "")
-    pool = asked if asked in pools else pools[0]
-    rows, total = await reader.queue_page(pool, (page - 1) * PAGE_SIZE, PAGE_SIZE)
-    return render(
-        request,
-        "queue.html",
-        session,
-        here="overview",
-        pool=pool,
-        pools=pools,
-        rows=rows,
-        total=total,
-        page=page,
-        page_size=PAGE_SIZE,
-        names=await reader.account_names(row.account_id for row in rows),
     )
