@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots gpu clean
+.PHONY: help setup run quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -66,11 +66,11 @@ imports: setup
 tests: setup ## the tests alone; ARGS="tests/api -k retention" chooses
 	@$(PYTEST) $(ARGS)
 
-manifests: setup ## check the Dockerfile, the Helm chart, the manifests and the kustomize overlays (part of `make test`)
+manifests: setup ## check the Dockerfile and the Helm chart (part of `make test`)
 	@$(BIN)/python -m pytest tests/manifests $(ARGS)
 
-rayservice: setup ## write the plain manifests of configs/kuberay and configs/kustomize anew from the Helm chart
-	@$(BIN)/python -m tests.manifests.render
+schema: setup ## write the names of settings and Serve arguments into the Helm chart's schema anew
+	@$(BIN)/python -m tests.manifests.values_schema
 
 coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html
 	@$(PYTEST) -p tests.lua_coverage --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
@@ -78,7 +78,7 @@ coverage: setup ## the tests with branch coverage of serve_app, deployments and 
 screenshots: setup ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
-soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
+soak: setup ## the long tests: chaos, fuzzing, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 image: ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so

@@ -1,7 +1,6 @@
 """Compares the engine with three ways of serving many adapters.
 
     python -m benchmarks.engine
-    python -m benchmarks.engine --distinct --checks late-arrival          # one check alone
 
 Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their
 spread, and every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine_checks import CHECKS
 from benchmarks.engine_models import ROOT, BenchmarkModel, make_model
 from benchmarks.engine_policies import (
     Policy,
@@ -52,12 +50,9 @@ def main() -> None:
         benchmark = make_model("pocket", options, Path(folder), adapters=args.adapters, rank=8, side=args.side)
         report: dict[str, Any] = {"machine": _machine(), "arguments": vars(args)}
         report["throughput"] = throughput(benchmark, args)
-        report["checks"] = {
-            name: check(benchmark, args) for name, check in CHECKS.items() if args.checks in ("all", name)
-        }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
-    print(json.dumps(report["throughput"] | report["checks"], indent=2, default=str))
+    print(json.dumps(report["throughput"], indent=2))
 
 
 def throughput(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def throughput(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str,
     Every policy draws in every round.
     """
     wanted = OURS | {name: COMPARED[name] for name in args.policies}
-    policies = {name: make(benchmark) for name, make in wanted.items()} if args.distinct else {}
+    policies = {name: make(benchmark) for name, make in wanted.items()}
     table: dict[str, Any] = {}
     for adapters in args.distinct:
         jobs = max(args.jobs, adapters)
@@ -151,7 +146,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=8, help="at least one per adapter")
     parser.add_argument("--adapters", type=int, default=16)
     parser.add_argument(
-        "--distinct", type=int, nargs="*", default=[1, 8, 16], help="adapters among the jobs, a round of each; or none"
+        "--distinct", type=int, nargs="+", default=[1, 8, 16], help="adapters among the jobs, a round of each"
     )
     parser.add_argument("--policies", nargs="*", choices=list(COMPARED), default=list(COMPARED))
     parser.add_argument("--repeats", type=int, default=3)
@@ -162,12 +157,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--policy-threads", type=int, nargs="*", help="each policy runs with each, its fastest counts; none: as ours"
     )
-    parser.add_argument("--checks", choices=["all", "none", *CHECKS], default="all")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=ROOT / "var" / "engine.json")
     args = parser.parse_args()
     args.policy_threads = args.policy_threads or [args.threads]
-    what = "engine" if args.distinct else f"engine-{args.checks}"
-    args.out = args.out or ROOT / "benchmarks" / "results" / f"{what}.json"
     return args
 
 

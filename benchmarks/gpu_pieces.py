@@ -16,9 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.engine import throughput
-from benchmarks.engine_checks import loaded, timed
 from benchmarks.engine_models import BenchmarkModel, make_model, wall
-from serve_app.engine import AdapterFile, EngineOptions
+from serve_app.engine import AdapterFile, Engine, EngineOptions
 from serve_app.engine.device import torch_dtype
 from tests.engine.device_checks import Latents, bytes_in_company, furthest, latents_of_both, trace_steps
 
@@ -207,6 +206,22 @@ def trace(setup: Setup, name: str) -> dict[str, Any]:
             "steady": steady,
             "change": trace_steps(change, benchmark.device, TRACED),
         }
+
+
+def loaded(benchmark: BenchmarkModel, *, runs: int) -> Engine:
+    """Return an engine in the middle of long runs with eight adapters, warm."""
+    engine = benchmark.engine()
+    for request in benchmark.requests(runs, adapters=min(8, runs), steps=999):
+        engine.add(request)
+    while min(done for done, _ in engine.progress().values()) < 2:
+        engine.step()
+    return engine
+
+
+def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    began = clock()
+    work()
+    return clock() - began
 
 
 def roof(benchmark: BenchmarkModel, images_per_s: float, steps: int) -> dict[str, Any]:

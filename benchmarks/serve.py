@@ -58,8 +58,6 @@ class Server(NamedTuple):
     port: int
     pids: list[int]
     """The processes that a request passes."""
-    pid: int = 0
-    """The process of `atelier up`, from which all others descend."""
 
 
 class Cost(NamedTuple):
@@ -86,7 +84,7 @@ def main() -> None:
 
 
 @contextmanager
-def atelier_up(settings: Settings, folder: Path, *, worker_niceness: int = 19, **environment: str) -> Generator[Server]:
+def atelier_up(settings: Settings, folder: Path, *, worker_niceness: int = 19) -> Generator[Server]:
     """Run `atelier up` until the block ends, its workers, which draw what is accepted, at low priority as a rule."""
     port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
     fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
@@ -94,7 +92,7 @@ def atelier_up(settings: Settings, folder: Path, *, worker_niceness: int = 19, *
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--ready-file", str(ready)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **OF_RAY, "HF_HUB_OFFLINE": "1", **fields, **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **OF_RAY, "HF_HUB_OFFLINE": "1", **fields},
             stdout=output,
             stderr=output,
         )
@@ -103,7 +101,7 @@ def atelier_up(settings: Settings, folder: Path, *, worker_niceness: int = 19, *
         _until(process, log, lambda: "Ctrl-C stops everything" in log.read_text())
         for worker in _processes(process.pid, WORKERS):
             psutil.Process(worker).nice(worker_niceness)
-        yield Server(port, _processes(process.pid, ON_THE_WAY), process.pid)
+        yield Server(port, _processes(process.pid, ON_THE_WAY))
     finally:
         _stop(process)
         kill_all_of(runtime_home(settings.data_dir))
@@ -167,10 +165,10 @@ async def _cost(call: Callable[[float], Awaitable[Measured]], pids: Sequence[int
     measured = await call(seconds)
     used = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
     total = sum(used.values())
-    return Cost(measured.cpu_ms, {title_of(pid): measured.cpu_ms * each / total for pid, each in used.items()})
+    return Cost(measured.cpu_ms, {_title(pid): measured.cpu_ms * each / total for pid, each in used.items()})
 
 
-def title_of(pid: int) -> str:
+def _title(pid: int) -> str:
     """`haproxy`, `ProxyActor` or the deployment of a replica."""
     title = psutil.Process(pid).cmdline()[0].strip().rpartition("/")[2].rpartition(":")[2]
     return title.partition(".")[0]  # Ray adds what an actor is doing

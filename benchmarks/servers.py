@@ -9,14 +9,11 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 
-from serve_app.domain.jobs import Lease, StoredImage, new_image_id
 from serve_app.settings import ROOT, Settings
-from tests.composition import Resources
 
 SERVE = """
 import json, socket, sys, uvicorn, uvloop
@@ -74,11 +71,3 @@ def start_server(code: str, paths: list[str], settings: Settings) -> Generator[t
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Return the median, with (lowest–highest)."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
-
-
-async def finish(resources: Resources, account_id: str, lease: Lease) -> None:
-    """Complete a job with an image of which there is only a name."""
-    name = resources.images.object_name(account_id, lease.job_id, lease.attempt, 0, datetime.now(UTC))
-    uri = resources.images.uri(name)
-    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=512, sha256="0" * 64, size_bytes=1)
-    await resources.queue.finish(lease, [image], seconds=0.5)

@@ -12,9 +12,11 @@ import math
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -241,15 +243,24 @@ def _must(holds: object, complaint: str) -> None:
 def limit_memory(more: int) -> None:
     """Allow this many bytes of address space beyond what the process takes now, and no core dumps."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def limit_processor_time(seconds: int) -> None:
-    """Allow this much processor time from now on; then the kernel ends the process by SIGXCPU."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+@contextmanager
+def limited(memory: int, seconds: float) -> Generator[None]:
+    """Limit what a block takes: bytes as `limit_memory` does, and processor time, after which SIGPROF ends the process.
+
+    Both limits end with the block, so that libraries can be loaded between two of them.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(memory)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 MEMORY = 384 << 20
@@ -276,12 +287,11 @@ def check_in_subprocess(path: Path) -> None:
 
 
 def main(path: str) -> None:
-    limit_memory(MEMORY)
-    limit_processor_time(PROCESSOR_LIMIT_S)
-    try:
-        check_safetensors(Path(path))
-    except UnusableFile as error:
-        sys.stdout.write(str(error))
+    with limited(MEMORY, PROCESSOR_LIMIT_S):
+        try:
+            check_safetensors(Path(path))
+        except UnusableFile as error:
+            sys.stdout.write(str(error))
 
 
 if __name__ == "__main__":

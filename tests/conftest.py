@@ -90,7 +90,7 @@ def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The bundled model's takes a process of its own 5 s, and 1 s the first worker that asks, which has the libraries.
     """
-    from serve_app.engine.adapters.layer_table import outlined_table
+    from serve_app.engine.families.outlines import outlined_table
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "layer_tables"

@@ -65,7 +65,13 @@ section == "frontend http_frontend" && $1 == "bind" {
 # requests: with `safe` a caller's first request never goes there.
 $1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
 
-section ~ /^backend http-/ && $1 == "backend" { print; insert("backend.cfg"); next }
+section ~ /^backend http-/ && $1 == "backend" { print; insert("backend.cfg"); backends++; next }
+
+# A replica that drains fails Serve's checks from its first moment, and serves on. Its successor may be named by a reload
+# that comes only then: until that one the draining replica stays in use.
+section ~ /^backend http-/ && $1 == "http-check" && $2 == "expect" {
+    checks += sub(/expect status 200/, "expect rstring ^(success|DRAINING)")
+}
 
 # A caller gets 503 at once while no ingress serves: Serve's proxy of last resort would hold the request until one does.
 section ~ /^backend/ && $1 == "server" {
@@ -82,7 +88,7 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 END {
     bring_back()
     insert("answers.cfg")
-    if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
+    if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1 || checks != backends) {
         print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" \
             > "/dev/stderr"
         exit 3

@@ -19,7 +19,7 @@ from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Rewrite, Script, pairs
+from serve_app.store.script import Script, pairs
 
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 PREFIX, RANDOM, CHECK = "atl_", 32, 6
@@ -105,12 +105,12 @@ MAX_NAME = 100
 class ApiKeyStore:
     """The keys of all accounts. A secret is shown once, when its key is created or rolled."""
 
-    def __init__(self, redis: RedisClient, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
         self._settings = settings
-        self._create = Script(redis, "accounts/create_key", rewrite)
-        self._roll = Script(redis, "accounts/roll_key", rewrite)
-        self._limit = Script(redis, "accounts/limit_key", rewrite)
+        self._create = Script(redis, "accounts/create_key")
+        self._roll = Script(redis, "accounts/roll_key")
+        self._limit = Script(redis, "accounts/limit_key")
 
     async def create(
         self,

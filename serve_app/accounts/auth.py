@@ -12,7 +12,7 @@ from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Argument, Rewrite, Script
+from serve_app.store.script import Argument, Script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +50,11 @@ class AuthQuery:
 class Authenticator:
     """Authenticates API keys and counts requests in the plan's window."""
 
-    def __init__(self, redis: RedisClient, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
         self._settings = settings
-        self._authenticate = Script(redis, "accounts/authenticate", rewrite)
-        self._count_owner = Script(redis, "accounts/count_owner", rewrite)
+        self._authenticate = Script(redis, "accounts/authenticate")
+        self._count_owner = Script(redis, "accounts/count_owner")
 
     async def authenticate(self, secret: str, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
         """Identify the caller and count the request, in one script; store the `address` of the key's last use.

@@ -8,12 +8,8 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import accounts, jobs, keys, loras, operators
-from serve_app.cli.accounts import add_usage
-from serve_app.cli.audit import add_audit
-from serve_app.cli.command import OneLineErrors
-from serve_app.cli.doctor import add_restore
-from serve_app.cli.images import add_image_commands
+from serve_app.cli import accounts, audit, doctor, images, jobs, keys, loras, operators
+from serve_app.cli.command import OneLineErrors, command
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,9 +34,8 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
-add_audit(app)
-add_image_commands(app, loras.app)
-add_restore(app)
-add_usage(app)
+for function in (audit.audit, images.generate, images.upscale, doctor.restore, accounts.usage):
+    command(app, function.__name__)(function)
+command(loras.app, "try")(images.try_lora)
 
 __all__ = ["app"]

@@ -4,6 +4,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Container
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import BadUsage, Failed, Result, command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, listing
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
@@ -63,13 +64,9 @@ The key is shown this once. Further keys, with limits or an expiry: atelier keys
 @command(app, "list")
 async def list_accounts(accounts: AccountParts) -> Result:
     """List all accounts, oldest first."""
-    found = await accounts.store.list()
-    rows = [_row(account) for account in found]
+    found, empty = await accounts.store.list(), "No accounts yet: atelier accounts create NAME"
     columns = ("NAME", "ID", "PLAN A", "PLAN B", "STATE", "CREATED")
-    return Result(
-        facts={"accounts": [account_facts(account) for account in found]},
-        shown=table(columns, rows, empty="No accounts yet: atelier accounts create NAME"),
-    )
+    return listing("accounts", found, account_facts, columns, _row, empty=empty)
 
 
 @command(app, "set-plan")
@@ -177,19 +174,22 @@ def account_facts(account: Account) -> dict[str, object]:
         "name": account.name,
         "plans": {Variant.A: account.plan_a, Variant.B: account.plan_b},
         "disabled": account.disabled,
-        "created_at": account.created_at.isoformat(),
+        "created_at": account.created_at,
     }
 
 
 def _account_result(account: Account) -> Result:
-    state = "disabled" if account.disabled else "active"
-    shown = f"{account.name}: bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}, {state}"
+    shown = f"{account.name}: bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}, {_state(account)}"
     return Result(facts=account_facts(account), shown=shown)
 
 
 def _row(account: Account) -> tuple[str, ...]:
-    state = "disabled" if account.disabled else "active"
-    return account.name, account.id, account.plan_a, account.plan_b, state, f"{account.created_at:%Y-%m-%d %H:%M}"
+    plans, created = (account.plan_a, account.plan_b), f"{account.created_at:%Y-%m-%d %H:%M}"
+    return account.name, account.id, *plans, _state(account), created
+
+
+def _state(account: Account) -> str:
+    return "disabled" if account.disabled else "active"
 
 
 def password_from_stdin() -> str:
@@ -209,11 +209,7 @@ MOST_DAYS = 400
 """A day's counters are kept for this many days."""
 
 
-def add_usage(app: typer.Typer) -> None:
-    command(app, "usage")(_usage)
-
-
-async def _usage(
+async def usage(
     accounts: AccountParts,
     operations: OperationParts,
     account: Annotated[str | None, typer.Option(help="Only this account.")] = None,
@@ -223,8 +219,8 @@ async def _usage(
     """List the images, megapixel-steps and worker seconds of completed jobs, by account, day, key and LoRA."""
     found = await accounts.store.list() if account is None else [await find_account(accounts.store, account)]
     rows = await usage_report(accounts.usage, accounts.api_keys, operations.reader, found, days)
-    shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")
-    return Result(facts={"usage": [row.facts for row in rows]}, shown=shown)
+    listed = listing("usage", rows, asdict, _COLUMNS, _cells, empty="No usage.")
+    return replace(listed, shown=usage_csv(rows).rstrip()) if as_csv else listed
 
 
 _COLUMNS = ("DAY", "ACCOUNT", "KEY", "LORA", "IMAGES", "MEGAPIXEL-STEPS", "SECONDS")

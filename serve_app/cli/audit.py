@@ -3,20 +3,17 @@
 import getpass
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.command import BadUsage, Failed, Result, command, table
+from serve_app.cli.command import BadUsage, Failed, Result, listing
 from serve_app.domain.audit import Actor, AuditRow, operator
 from serve_app.domain.durations import parse_duration
 from serve_app.operations.reports import log_names
-
-
-def add_audit(app: typer.Typer) -> None:
-    command(app, "audit")(_audit)
 
 
 def this_operator() -> Actor:
@@ -27,7 +24,7 @@ def this_operator() -> Actor:
         return Actor(operator(str(os.getuid())))
 
 
-async def _audit(
+async def audit(
     accounts: AccountParts,
     operations: OperationParts,
     account: Annotated[
@@ -44,22 +41,16 @@ async def _audit(
         raise Failed(f"no account {account!r}; a deleted one is found by its id")
     account_id = account if found is None else found.id
     rows = await accounts.audit.rows(account_id, since=None if since is None else _time(since))
-    facts = [_facts(row, names.get(row.log)) for row in rows]
+
+    def facts(row: AuditRow) -> dict[str, object]:
+        return {"time": row.time, "account": names.get(row.log), **asdict(row)}
+
+    def cells(row: AuditRow) -> tuple[str, ...]:
+        account = names.get(row.log, f"deleted {row.log[:8]}")
+        return f"{row.time:%Y-%m-%d %H:%M:%S}", account, row.actor, row.act, row.subject, row.address
+
     columns = ("TIME", "ACCOUNT", "ACTOR", "ACT", "SUBJECT", "ADDRESS")
-    lines = [
-        (f"{row.time:%Y-%m-%d %H:%M:%S}", names.get(row.log, f"deleted {row.log[:8]}"), *_acted(row)) for row in rows
-    ]
-    return Result(facts={"rows": facts}, shown=table(columns, lines, empty="Nothing is recorded."))
-
-
-def _facts(row: AuditRow, name: str | None) -> dict[str, object]:
-    actor, act, subject, address = _acted(row)
-    times = {"time": row.time.isoformat(), "account": name, "log": row.log}
-    return {**times, "actor": actor, "act": act, "subject": subject, "address": address}
-
-
-def _acted(row: AuditRow) -> tuple[str, str, str, str]:
-    return row.actor, row.act, row.subject, row.address
+    return listing("rows", rows, facts, columns, cells, empty="Nothing is recorded.")
 
 
 def _time(text: str) -> datetime:

@@ -9,10 +9,11 @@ import json
 import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Never
+from typing import Annotated, Any, Never, TypeVar, cast
 
 import typer
 import yaml
@@ -35,6 +36,7 @@ from serve_app.store.redis_address import KINDS, is_redis_address
 from serve_app.store.redis_inspection import require_usable
 
 INTERRUPTED = 130
+T = TypeVar("T")
 
 
 class Failed(TyperException):
@@ -113,15 +115,12 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
     """
     if settings.redis_url:
         await asyncio.to_thread(require_usable, settings.redis_url)
-        async with _open(settings) as parts:
-            yield parts
-        return
-    if not creates_data and not (settings.data_dir / "redis").is_dir():
+    elif not creates_data and not (settings.data_dir / "redis").is_dir():
         raise Failed(
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
         )
-    with redis_left_as_it_was(settings.data_dir):
+    with nullcontext() if settings.redis_url else redis_left_as_it_was(settings.data_dir):
         async with _open(settings) as parts:
             yield parts
 
@@ -158,24 +157,32 @@ AsJson = Annotated[bool, typer.Option("--json", help="Result in JSON.")]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A command's result: `facts` for `--json`, `shown` for a person; with `failed` the exit code is 1."""
+    """A command's result: `facts` for `--json`, `shown` for a person; with `failed` the exit code is 1.
+
+    In `facts` a time is written as ISO 8601 has it, and a set as a sorted list.
+    """
 
     facts: Any
     shown: RenderableType
     failed: bool = False
 
 
+class Options:
+    """Base class of dataclasses of options that several commands take, or that travel on together."""
+
+
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options. For a coroutine
-    function the stores are opened, which may only with `creates_data` create a data directory; a plain function gets
-    `Settings` alone.
+    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options; of one whose type
+    derives from `Options`, each field is an option. For a coroutine function the stores are opened, which may only with
+    `creates_data` create a data directory; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:
         parameters = inspect.signature(function).parameters.values()
         parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
+        groups = {each.name: each.annotation for each in parameters if _is_group(each.annotation)}
 
         async def with_stores(settings: Settings, options: Mapping[str, Any]) -> Result:
             async with open_stores(settings, creates_data=creates_data) as opened:
@@ -184,6 +191,8 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         def run(*, data_dir: DataDir = None, redis_url: RedisUrl = None, as_json: AsJson = False, **own: Any) -> None:
             settings = read_settings(data_dir=data_dir, redis_url=redis_url)
             configure_logging(settings.log_level if settings.log_level != "INFO" else "WARNING")
+            for name, group in groups.items():
+                own[name] = group(**{field: own.pop(field) for field in inspect.signature(group).parameters})
             is_async = inspect.iscoroutinefunction(function)
             result: Result = asyncio.run(with_stores(settings, own)) if is_async else function(settings, **own)
             _print(result, as_json)
@@ -191,7 +200,12 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
                 raise typer.Exit(1)
 
         *shared, _ = inspect.signature(run).parameters.values()
-        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name not in parts]
+        own: list[inspect.Parameter] = []
+        for each in parameters:
+            if each.name in groups:
+                own += inspect.signature(each.annotation).parameters.values()
+            elif each.name not in parts:
+                own.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         signature = inspect.Signature([*own, *shared])
         run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
@@ -200,6 +214,25 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         return function
 
     return register
+
+
+def _is_group(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Options)
+
+
+def listing(
+    name: str,
+    found: Sequence[T],
+    facts: Callable[[T], object],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[str]],
+    *,
+    empty: str,
+    **more: object,
+) -> Result:
+    """Return the facts of each one under `name`, after `more` of them, and a table with a row for each."""
+    shown = table(columns, [row(each) for each in found], empty=empty)
+    return Result(facts={**more, name: [facts(each) for each in found]}, shown=shown)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> RenderableType:
@@ -214,9 +247,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) 
 
 def _print(result: Result, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(result.facts, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result.facts, indent=2, ensure_ascii=False, default=_in_json))
         return
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = UNLIMITED_COLUMNS
     console.print(result.shown, soft_wrap=True)
+
+
+def _in_json(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, frozenset):
+        return sorted(cast("frozenset[str]", value))
+    raise TypeError(f"{value!r} has no form in JSON")

@@ -71,11 +71,7 @@ SHOWN = 5
 """A person is shown the names of so many missing files; `--json` has them all."""
 
 
-def add_restore(app: typer.Typer) -> None:
-    command(app, "restore")(_restore)
-
-
-def _restore(
+def restore(
     settings: Settings,
     check: Annotated[bool, typer.Option("--check", help="Check what was put back; nothing is changed.")] = False,
 ) -> Result:
@@ -92,9 +88,7 @@ def _restore(
             "start would make another one, with which no API key works"
         )
     facts = asyncio.run(_check(settings))
-    newest = facts.newest_job_at.isoformat() if facts.newest_job_at else None
-    failed = bool(facts.missing or facts.problems)
-    return Result(facts={**asdict(facts), "newest_job_at": newest}, shown=_restored(facts), failed=failed)
+    return Result(facts=asdict(facts), shown=_restored(facts), failed=bool(facts.missing or facts.problems))
 
 
 async def _check(settings: Settings) -> RestoreFacts:

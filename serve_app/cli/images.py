@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from serve_app.cli.command import BadUsage, Failed, Result, command
+from serve_app.cli.command import BadUsage, Failed, Options, Result
+from serve_app.cli.loras import Lora as LoraName
 from serve_app.client import Client, Job
 from serve_app.client.access import KEY_VARIABLE, READY_FILE, URL_VARIABLES
 from serve_app.client.display import shown_bar
@@ -20,75 +22,77 @@ from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
-
-BaseUrl = Annotated[
-    str | None, typer.Option(envvar=[*URL_VARIABLES], help="Address of the service; by default the local one.")
-]
-Key = Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, help="An API key; by default that of the local service.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="File to write; several images get -1, -2, … By default named by the job's id, in this directory."
-    ),
-]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
 TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow moon", 20
 """A LoRA that recommends no steps is tried by so many: a cheap picture tells enough."""
 
 
-def add_image_commands(app: typer.Typer, loras: typer.Typer) -> None:
-    command(app, "generate")(_generate)
-    command(app, "upscale")(_upscale)
-    command(loras, "try")(_try)
+@dataclass(frozen=True, kw_only=True, repr=False)  # it holds a key
+class Delivery(Options):
+    """Whom a command asks for images, how long it waits for them, and where they go."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write; several images get -1, -2, … By default named by the job's id, in this directory."
+        ),
+    ] = None
+    open_images: Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")] = False
+    base_url: Annotated[
+        str | None, typer.Option(envvar=[*URL_VARIABLES], help="Address of the service; by default the local one.")
+    ] = None
+    key: Annotated[
+        str | None, typer.Option(envvar=KEY_VARIABLE, help="An API key; by default that of the local service.")
+    ] = None
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the images.")] = 600.0
 
 
-def _generate(
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Options):
+    """What a generation is asked for beside prompt and LoRAs, by the names that `Client.generate` has for it."""
+
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None
+    steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None
+    sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None
+    base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None
+    image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None
+    strength: Annotated[float | None, typer.Option(help="How much of it is drawn anew: 0.01 to 1.")] = None
+    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is drawn anew.")] = None
+    guidance_scale: Annotated[
+        float | None, typer.Option("--guidance", help="How closely the image follows the prompt: 1 to 20.")
+    ] = None
+    width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None
+    height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None
+    num_images: Annotated[int | None, typer.Option(help="1 to 8.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid.")] = None
+    prompt_weights: Annotated[
+        bool | None, typer.Option("--prompt-weights", help="Read (red:1.5) and [green] in prompts as weights.")
+    ] = None
+    output_format: Annotated[
+        Literal["png", "jpeg", "webp"] | None, typer.Option("--format", help="The files: png by default.")
+    ] = None
+
+
+def generate(
     settings: Settings,
     prompt: Annotated[str, typer.Argument(help="What the image shows.", show_default=False)],
+    *,
     lora: Annotated[
         list[str] | None,
         typer.Option(help="A LoRA's name or id (see: atelier loras list), alone or as NAME=WEIGHT. At most four."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None,
-    steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None,
     weight: Annotated[float | None, typer.Option(help="Strength of LoRAs that name none: -2 to 2.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None,
-    base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None,
-    image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None,
-    strength: Annotated[float | None, typer.Option(help="How much of it is drawn anew: 0.01 to 1.")] = None,
-    mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is drawn anew.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="How closely the image follows the prompt: 1 to 20.")] = None,
-    width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
-    height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None,
-    num_images: Annotated[int | None, typer.Option(help="1 to 8.")] = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid.")] = None,
-    prompt_weights: Annotated[
-        bool, typer.Option("--prompt-weights", help="Read (red:1.5) and [green] in prompts as weights.")
-    ] = False,
-    output_format: Annotated[
-        Literal["png", "jpeg", "webp"] | None, typer.Option("--format", help="The files: png by default.")
-    ] = None,
+    drawing: Drawing,
     interface: Annotated[
         Literal["a", "b"], typer.Option(help="How the key is sent: a as a bearer key, b as X-API-Key.")
     ] = "a",
-    out: Out = None,
-    open_images: Open = False,
-    base_url: BaseUrl = None,
-    key: Key = None,
-    timeout: Timeout = 600.0,
+    delivery: Delivery,
 ) -> Result:
     """Generate images from a prompt, with LoRAs or without."""
     loras = dict(_use_of(each, weight) for each in lora or ())
-    with _client(settings, out, base_url, key, interface) as client:
-        job = client.generate(
-            prompt, loras=loras, wait=False, seed=seed, steps=steps, sampler=sampler, guidance_scale=guidance,
-            width=width, height=height, num_images=num_images, negative_prompt=negative_prompt, base_model=base_model,
-            image=image, strength=strength, mask=mask, prompt_weights=prompt_weights or None,
-            output_format=output_format,
-        )  # fmt: skip
+    with _client(settings, delivery, interface) as client:
+        job = client.generate(prompt, loras=loras, wait=False, **vars(drawing))
         _warn_of(job.unknown_words)
-        return _wait_and_save(job, out, timeout, doing=_drawing(job, ", ".join(loras)), open_images=open_images)
+        return _wait_and_save(job, delivery, doing=_drawing(job, ", ".join(loras)))
 
 
 def _use_of(text: str, weight: float | None) -> tuple[str, float | None]:
@@ -100,54 +104,45 @@ def _use_of(text: str, weight: float | None) -> tuple[str, float | None]:
     return text, weight
 
 
-def _upscale(
+def upscale(
     settings: Settings,
     image: Annotated[str, typer.Argument(help="An image of this account by its id, or a file.", show_default=False)],
     factor: Annotated[int | None, typer.Option(help="2 or 4; 2 by default.")] = None,
-    out: Out = None,
-    open_images: Open = False,
-    base_url: BaseUrl = None,
-    key: Key = None,
-    timeout: Timeout = 600.0,
+    *,
+    delivery: Delivery,
 ) -> Result:
     """Upscale an image."""
-    with _client(settings, out, base_url, key) as client:
-        job, doing = client.upscale(image, factor), f"Enlarging {factor or 2}×"
-        return _wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
+    with _client(settings, delivery) as client:
+        return _wait_and_save(client.upscale(image, factor), delivery, doing=f"Enlarging {factor or 2}×")
 
 
-def _try(
+def try_lora(
     settings: Settings,
-    lora: Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)],
+    lora: LoraName,
     prompt: Annotated[
         str, typer.Option(help="What the image shows; the LoRA's trigger words are appended.")
     ] = TRIED_PROMPT,
     weight: Annotated[float | None, typer.Option(help="Strength of the adapter: -2 to 2.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
-    out: Out = None,
-    open_images: Open = False,
-    base_url: BaseUrl = None,
-    key: Key = None,
-    timeout: Timeout = 600.0,
+    *,
+    delivery: Delivery,
 ) -> Result:
     """Draw one image with a LoRA and its trigger words, with the key of an account that may use it."""
-    with _client(settings, out, base_url, key) as client:
+    with _client(settings, delivery) as client:
         found = client.loras.find(lora)
         words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
         steps = found.recommended_steps or TRIED_STEPS
         job = client.generate(words, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight)
-        return _wait_and_save(job, out, timeout, doing=_drawing(job, found.name), open_images=open_images)
+        return _wait_and_save(job, delivery, doing=_drawing(job, found.name))
 
 
 @contextmanager
-def _client(
-    settings: Settings, out: Path | None, base_url: str | None, key: str | None, interface: Literal["a", "b"] = "a"
-) -> Generator[Client]:
+def _client(settings: Settings, delivery: Delivery, interface: Literal["a", "b"] = "a") -> Generator[Client]:
     """Raises `BadUsage` before anything is generated where the images could not be written afterwards."""
-    folder = out.resolve().parent if out else Path.cwd()
+    folder = delivery.out.resolve().parent if delivery.out else Path.cwd()
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise BadUsage(f"--out: cannot write in {folder}")
-    ready_file = settings.data_dir / READY_FILE
+    base_url, key, ready_file = delivery.base_url, delivery.key, settings.data_dir / READY_FILE
     try:
         client = Client(base_url, key, interface=interface, retry_budget=RETRY_BUDGET_S, ready_file=ready_file)
     except ValueError as error:
@@ -176,27 +171,29 @@ def _drawing(job: Job, loras: str) -> str:
     return f"Drawing {images} × {size}{', ' if loras else ''}{loras}"
 
 
-def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, open_images: bool) -> Result:
+def _wait_and_save(job: Job, delivery: Delivery, *, doing: str) -> Result:
     """`doing` labels the bar."""
     began = time.monotonic()
     try:
         with shown_bar(doing) as show:  # on stderr: stdout holds only the result
-            job.wait(timeout, on_progress=show and (lambda percent: show(doing, percent / 100)))
+            job.wait(delivery.timeout, on_progress=show and (lambda percent: show(doing, percent / 100)))
     except KeyboardInterrupt:
         raise Failed(f"stopped; the service was asked to cancel {job.id}") from None
     seconds = time.monotonic() - began
-    images = job.images
-    files = [_output_path(out or Path(job.id + each.suffix), place, len(images)) for place, each in enumerate(images)]
-    for image, file in zip(images, files, strict=True):
+    images = [
+        (image, _output_path(delivery.out or Path(job.id + image.suffix), place, len(job.images)))
+        for place, image in enumerate(job.images)
+    ]
+    for image, file in images:
         image.download(file)
-    if open_images:
-        _open(files)
+    if delivery.open_images:
+        _open([file for _, file in images])
     facts = [
         {"image_id": image.image_id, "url": image.url, "width": image.width, "height": image.height, "file": str(file)}
-        for image, file in zip(images, files, strict=True)
+        for image, file in images
     ]
-    lines = [f"{file}  {image.image_id or ''}".rstrip() for image, file in zip(images, files, strict=True)]
-    return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
+    shown = "\n".join(f"{file}  {image.image_id}" for image, file in images)
+    return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown=shown)
 
 
 def _open(files: Sequence[Path]) -> None:

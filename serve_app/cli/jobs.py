@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.api.parts import AccountParts, JobParts, OperationParts
 from serve_app.cli.accounts import find_account
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import Failed, Result, command, table
+from serve_app.cli.command import Failed, Result, command, listing
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
@@ -56,7 +57,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
     names = await operations.reader.account_names([job.account_id])
     for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
         if name not in ("request", "images") and value is not None:
-            lines.add_row(name.replace("_", " "), str(value))
+            lines.add_row(name.replace("_", " "), value.isoformat() if isinstance(value, datetime) else str(value))
     for image in job.images:
         lines.add_row("image", f"{image.image_id} {image.width}x{image.height} {image.image_uri}")
     return Result(facts=facts, shown=lines)
@@ -132,14 +133,14 @@ def _unknown(job_id: str) -> Failed:
 
 async def _job_list(accounts: AccountStore, jobs: Sequence[Job], *, empty: str) -> Result:
     names = {account.id: account.name for account in await accounts.list()}
-    rows = [_row(job, names.get(job.account_id, job.account_id)) for job in jobs]
+
+    def row(job: Job) -> tuple[str, ...]:
+        account, accepted = names.get(job.account_id, job.account_id), f"{job.created_at:%Y-%m-%d %H:%M:%S}"
+        why = f"{job.failure.code}: {job.failure.message}" if job.failure else ""
+        return job.id, job.state, f"{job.progress} %", account, _what(job), accepted, why
+
     columns = ("ID", "STATE", "DONE", "ACCOUNT", "WHAT", "ACCEPTED", "WHY")
-    return Result(facts={"jobs": [_facts(job) for job in jobs]}, shown=table(columns, rows, empty=empty))
-
-
-def _row(job: Job, account: str) -> tuple[str, ...]:
-    why = f"{job.failure.code}: {job.failure.message}" if job.failure else ""
-    return job.id, job.state, f"{job.progress} %", account, _what(job), f"{job.created_at:%Y-%m-%d %H:%M:%S}", why
+    return listing("jobs", jobs, _facts, columns, row, empty=empty)
 
 
 def _what(job: Job) -> str:
@@ -153,12 +154,6 @@ def _what(job: Job) -> str:
 
 def _facts(job: Job) -> dict[str, object]:
     """The job's record for `--json`; a time that has not come is null."""
-    times = {
-        "created_at": job.created_at,
-        "started_at": job.started_at,
-        "finished_at": job.finished_at,
-        "finish_estimate": job.finish_estimate,
-    }
     return {
         "id": job.id,
         "kind": job.kind,
@@ -167,7 +162,10 @@ def _facts(job: Job) -> dict[str, object]:
         "state": job.state,
         "progress": job.progress,
         "attempt": job.attempt,
-        **{name: time.isoformat() if time else None for name, time in times.items()},
-        "failure": {"code": job.failure.code, "message": job.failure.message} if job.failure else None,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "finish_estimate": job.finish_estimate,
+        "failure": asdict(job.failure) if job.failure else None,
         "images": [{"image_id": image.image_id, "image_uri": image.image_uri} for image in job.images],
     }

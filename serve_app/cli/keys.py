@@ -9,7 +9,7 @@ import typer
 from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import BadUsage, Failed, Result, command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, listing
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
@@ -71,15 +71,9 @@ async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     """List an account's keys, including revoked and expired ones."""
     found = await find_account(accounts.store, account)
     keys = await accounts.api_keys.list(found.id)
-    rows = [_row(key) for key in keys]
-    return Result(
-        facts={"account": found.id, "keys": [_facts(key) for key in keys]},
-        shown=table(
-            ("ID", "KEY", "NAME", "INTERFACES", "MAY", "LIMIT", "CREATED", "LAST USED", "EXPIRES", "STATE"),
-            rows,
-            empty=f"No keys yet: atelier keys create {shlex.quote(found.name)}",
-        ),
-    )
+    columns = ("ID", "KEY", "NAME", "INTERFACES", "MAY", "LIMIT", "CREATED", "LAST USED", "EXPIRES", "STATE")
+    empty = f"No keys yet: atelier keys create {shlex.quote(found.name)}"
+    return listing("keys", keys, _facts, columns, _row, empty=empty, account=found.id)
 
 
 @command(app, "edit")
@@ -150,13 +144,13 @@ def _facts(key: ApiKey) -> dict[str, object]:
         "account": key.account_id,
         "name": key.name,
         "hint": key.hint,
-        "interfaces": sorted(key.interfaces),
-        "scopes": sorted(key.scopes),
-        "loras": None if key.adapters is None else sorted(key.adapters),
+        "interfaces": key.interfaces,
+        "scopes": key.scopes,
+        "loras": key.adapters,
         "limit": key.limit,
-        "created_at": key.created_at.isoformat(),
-        "last_used_at": key.last_used_at.isoformat() if key.last_used_at else None,
-        "expires_at": key.expires_at.isoformat() if key.expires_at else None,
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "expires_at": key.expires_at,
         "revoked": key.revoked,
         "state": key.state(datetime.now(UTC)),
     }

@@ -16,7 +16,7 @@ from rich.status import Status
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import BadUsage, Failed, Result, command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, listing, table
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
@@ -126,14 +126,17 @@ async def list_loras(
     else:
         adapters = await loras.catalog.adapters((await find_account(accounts.store, account)).id)
     names = await _account_names(operations.reader, adapters)
-    rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter, names)) for adapter in adapters]
     set_aside = await loras.applied_catalog.set_aside()
-    listed = table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog.")
-    reported = "\n".join(f"Set aside: {row.reason}" for row in set_aside)
-    return Result(
-        facts={"loras": [_facts(adapter) for adapter in adapters], "set_aside": [row._asdict() for row in set_aside]},
-        shown=Group(listed, reported) if reported else listed,
+
+    def row(adapter: Adapter) -> tuple[str, ...]:
+        return adapter.name, adapter.id, adapter.base_model, _offered_to(adapter, names)
+
+    columns, empty = ("NAME", "ID", "BASE MODEL", "OFFERED TO"), "No adapters in the catalog."
+    listed = listing(
+        "loras", adapters, _facts, columns, row, empty=empty, set_aside=[each._asdict() for each in set_aside]
     )
+    reported = "\n".join(f"Set aside: {each.reason}" for each in set_aside)
+    return replace(listed, shown=Group(listed.shown, reported)) if reported else listed
 
 
 @command(app, "show")
@@ -161,19 +164,22 @@ async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Resu
 @command(app, "grant")
 async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
-    adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
-    await loras.grants.grant(adapter.id, found.id)
-    await accounts.audit.record(found.id, Act.LORA_GRANTED, this_operator(), adapter.id)
-    return _grant_result(adapter, found.name, allowed=True)
+    return await _set_grant(accounts, loras, lora, account, allowed=True)
 
 
 @command(app, "revoke")
 async def revoke(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Forbid an account from using an adapter, overriding whom it is offered to."""
+    return await _set_grant(accounts, loras, lora, account, allowed=False)
+
+
+async def _set_grant(accounts: AccountParts, loras: LoraParts, lora: str, account: str, *, allowed: bool) -> Result:
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
-    await loras.grants.revoke(adapter.id, found.id)
-    await accounts.audit.record(found.id, Act.LORA_REVOKED, this_operator(), adapter.id)
-    return _grant_result(adapter, found.name, allowed=False)
+    change, act = (loras.grants.grant, Act.LORA_GRANTED) if allowed else (loras.grants.revoke, Act.LORA_REVOKED)
+    await change(adapter.id, found.id)
+    await accounts.audit.record(found.id, act, this_operator(), adapter.id)
+    shown = f"{found.name} {'may' if allowed else 'may not'} use {adapter.name} ({adapter.id})"
+    return Result(facts={"lora": adapter.id, "account": found.name, "allowed": allowed}, shown=shown)
 
 
 async def find_adapter(catalog: CatalogReader, id_or_name: str) -> Adapter:
@@ -188,11 +194,6 @@ async def find_adapter(catalog: CatalogReader, id_or_name: str) -> Adapter:
     return named[0]
 
 
-def _grant_result(adapter: Adapter, account: str, *, allowed: bool) -> Result:
-    shown = f"{account} {'may' if allowed else 'may not'} use {adapter.name} ({adapter.id})"
-    return Result(facts={"lora": adapter.id, "account": account, "allowed": allowed}, shown=shown)
-
-
 def _facts(adapter: Adapter) -> dict[str, object]:
     return {
         "id": adapter.id,
@@ -201,9 +202,9 @@ def _facts(adapter: Adapter) -> dict[str, object]:
         "trigger_words": list(adapter.trigger_words),
         "base_model": adapter.base_model,
         "sha256": adapter.sha256,
-        "created_at": adapter.created_at.isoformat(),
+        "created_at": adapter.created_at,
         "owner": adapter.owner or None,
-        "accounts": None if adapter.accounts is None else sorted(adapter.accounts),
+        "accounts": adapter.accounts,
         "found": dict(adapter.found),
     }
 

@@ -11,7 +11,7 @@ from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.accounts import PasswordStdin, new_password, password_from_stdin
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import Failed, Result, command, table
+from serve_app.cli.command import Failed, Result, command, listing
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import Act, operator
@@ -44,14 +44,8 @@ async def create(
 @command(app, "list")
 async def list_operators(operations: OperationParts) -> Result:
     """List all operators, oldest first."""
-    operators = await operations.operators.list()
-    rows = [
-        (each.name, "set" if each.has_password else "none", f"{each.created_at:%Y-%m-%d %H:%M}") for each in operators
-    ]
-    return Result(
-        facts={"operators": [_facts(each) for each in operators]},
-        shown=table(("NAME", "PASSWORD", "CREATED"), rows, empty="No operators yet: atelier operators create NAME"),
-    )
+    found, empty = await operations.operators.list(), "No operators yet: atelier operators create NAME"
+    return listing("operators", found, _facts, ("NAME", "PASSWORD", "CREATED"), _row, empty=empty)
 
 
 @command(app, "password")
@@ -110,4 +104,8 @@ async def _link(
 
 
 def _facts(found: Operator) -> dict[str, object]:
-    return {"name": found.name, "has_password": found.has_password, "created_at": found.created_at.isoformat()}
+    return {"name": found.name, "has_password": found.has_password, "created_at": found.created_at}
+
+
+def _row(found: Operator) -> tuple[str, ...]:
+    return found.name, "set" if found.has_password else "none", f"{found.created_at:%Y-%m-%d %H:%M}"

@@ -16,9 +16,9 @@ from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
 from serve_app.client.errors import Forbidden, JobFailed, WaitTimeout
 from serve_app.client.events import Following
-from serve_app.client.lora_calls import find_lora, rows_of
+from serve_app.client.lora_calls import LoraCalls, find_lora, rows_of
 from serve_app.client.many import Drawing
-from serve_app.client.pictures import Picture, picture_id
+from serve_app.client.pictures import Picture, PictureCalls, picture_id
 from serve_app.client.protocol import (
     LONG_POLL_S,
     GenerationOptions,
@@ -26,13 +26,23 @@ from serve_app.client.protocol import (
     JobOptions,
     Operation,
     Service,
+    Write,
     given_options,
     path_of,
     then,
     without_none,
 )
-from serve_app.client.records import BaseModel, ImageInfo, JobState, Model, OnProgress, Record, Usage
-from serve_app.client.upload import Timeout, read_timeout
+from serve_app.client.records import (
+    BaseModel,
+    ImageInfo,
+    JobState,
+    Model,
+    OnProgress,
+    Record,
+    Usage,
+    open_picture,
+)
+from serve_app.client.upload import TIMEOUT, Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
 WAIT_S = 600.0
@@ -46,6 +56,7 @@ _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 Loras = Mapping[str, float | None] | str
 """LoRAs by name or id, each with its weight (None: the service's), or one alone, with `lora_weight` or that."""
 
+TransportT = TypeVar("TransportT")
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
 ModelsT = TypeVar("ModelsT")
@@ -54,27 +65,42 @@ UsageT = TypeVar("UsageT")
 T = TypeVar("T")
 PictureT = TypeVar("PictureT", bound=ImageInfo)
 ImageT = TypeVar("ImageT")
+BytesT = TypeVar("BytesT")
+PathT = TypeVar("PathT")
+PilT = TypeVar("PilT")
 NoneT = TypeVar("NoneT")
 
 
-class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT]):
-    """The calls of a client, except those on `loras`."""
+class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT]):
+    """The calls of a client, except those on `loras` and `images`."""
+
+    _http_client: Callable[..., Any]
+    """Makes httpx's client, whose connections this one uses."""
+    loras: Any
+    """List, add, change, share and delete LoRAs."""
+    images: Any
+    """Upload and delete pictures to draw from."""
 
     def __init__(
         self,
-        base_url: str | None,
-        key: str | None,
-        interface: Interface,
-        retry_budget: float,
-        timeout: Timeout,
-        ready_file: Path | str | None,
+        base_url: str | None = None,
+        key: str | None = None,
+        *,
+        interface: Interface = "a",
+        retry_budget: float = RETRY_BUDGET_S,
+        timeout: Timeout = TIMEOUT,
+        ready_file: Path | str | None = None,
+        transport: TransportT | None = None,
     ) -> None:
-        read = read_timeout(timeout).read
-        longest_wait = LONG_POLL_S if read is None else min(LONG_POLL_S, read / 2)
+        limits = read_timeout(timeout)
+        longest_wait = LONG_POLL_S if limits.read is None else min(LONG_POLL_S, limits.read / 2)
         base_url, key = find_access(base_url, key, interface, ready_file)
         self.service = Service(
             base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait
         )
+        self._http = self._http_client(timeout=limits, transport=transport)
+        self.loras = LoraCalls[Any, Any, Any](self.service, self.execute)
+        self.images = PictureCalls[Any, Any, Any](self.service, self.execute)
         self._lora_ids: dict[str, str] = {}
         """The ids of the LoRAs that were looked up, by the names that were given."""
         self.interrupted: list[Any] = []
@@ -230,8 +256,7 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
     ) -> Operation[dict[str, str]]:
         """Return the ids of what is begun from and masked by, as fields; `given` are the other fields."""
         ids: dict[str, str] = {}
-        for name, picture in (("image", image), ("mask", mask)):
-            field = "image_id" if name == "image" else "mask_image_id"
+        for name, field, picture in (("image", "image_id", image), ("mask", "mask_image_id", mask)):
             if picture is not None and given.get(field) is not None:
                 raise TypeError(f"generate() takes either {name} or {field}")
             if picture is not None:
@@ -260,13 +285,16 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
         **options: Unpack[JobOptions],
     ) -> JobT:
         """Start a job that enlarges a picture 2 or 4 times, which is uploaded unless the service has it."""
+        return self.execute(self.enlarging(image, scale_factor, options, idempotency_key))
 
-        def enlarged() -> Operation[Any]:
-            image_id = yield from picture_id(self.service, image)
-            record = yield from self.service.upscale(idempotency_key, image_id, scale_factor, options)
-            return self._job(record, is_begun=True)
-
-        return self.execute(enlarged())
+    def enlarging(
+        self, image: Picture, scale_factor: int | None, options: Mapping[str, Any], idempotency_key: str | None = None
+    ) -> Operation[Any]:
+        """Start a job as `upscale` does, as a part of another operation."""
+        fields = given_options("upscale", JobOptions, options) | without_none({"scale_factor": scale_factor})
+        image_id = yield from picture_id(self.service, image)
+        wish = {"kind": "upscale", "image_id": image_id, **fields}
+        return self._job((yield from self.service.create(idempotency_key, wish)), is_begun=True)
 
     def ended(self, job: Any, label: str, progress: bool) -> Operation[Any]:
         """Wait for the images of a job that this call has begun, with a bar where somebody sees it."""
@@ -289,8 +317,8 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT
 
     def jobs(self, limit: int = 20) -> JobsT:
         """The account's newest jobs, newest first; `job.request` says what was asked for."""
-        listed = rows_of(self.service, "/v1/jobs", "jobs", {}, limit)
-        return self.execute(then(listed, lambda rows: [self._job(Record.read(row)) for row in rows]))
+        listed = rows_of(self.service, "/v1/jobs", "jobs", Record.read, limit=limit)
+        return self.execute(then(listed, lambda records: [*map(self._job, records)]))
 
     def cancel(self, run_id: str) -> JobT:
         """Cancel a job by its id, as `job.cancel()` does. Raises `NotFound`."""
@@ -322,7 +350,7 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
     _image: Callable[[Any, Record, int], PictureT]
 
     def __init__(
-        self, client: AccountCalls[JobT, Any, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
+        self, client: AccountCalls[Any, JobT, Any, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
     ) -> None:
         super().__init__(record)
         self._client, self._is_begun = client, is_begun
@@ -400,11 +428,11 @@ class JobList(list[JobT]):
         return grid_html(cell for job in jobs for cell in job.cells(embedded=embedded))
 
 
-class ImageCalls(ImageInfo, Generic[ImageT]):
+class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
-    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
-        super().__init__(record.images[index])
+    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
+        super().__init__(**vars(record.images[index]))
         self._client, self._record, self._index = client, record, index
 
     def upscale(
@@ -413,16 +441,26 @@ class ImageCalls(ImageInfo, Generic[ImageT]):
         """Enlarge the image 2 or 4 times; returns the larger image."""
 
         def enlarged() -> Operation[Any]:
-            client = self._client
-            record = yield from client.service.upscale(None, self.image_id, scale_factor, options)
-            job = client._job(record, is_begun=True)  # pyright: ignore[reportPrivateUsage] of the same package
-            return (yield from client.ended(job, f"Enlarging {scale_factor or 2}×", progress)).images[0]
+            job = yield from self._client.enlarging(self, scale_factor, options)
+            return (yield from self._client.ended(job, f"Enlarging {scale_factor or 2}×", progress)).images[0]
 
         return self._client.execute(enlarged())
 
-    def _file(self, path: str | Path | None) -> Path:
-        """The file that is written: in the working directory one with the image's id, unless a path is given."""
-        return Path(path or f"{self.image_id}{self.suffix}")
+    def download(self, path: str | Path | None = None) -> BytesT:
+        """The file's bytes, also written to `path` when one is given."""
+        return self._client.execute(self._downloaded(path))
 
-    def _content(self) -> Operation[bytes]:
-        return self._client.service.download(self._record, self._index)
+    def save(self, path: str | Path | None = None) -> PathT:
+        """Write the file to `path`, or under the image's id into the working directory; returns the file."""
+        file = Path(path or f"{self.image_id}{self.suffix}")
+        return self._client.execute(then(self._downloaded(file), lambda _: file))
+
+    def pil(self) -> PilT:
+        """The picture as a Pillow image; needs `pip install pillow`."""
+        return self._client.execute(then(self._downloaded(), open_picture))
+
+    def _downloaded(self, path: str | Path | None = None) -> Operation[bytes]:
+        content = yield from self._client.service.download(self._record, self._index)
+        if path is not None:
+            yield Write(Path(path), content)
+        return content

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from serve_app.client.errors import NotFound, WaitTimeout
-from serve_app.client.protocol import Call, NextLine, Operation, Service, Sleep, path_of
+from serve_app.client.protocol import NextLine, Operation, Service, Sleep, path_of
 from serve_app.client.records import Event, JobState, Preview, Record
 
 QUIET_S = 45.0
@@ -62,12 +62,9 @@ class Following:
         return self._job.event
 
     def _open(self, seconds: float) -> Operation[None]:
-        headers = {**self._service.credential(self._service.interface), "Accept": "text/event-stream"}
-        if self._last_id:
-            headers["Last-Event-ID"] = self._last_id
-        url = self._service.base_url + path_of("/v1/jobs", self._job.id, "events")
-        call = Call("GET", url, headers, timeout=seconds, most=seconds, is_stream=True)
-        self.response = yield from self._service.send(call)
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": self._last_id} if self._last_id else {})
+        call = self._service.call("GET", path_of("/v1/jobs", self._job.id, "events"), headers)
+        self.response = yield from self._service.send(replace(call, timeout=seconds, most=seconds, is_stream=True))
         self._lines = self._lines_of(self.response)
 
     def _read(self) -> Operation[Mapping[str, str] | None]:

@@ -3,7 +3,7 @@
 The type variables are what the methods return: a LoRA for `Client`, a coroutine that returns one for `AsyncClient`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ _SEND_THE_FILE = (404, 405, 415)
 """The file is sent after these answers to whether its weights are known: no, or the service does not know the
 question."""
 
+T = TypeVar("T")
 LoraT = TypeVar("LoraT")
 LorasT = TypeVar("LorasT")
 NoneT = TypeVar("NoneT")
@@ -35,8 +36,8 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
 
     def list(self, *, base_model: str | None = None, q: str | None = None) -> LorasT:
         """List the LoRAs, newest first; of one base model, or with `q` in name, description or trigger words."""
-        listed = rows_of(self._service, "/v1/loras", "loras", without_none({"base_model": base_model, "q": q}))
-        return self._execute(then(listed, lambda rows: [Lora.read(row) for row in rows]))
+        asked = without_none({"base_model": base_model, "q": q})
+        return self._execute(rows_of(self._service, "/v1/loras", "loras", Lora.read, asked))
 
     def find(self, name_or_id: str) -> LoraT:
         """Return the one LoRA of this name, in any case, or id. Raises `UnknownLora`, which lists the names."""
@@ -113,15 +114,20 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
 
 
 def rows_of(
-    service: Service, path: str, name: str, asked: dict[str, Any], limit: int | None = None
-) -> Operation[list[Any]]:
-    """The rows of a listing, at most `limit`, over as many pages as it takes."""
-    found: list[Any] = []
+    service: Service,
+    path: str,
+    name: str,
+    read: Callable[[Any], T],
+    asked: Mapping[str, Any] = {},
+    limit: int | None = None,
+) -> Operation[list[T]]:
+    """What `read` makes of the rows of a listing, at most `limit`, over as many pages as it takes."""
+    found: list[T] = []
     cursor: dict[str, str] = {}
     while limit is None or len(found) < limit:
         size = PAGE if limit is None else min(PAGE, limit - len(found))
         page = yield from service.ask("GET", f"{path}?{urlencode({**asked, 'limit': size, **cursor})}")
-        found += page[name]
+        found += map(read, page[name])
         if "next_cursor" not in page:
             break
         cursor = {"cursor": page["next_cursor"]}
@@ -132,8 +138,7 @@ def find_lora(service: Service, name_or_id: str) -> Operation[Lora]:
     """The LoRA of this name or id; the service looks for names in one request, and for ids here among all."""
     loras: list[Lora] = []
     for asked in ({"q": name_or_id}, {}):
-        rows = yield from rows_of(service, "/v1/loras", "loras", asked)
-        loras = [Lora.read(row) for row in rows]
+        loras = yield from rows_of(service, "/v1/loras", "loras", Lora.read, asked)
         found = [lora for lora in loras if name_or_id.casefold() in (lora.id.casefold(), lora.name.casefold())]
         if len(found) == 1:
             return found[0]

@@ -5,20 +5,17 @@ The type variables are what the methods return: an uploaded image for `Client`, 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
+from typing import Any, Generic, TypeVar, Union
 
 from serve_app.client.lora_calls import rows_of
 from serve_app.client.protocol import Operation, Service, checked_key, path_of, then
-from serve_app.client.records import ImageInfo
+from serve_app.client.records import ImageInfo, PilPicture, Row
 from serve_app.client.upload import CHECK_S, Upload
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PilImage
 
 MAX_FILE_BYTES = 20 * 1000 * 1000
 """The service takes no larger file, and would close the connection while this is still sending."""
@@ -29,9 +26,12 @@ UploadedListT = TypeVar("UploadedListT")
 NoneT = TypeVar("NoneT")
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedImage:
-    """A picture that the account has uploaded, as the service keeps it: an upright PNG, until `expires_at`."""
+@dataclass(frozen=True)
+class UploadedImage(Row):
+    """A picture as the service keeps it until `expires_at`.
+
+    One that the account has uploaded is an upright PNG; one that a job made has its `job_id`.
+    """
 
     id: str
     url: str
@@ -41,19 +41,13 @@ class UploadedImage:
     sha256: str
     created_at: datetime
     expires_at: datetime
-
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "UploadedImage":
-        created_at, expires_at = (datetime.fromisoformat(row[name]) for name in ("created_at", "expires_at"))
-        kept: dict[str, Any] = {name: row[name] for name in ("id", "url", "width", "height", "size_bytes", "sha256")}
-        return cls(**kept, created_at=created_at, expires_at=expires_at)
+    job_id: str | None = None
 
 
-Picture = Union[str, Path, bytes, ImageInfo, UploadedImage, "PilImage"]
-"""A file by its path or as its bytes (PNG, JPEG or WebP), a Pillow image, or an image that the service has.
-
-That is one of a job, an uploaded one, or the id of either: `img_…`.
-"""
+PictureFile = Union[str, Path, bytes, "PilPicture"]
+"""A file by its path or as its bytes (PNG, JPEG or WebP), or a Pillow image."""
+Picture = PictureFile | ImageInfo | UploadedImage
+"""A file, or an image that the service has: one of a job, an uploaded one, or the id of either, `img_…`."""
 
 
 class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
@@ -62,7 +56,7 @@ class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
     def __init__(self, service: Service, execute: Callable[[Operation[Any]], Any]) -> None:
         self._service, self._execute = service, execute
 
-    def upload(self, picture: "str | Path | bytes | PilImage", *, idempotency_key: str | None = None) -> UploadedT:
+    def upload(self, picture: PictureFile, *, idempotency_key: str | None = None) -> UploadedT:
         """Upload a picture of at most 20 MB, to be drawn from again and again.
 
             photo = client.images.upload("photo.jpg")
@@ -76,8 +70,7 @@ class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
 
     def list(self) -> UploadedListT:
         """List the pictures that count against the account, newest first."""
-        listed = rows_of(self._service, "/v1/images", "images", {})
-        return self._execute(then(listed, lambda rows: [UploadedImage.read(row) for row in rows]))
+        return self._execute(rows_of(self._service, "/v1/images", "images", UploadedImage.read))
 
     def get(self, image_id: str) -> UploadedT:
         """Return an image that was uploaded, or that a job made, with a fresh address. Raises `NotFound`."""
@@ -105,7 +98,7 @@ def _upload(service: Service, content: bytes, idempotency_key: str | None = None
     return service.ask("POST", "/v1/images", None, headers, upload=upload, timeout=CHECK_S)
 
 
-def content_of(picture: "str | Path | bytes | PilImage") -> bytes:
+def content_of(picture: PictureFile) -> bytes:
     """Return the bytes of a picture's file; a Pillow image becomes a PNG.
 
     Raises `FileNotFoundError`, `ValueError` for a file that is too large, `TypeError` for anything else.

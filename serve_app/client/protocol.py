@@ -1,8 +1,9 @@
 """HTTP calls, retries and polling, without I/O: the logic that the sync and the async client share.
 
 An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Response`; it yields a `Sleep` and is resumed
-after that many seconds, and a `NextLine` and is sent the line of an open stream; it returns the result. Whatever ends
-one of these is thrown into it: the transport's error, or Ctrl-C, after which it may still cancel what it has begun.
+after that many seconds, a `NextLine` and is sent the line of an open stream, and a `Write` and is resumed when the file
+is written; it returns the result. Whatever ends one of these is thrown into it: the transport's error, or Ctrl-C, after
+which it may still cancel what it has begun.
 """
 
 import math
@@ -11,8 +12,10 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
@@ -30,7 +33,7 @@ from serve_app.client.errors import (
     service_error,
 )
 from serve_app.client.records import Record
-from serve_app.client.upload import Upload
+from serve_app.client.upload import Upload, sent_body, timeout_of
 
 Interface = Literal["a", "b"]
 T = TypeVar("T")
@@ -70,6 +73,15 @@ class Call:
     is_stream: bool = False
     """Says whether the lines of the answer are read as they come, by `NextLine`."""
 
+    @contextmanager
+    def built(self, http: httpx.Client | httpx.AsyncClient) -> Generator[httpx.Request]:
+        """Yield the request as httpx sends it; the files of an upload are open meanwhile."""
+        timeout = timeout_of(self.timeout, self.most, http.timeout)
+        with sent_body(self.upload) as body:
+            yield http.build_request(
+                self.method, self.url, headers=self.headers, json=self.json, timeout=timeout, **body
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
@@ -86,7 +98,15 @@ class NextLine:
     """The response's `iter_lines()` or `aiter_lines()`, whichever the client reads."""
 
 
-Action = Call | Sleep | NextLine
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Writes a file."""
+
+    path: Path
+    content: bytes
+
+
+Action = Call | Sleep | NextLine | Write
 Operation = Generator[Action, httpx.Response | str | None, T]
 
 
@@ -121,8 +141,7 @@ class Service:
 
     def create(self, idempotency_key: str | None, fields: dict[str, Any]) -> Operation[Record]:
         """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
-        headers = {**self.credential(self.interface), "Idempotency-Key": checked_key(idempotency_key)}
-        call = Call("POST", f"{self.base_url}/v1/jobs", headers, fields)
+        call = replace(self.call("POST", "/v1/jobs", {"Idempotency-Key": checked_key(idempotency_key)}), json=fields)
         try:
             response = yield from self.send(call)
         except (Exception, GeneratorExit):
@@ -134,35 +153,36 @@ class Service:
             raise
         return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
-    def upscale(
-        self, idempotency_key: str | None, image_id: str, scale_factor: int | None, options: Mapping[str, Any]
-    ) -> Operation[Record]:
-        wish = {"kind": "upscale", "image_id": image_id, **given_options("upscale", JobOptions, options)}
-        return self.create(idempotency_key, wish | without_none({"scale_factor": scale_factor}))
+    def call(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, *, interface: Interface | None = None
+    ) -> Call:
+        """A call of the service with this client's key, as its own interface wants it or another."""
+        is_bearer = (interface or self.interface) == "a"
+        credential = {"Authorization": f"Bearer {self.key}"} if is_bearer else {"X-API-Key": self.key}
+        return Call(method, self.base_url + path, {**credential, **(headers or {})})
 
     def ask(
         self,
         method: str,
         path: str,
         body: dict[str, Any] | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         *,
         interface: Interface | None = None,
         upload: Upload | None = None,
         timeout: float | None = None,
     ) -> Operation[Any]:
         """The JSON that a call is answered with."""
-        headers = {**self.credential(interface or self.interface), **(headers or {})}
-        call = Call(method, self.base_url + path, headers, body, upload=upload, timeout=timeout)
-        return (yield from self.send(call)).json()
+        call = self.call(method, path, headers, interface=interface)
+        return (yield from self.send(replace(call, json=body, upload=upload, timeout=timeout))).json()
 
     def cancel(self, job_id: str) -> Operation[Record]:
         return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read)
 
     def give_up(self, record: Record) -> Operation[Record | None]:
         """Cancel a job on the way out, by one call; None where nobody has answered it in time."""
-        url = self.base_url + path_of("/v1/jobs", record.id, "cancel")
-        answer = yield from _attempt(Call("POST", url, self.credential(self.interface), most=CANCEL_S))
+        call = self.call("POST", path_of("/v1/jobs", record.id, "cancel"))
+        answer = yield from _attempt(replace(call, most=CANCEL_S))
         if isinstance(answer, Unreachable):
             return None
         return Record.read(answer.json()) if isinstance(answer, httpx.Response) else record
@@ -176,18 +196,16 @@ class Service:
 
         All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`.
         """
-        headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
+        call = self.call("GET", path_of("/v1/jobs", job_id), {"Prefer": f"wait={wait_s}"} if wait_s else None)
         most = None if left == math.inf else max(left, SHORTEST_POLL_S)
-        call = Call("GET", self.base_url + path_of("/v1/jobs", job_id), headers, most=most)
-        response = yield from self.send(call)
+        response = yield from self.send(replace(call, most=most))
         return response, Record.read(response.json())
 
     def delete(self, path: str) -> Operation[None]:
         """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
-        call = Call("DELETE", self.base_url + path, self.credential(self.interface))
         failures: list[ServiceError | Unreachable] = []
         try:
-            yield from self.send(call, failures)
+            yield from self.send(self.call("DELETE", path), failures)
         except NotFound:
             if not any(map(_may_have_acted, failures)):
                 raise
@@ -255,9 +273,6 @@ class Service:
                 raise
             response = yield from self.send(Call("GET", image.url, is_image=True))
         return response.content
-
-    def credential(self, interface: Interface) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
 
     def send(self, call: Call, failures: list[ServiceError | Unreachable] | None = None) -> Operation[httpx.Response]:
         """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 of another server.

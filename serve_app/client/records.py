@@ -1,19 +1,47 @@
 """Jobs, images, LoRAs and base models as the service returns them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from datetime import date, datetime
 from io import BytesIO
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
+PilPicture: TypeAlias = "PilImage"
+"""Pillow's class, whose module is loaded only when a picture is opened."""
 
-@dataclass(frozen=True, slots=True)
-class Model:
+_FROM_JSON: dict[object, Callable[[Any], Any]] = {
+    date: date.fromisoformat,
+    datetime: datetime.fromisoformat,
+    datetime | None: datetime.fromisoformat,
+    int | None: int,  # seeds are sent as text, since JavaScript rounds long numbers
+    tuple[str, ...]: tuple,
+}
+"""Fields of these types are read so; others are as JSON has them."""
+
+
+class Row:
+    """An object of an answer: each field of a subclass, a dataclass, is read from the key of its name."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Self:
+        """Read what a row has of the fields; those that it lacks, as an older service's may, take their defaults."""
+        given = {each.name: (each.type, row[each.name]) for each in fields(cls) if row.get(each.name) is not None}
+        return cls(**{name: _FROM_JSON.get(kind, _as_it_is)(value) for name, (kind, value) in given.items()})
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Model(Row):
     """A LoRA adapter that this account may use; `id` is what `generate(lora_id=…)` takes."""
 
     id: str
@@ -21,13 +49,9 @@ class Model:
     description: str
     created_at: datetime
 
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "Model":
-        return cls(row["id"], row["name"], row["description"], datetime.fromisoformat(row["created_at"]))
 
-
-@dataclass(frozen=True, slots=True)
-class BaseModel:
+@dataclass(frozen=True)
+class BaseModel(Row):
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 
     `usual_side` (pixels), `steps`, `guidance_scale` and `sampler`, which is empty for its own, are those of a job that
@@ -45,20 +69,16 @@ class BaseModel:
     prompt_weights: bool
     mask: bool
 
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "BaseModel":
-        return cls(**{name: row[name] for name in cls.__slots__})
 
-
-@dataclass(frozen=True, slots=True)
-class Lora:
+@dataclass(frozen=True)
+class Lora(Row):
     """A LoRA that this account may use; `id` is what `generate(lora_id=…)` takes.
 
-    `summary` says what the check of its file found, and `found` holds that in fields, such as `algorithm`, `rank`,
-    `suggested_trigger_words` and, for one of your own that was read alone, the training `metadata`. `sample_url`
-    opens a picture drawn with it; it is None while there is none. `shared_with` (account id → name) is filled for
-    your own only. `warning` says why jobs with a LoRA that was just added would fail now. `recommended_steps` and
-    `recommended_guidance` are what it or its base model was made for; they are None where nothing is known.
+    `found` holds what the check of its file found, such as `algorithm`, `rank`, `suggested_trigger_words` and, for one
+    of your own that was read alone, the training `metadata`. `sample_url` opens a picture drawn with it; it is None
+    while there is none. `shared_with` (account id → name) is filled for your own only. `warning` says why jobs with a
+    LoRA that was just added would fail now. `recommended_steps` and `recommended_guidance` are what it or its base
+    model was made for; they are None where nothing is known.
     """
 
     id: str
@@ -69,13 +89,17 @@ class Lora:
     created_at: datetime
     is_own: bool
     size_bytes: int | None = None
-    summary: str = ""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     shared_with: Mapping[str, str] = field(default_factory=dict[str, str])
     sample_url: str | None = None
     warning: str = ""
     recommended_steps: int | None = None
     recommended_guidance: float | None = None
+
+    @property
+    def summary(self) -> str:
+        """What the check of its file found, in a line."""
+        return self.found.get("summary", "")
 
     @property
     def suggested_trigger_words(self) -> tuple[str, ...]:
@@ -88,51 +112,47 @@ class Lora:
         return self.found.get("metadata", {})
 
     @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "Lora":
-        found = row.get("found", {})
-        return cls(
-            id=row["id"],
-            name=row["name"],
-            description=row["description"],
-            trigger_words=tuple(row["trigger_words"]),
-            base_model=row["base_model"],
-            created_at=datetime.fromisoformat(row["created_at"]),
-            is_own=row["is_own"],
-            size_bytes=row.get("size_bytes"),
-            summary=found.get("summary", ""),
-            found=found,
-            sample_url=row.get("sample_url"),
-            shared_with={each["account_id"]: each["name"] for each in row.get("shared_with", ())},
-            warning=row.get("warning", ""),
-            recommended_steps=row.get("recommended_steps"),
-            recommended_guidance=row.get("recommended_guidance"),
-        )
+    def read(cls, row: Mapping[str, Any]) -> Self:
+        shared_with = {each["account_id"]: each["name"] for each in row.get("shared_with", ())}
+        return super().read({**row, "shared_with": shared_with})
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRecord:
-    """One finished image. Enlarged images have no seed."""
+@dataclass(eq=False, repr=False)
+class ImageInfo(Row):
+    """A finished image. Its `seed` draws it again alone; an enlarged one has None."""
 
-    url: str
     image_id: str
+    url: str
     width: int
     height: int
     seed: int | None = None
 
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "ImageRecord":
-        seed = row.get("seed")
-        return cls(row["url"], row["image_id"], row["width"], row["height"], None if seed is None else int(seed))
+    @property
+    def suffix(self) -> str:
+        """How the name of its file ends: `.png`, `.jpg` or `.webp`."""
+        return PurePosixPath(urlsplit(self.url).path).suffix
+
+    @property
+    def media_type(self) -> str:
+        return f"image/{self.suffix[1:].replace('jpg', 'jpeg')}"
+
+    @property
+    def caption(self) -> str:
+        """What a notebook writes below the picture."""
+        return f"{self.width} × {self.height}" if self.seed is None else f"seed {self.seed}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.image_id} {self.caption}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+@dataclass(frozen=True)
+class Record(Row):
     """Holds the state of a job as one answer of the service gives it."""
 
     id: str
     status: str
-    progress: int
-    images: tuple[ImageRecord, ...] = ()
+    progress: int = 0
+    images: tuple[ImageInfo, ...] = ()
     error_code: str = ""
     error_message: str = ""
     estimated_completion_time: datetime | None = None
@@ -148,31 +168,28 @@ class Record:
         return (self.status, self.progress) != (known.status, known.progress)
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], *, unknown_words: str = "") -> "Record":
+    def read(cls, row: Mapping[str, Any], *, unknown_words: str = "") -> Self:
         """Read a job of `/v1/jobs`; `unknown_words` is what the answer's `X-Unknown-Words` header says."""
-        status: str = body["status"]
-        status = _STATUS_OF_JOB.get(status, status)
-        error = body.get("error") or {}
-        return cls(
-            id=body["id"],
-            status=status,
-            progress=100 if status == "completed" else body.get("progress", 0),
-            images=tuple(ImageRecord.read(row) for row in body.get("images", ())),
-            error_code=error.get("code", ""),
-            error_message=error.get("message", ""),
-            estimated_completion_time=_time(body.get("estimated_completion_time")),
-            completed_at=_time(body.get("finished_at")) if status == "completed" else None,
-            unknown_words=tuple(unquote(word) for word in unknown_words.split(", ") if word),
-            request=body.get("request", {}),
-        )
+        status = _STATUS_OF_JOB.get(row["status"], row["status"])
+        error = row.get("error") or {}
+        told: dict[str, Any] = {
+            "status": status,
+            "images": tuple(ImageInfo.read(image) for image in row.get("images", ())),
+            "error_code": error.get("code"),
+            "error_message": error.get("message"),
+            "unknown_words": [unquote(word) for word in unknown_words.split(", ") if word],
+        }
+        if status == "completed":
+            told |= {"progress": 100, "completed_at": row.get("finished_at")}
+        return super().read({**row, **told})
 
 
 _STATUS_OF_JOB = {"running": "processing", "canceled": "failed", "expired": "failed"}
 """The words of `/v1/jobs` for a job's state are finer than those of the interfaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+@dataclass(frozen=True)
+class Usage(Row):
     """What the jobs that completed on one UTC day used with one key and one LoRA.
 
     `lora_id` is `upscale` for upscaled images, and `key_id` is empty for jobs of the console. `megapixel_steps` are
@@ -185,15 +202,6 @@ class Usage:
     images: int
     megapixel_steps: float
     worker_seconds: float
-
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> "Usage":
-        amounts = (row["images"], row["megapixel_steps"], row["worker_seconds"])
-        return cls(date.fromisoformat(row["day"]), row["key_id"], row["lora_id"], *amounts)
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 OnProgress = Callable[[int], object]
@@ -296,35 +304,7 @@ class JobState:
         return store
 
 
-class ImageInfo:
-    """A finished image. Its `seed` draws it again alone; an enlarged one has None."""
-
-    def __init__(self, record: ImageRecord) -> None:
-        self.image_id = record.image_id
-        self.url = record.url
-        self.width = record.width
-        self.height = record.height
-        self.seed = record.seed
-
-    @property
-    def suffix(self) -> str:
-        """How the name of its file ends: `.png`, `.jpg` or `.webp`."""
-        return PurePosixPath(urlsplit(self.url).path).suffix
-
-    @property
-    def media_type(self) -> str:
-        return f"image/{self.suffix[1:].replace('jpg', 'jpeg')}"
-
-    @property
-    def caption(self) -> str:
-        """What a notebook writes below the picture."""
-        return f"{self.width} × {self.height}" if self.seed is None else f"seed {self.seed}"
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.image_id} {self.caption}>"
-
-
-def open_picture(picture: bytes) -> "PilImage":
+def open_picture(picture: bytes) -> PilPicture:
     """Decode to a Pillow image; needs `pip install pillow`, which `ModuleNotFoundError` says without it."""
     try:
         from PIL import Image

@@ -1,10 +1,9 @@
 """Denoise many runs together, each with its own prompt, seed, guidance, step count and LoRA adapter.
 
 `Engine.load(folder).generate("a red circle")` works without a server. What is imported from here is loaded at its first
-use: reading an adapter needs neither diffusers nor transformers, which take seconds.
+use: the names in an adapter's file are checked without torch, which takes seconds.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,18 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AdapterFile", "Checkpoint", "Engine", "EngineOptions", "Finished", "RunRequest", "as_one"]
 
-_HOMES = {
-    "AdapterFile": "serve_app.engine.run",
-    "Checkpoint": "serve_app.engine.families.checkpoint",
-    "Engine": "serve_app.engine.engine",
-    "EngineOptions": "serve_app.engine_options",
-    "Finished": "serve_app.engine.run",
-    "RunRequest": "serve_app.engine.run",
-    "as_one": "serve_app.engine.run",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from serve_app import engine_options
+    from serve_app.engine import engine, run
+    from serve_app.engine.families import checkpoint
+
+    return next(getattr(home, name) for home in (engine, run, checkpoint, engine_options) if hasattr(home, name))

@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, compose, read_adapter
+from serve_app.engine.adapters.composed import compose
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.device import DeviceQueues
 from serve_app.engine.run import Adapter, AdapterFile, Measured
 

@@ -12,7 +12,7 @@ from torch import nn
 from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.adapters import LayerTable
+from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family, Pause, Placement, no_pause

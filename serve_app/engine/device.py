@@ -1,7 +1,6 @@
 """Chooses the device and the number type, orders its work, finds memory for adapters, and recognizes its lack."""
 
 import ctypes
-import importlib
 import logging
 import threading
 from collections.abc import Generator, Iterable
@@ -52,7 +51,9 @@ def _kernels(name: str, options: EngineOptions) -> Any:
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:
-        kernels = importlib.import_module(f"serve_app.engine.{name}")
+        from serve_app.engine import lora_kernels, unet_kernels  # they take Triton, which is not everywhere
+
+        kernels: Any = {"lora_kernels": lora_kernels, "unet_kernels": unet_kernels}[name]
         kernels.check(device, dtype)
     except Exception:
         log.warning("torch's own operators are used: the kernels of %s do not work here", name, exc_info=True)

@@ -7,18 +7,21 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
-from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
 from serve_app.engine.adapters.explain import also_fits, base_family
-from serve_app.engine.adapters.layer_table import LayerTable, outlined_table
-from serve_app.engine.adapters.reader import algorithm_of, read_source
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.placing import Placed, place
 from serve_app.engine.adapters.source import Source, open_source
-from serve_app.safetensors_file import limit_memory, limit_processor_time
+from serve_app.engine.families.outlines import outlined_table
+from serve_app.safetensors_file import limited
+
+if TYPE_CHECKING:
+    from serve_app.engine.adapters.reader import AdapterWeights
 
 KEPT: Sequence[str] = (
     *(f"modelspec.{field}" for field in (
@@ -93,18 +96,33 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:
     """`folder` describes the base model `base`; reading the file may take `seconds` of processor time."""
     table = outlined_table(Path(folder), Path(kept), name=base)
-    torch.set_num_threads(1)
-    limit_memory(MEMORY)
-    limit_processor_time(int(seconds))
-    sys.stdout.write(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))) + "\n")
+    limits = partial(limited, MEMORY, float(seconds))
+    sys.stdout.write(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank), limits=limits)) + "\n")
 
 
-def inspect_adapter(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
-    """{"found": what the file holds} or {"refused": the reason}; `base` is the base model's id."""
+def inspect_adapter(
+    path: Path,
+    table: LayerTable,
+    base: str,
+    max_rank: int,
+    *,
+    limits: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, Any]:
+    """{"found": what the file holds} or {"refused": the reason}; `base` is the base model's id.
+
+    `limits` hold for whatever reads the file. A file that its header tells unfit is refused before torch is loaded,
+    which takes 2 s.
+    """
     try:
-        source = open_source(path)
-        weights = read_source(source, table, max_rank=max_rank, dtype=torch.float16, pattern_seconds=PATTERN_SECONDS)
-        return {"found": _describe(weights, source, table, base)}
+        with limits():
+            placed = place(open_source(path), table, pattern_seconds=PATTERN_SECONDS)
+        import torch
+
+        from serve_app.engine.adapters.reader import read_placed
+
+        with limits():
+            weights = read_placed(placed, table, max_rank=max_rank, dtype=torch.float16)
+            return {"found": _describe(weights, placed, table, base)}
     except UnusableAdapter as error:
         return {"refused": str(error)}
     except BaseException as error:
@@ -118,15 +136,16 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "memory" in str(error) or type(error).__name__ == "PanicException"
 
 
-def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: str) -> dict[str, Any]:
+def _describe(weights: "AdapterWeights", placed: Placed, table: LayerTable, base: str) -> dict[str, Any]:
     """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
+    source = placed.source
     layers = [made for layers in weights.values() for made in layers.values()]
     rank, work_rank = max(made.size_rank for made in layers), max(made.work_rank for made in layers)
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_family(table) or base
-    others = _joined(also_fits(source.outlines(), table, source.declared))
-    algorithm, writer = algorithm_of(source, table), _writer(source)
+    others = _joined(also_fits(source.shapes, table, source.declared))
+    algorithm, writer = placed.algorithm, _writer(source)
     parts = [
         family,
         "" if algorithm == "LoRA" else algorithm,

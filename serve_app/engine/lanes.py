@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
+from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device
-from serve_app.engine.families.family import Component
 from serve_app.engine_options import EngineOptions
 
 

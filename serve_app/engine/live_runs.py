@@ -16,7 +16,7 @@ import torch
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
-from serve_app.engine.adapters import UnusableAdapter
+from serve_app.engine.adapters.layer_table import UnusableAdapter
 from serve_app.engine.device import OUT_OF_MEMORY_MESSAGE, is_out_of_memory
 from serve_app.engine.run import Conditioning, Finished, Run, RunRequest
 

@@ -91,6 +91,10 @@ class LoRALayer(nn.Module):
         return self.base.weight
 
     @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
     def bias(self) -> Tensor | None:
         return self.base.bias
 

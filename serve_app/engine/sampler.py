@@ -21,7 +21,7 @@ import torch
 from diffusers.schedulers.scheduling_euler_discrete import rescale_zero_terminal_snr
 from torch import Tensor
 
-from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler
+from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
 
 DIFFUSERS: Mapping[Sampler, tuple[str, Mapping[str, Any]]] = {
     Sampler.EULER: ("EulerDiscreteScheduler", {}),

@@ -125,9 +125,9 @@ class JobHistory:
     Every method may raise `StoreUnavailable`.
     """
 
-    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
-        self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
+        self._list_jobs = Script(redis, "jobs/list_jobs")
 
     async def list(self, account_id: str, *, limit: int = 50) -> Sequence[Job]:
         """List the account's newest jobs, the newest first."""

@@ -14,7 +14,7 @@ from serve_app.domain.requests import Variant
 from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Rewrite, Script
+from serve_app.store.script import Script
 
 CHECK_EVERY_S = 4.0
 """Whether a key may still read is asked anew after this time. Whoever asks as often learns of a change within twice as
@@ -34,16 +34,9 @@ class Poller:
     The bound is of this process, so that polls stay reads: a count in Redis would be a write, synced to disk.
     """
 
-    def __init__(
-        self,
-        redis: RedisClient,
-        settings: Settings,
-        *,
-        rewrite: Rewrite | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._poll = Script(redis, "jobs/poll", rewrite, writes=False)
+        self._poll = Script(redis, "jobs/poll", writes=False)
         self._clock = clock
         self._second = 0
         self._counts: dict[tuple[str, str, Variant], int] = {}

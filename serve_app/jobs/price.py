@@ -9,9 +9,9 @@ docs/decisions/0012-scale-by-backlog.md has the measurements.
 from collections.abc import Mapping
 
 from serve_app.domain.durations import MILLI
+from serve_app.domain.families import BY_PIPELINE, UNKNOWN, Abilities
 from serve_app.domain.prompt_weights import MOST_LOWERED
 from serve_app.domain.requests import GenerationRequest
-from serve_app.engine.families.abilities import BY_PIPELINE, UNKNOWN, Abilities
 
 ENCODED_BYTE = 0.0003
 """Encoding a byte of a prompt once costs as many units, with every family."""

@@ -8,17 +8,18 @@ from typing import Any, NamedTuple, Self
 from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import Forbidden, InvalidParameter
-from serve_app.domain.jobs import StoredImage
-from serve_app.domain.prompt_weights import weighted
-from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
-from serve_app.engine.families.abilities import (
+from serve_app.domain.families import (
     LEAST_REFERENCE_SIDE,
     LONGEST_REFERENCE,
     Abilities,
     abilities_of,
     reference_size,
 )
-from serve_app.engine_options import DEFAULT_MAX_RANK, parse_sampler, passes_of
+from serve_app.domain.jobs import StoredImage
+from serve_app.domain.prompt_weights import weighted
+from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, Priority, image_seeds
+from serve_app.domain.samplers import parse_sampler, passes_of
+from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader, added_cost
 

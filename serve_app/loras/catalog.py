@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
-from serve_app.engine_options import DEFAULT_MAX_RANK, passes_of
+from serve_app.domain.samplers import passes_of
+from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs

@@ -38,7 +38,7 @@ async def read_in_process(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode in (-signal.SIGXCPU, -signal.SIGPROF):
+    if process.returncode == -signal.SIGPROF:
         raise InvalidParameter(f"file: reading it takes more than {processor_seconds:g} s of a processor")
     if process.returncode:
         last = err.decode(errors="replace").strip().splitlines()[-1:]

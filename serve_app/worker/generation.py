@@ -20,8 +20,8 @@ from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Picture
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
-from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.engine.families.autoencoder import begun
+from serve_app.engine.families.outlines import outlined_table
 from serve_app.engine.families.weights import shown_bytes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions

@@ -1,7 +1,4 @@
-"""Checks every promise of authentication on the real scripts.
-
-The mutation run repeats it with a defect planted.
-"""
+"""Checks every promise of authentication on the real scripts."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +16,7 @@ from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
-from serve_app.store.script import Argument, Rewrite, Script
+from serve_app.store.script import Argument, Script
 from tests.audit import key_problems
 from tests.made_jobs import new_job
 from tests.support import existing, plain_redis
@@ -39,16 +36,16 @@ class Stores:
     queue: JobQueue
 
 
-async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = None) -> None:
+async def run_auth_scenario(url: str, folder: Path) -> None:
     """Raises `AssertionError` at the first thing that is not as promised."""
     settings = Settings(data_dir=folder, redis_url=url)
     client, sync = connect(url), plain_redis(url)
     sync.flushdb()
     stores = Stores(
         accounts=AccountStore(client, settings),
-        api_keys=ApiKeyStore(client, settings, rewrite=rewrite),
-        auth=Authenticator(client, settings, rewrite=rewrite),
-        poller=Poller(client, settings, rewrite=rewrite),
+        api_keys=ApiKeyStore(client, settings),
+        auth=Authenticator(client, settings),
+        poller=Poller(client, settings),
         queue=JobQueue(client, settings),
     )
     try:
@@ -59,9 +56,9 @@ async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = No
         await _check_scopes(stores)
         await _check_limits(stores, sync)
         await _check_repeated_creation(
-            stores, sync, Script(client, "accounts/create_key", rewrite), Script(client, "accounts/roll_key", rewrite)
+            stores, sync, Script(client, "accounts/create_key"), Script(client, "accounts/roll_key")
         )
-        await _check_repeated_requests(stores, sync, Script(client, "accounts/authenticate", rewrite))
+        await _check_repeated_requests(stores, sync, Script(client, "accounts/authenticate"))
         assert key_problems(sync) == []
     finally:
         sync.close()

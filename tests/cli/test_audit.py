@@ -82,14 +82,6 @@ def test_rows_are_listed_by_account_and_time(atelier: Atelier) -> None:
     assert "account_created" in atelier("audit").out
 
 
-@pytest.mark.parametrize("words", [("--since", "tomorrow"), ("--account", "nobody")])
-def test_a_mistake_is_reported_by_name(atelier: Atelier, words: tuple[str, str]) -> None:
-    atelier("accounts", "create", "acme")
-    ended = atelier("audit", *words)
-    assert ended.code != 0
-    assert words[1] in ended.err
-
-
 def _job(atelier: Atelier, account_id: str, *, fails: bool) -> str:
     async def work(resources: Resources) -> str:
         job_id = await accept(resources, account_id, prompt=PROMPT)

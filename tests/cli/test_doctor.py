@@ -66,29 +66,24 @@ def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redi
     good = DURABLE[setting]
     redis_db.config_set(setting, value)
     try:
-        finding = _finding(atelier, "redis durability")
+        _finding(atelier, "redis durability", level="fail", found=f"{setting} {value}", advice=f"{setting} {good}")
     finally:
         redis_db.config_set(setting, good)
-    assert finding["level"] == "fail"
-    assert f"{setting} {value}" in finding["found"]
-    assert f"{setting} {good}" in finding["advice"]
 
 
 @pytest.mark.slow
 def test_memory_that_fills_up_is_named_by_its_share(atelier: Atelier, redis_db: redis.Redis) -> None:
     redis_db.setrange("ballast", 16 << 20, "x")  # beside it, what connections and scripts take counts for little
     limit = redis_db.info("memory")["maxmemory"]
-    assert _finding(atelier, "redis memory")["level"] == "ok"
+    _finding(atelier, "redis memory", level="ok")
     used = redis_db.info("memory")["used_memory"]  # now that the write's own buffers are free again
     try:
         redis_db.config_set("maxmemory", int(used * 1.15))
-        full = _finding(atelier, "redis memory")
-        assert full["level"] == "warn", full
+        _finding(atelier, "redis memory", level="warn")
         redis_db.config_set("maxmemory", int(used * 1.05))
-        full = _finding(atelier, "redis memory")
-        assert (full["level"], "new jobs are refused" in full["found"]) == ("fail", True), full
+        _finding(atelier, "redis memory", level="fail", found="new jobs are refused")
         redis_db.config_set("maxmemory", 0)
-        assert "without a limit" in _finding(atelier, "redis memory")["found"]
+        _finding(atelier, "redis memory", found="without a limit")
     finally:
         redis_db.config_set("maxmemory", limit)
 
@@ -98,11 +93,9 @@ def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_d
     redis_db.execute_command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "+@all", "-config")
     try:
         url = atelier.settings.redis_url.replace("unix://", "unix://shy:secret@")
-        finding = _finding(atelier, "redis durability", "--redis-url", url)
+        _finding(atelier, "redis durability", "--redis-url", url, level="warn", advice="appendfsync always")
     finally:
         redis_db.execute_command("ACL", "DELUSER", "shy")
-    assert finding["level"] == "warn"
-    assert "appendfsync always" in finding["advice"]
 
 
 @pytest.mark.slow
@@ -116,17 +109,13 @@ def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_d
 def test_a_storage_that_takes_no_image_fails(
     atelier: Atelier, name: str, setting: str, value: str, advice: str
 ) -> None:
-    finding = _finding(atelier, name, env={setting: value})
-    assert finding["level"] == "fail"
-    assert advice in finding["advice"]
+    _finding(atelier, name, env={setting: value}, level="fail", advice=advice)
 
 
 @pytest.mark.slow
 def test_wrong_weights_are_named(atelier: Atelier) -> None:
     _change(atelier, lambda content: content["adapters"][0].update(sha256="0" * 64))
-    finding = _finding(atelier, "weights")
-    assert finding["level"] == "fail"
-    assert "Outline" in finding["found"]
+    _finding(atelier, "weights", level="fail", found="Outline")
 
 
 @pytest.mark.slow
@@ -134,11 +123,10 @@ def test_a_base_model_that_is_missing_or_lacks_its_config_is_named(atelier: Atel
     (tmp_path / "painting.safetensors").touch()
     painting = {"id": "painting", "file": str(tmp_path / "painting.safetensors")}
     _change(atelier, lambda content: content["base_models"].append(painting))
-    finding = _finding(atelier, "base model")
-    assert f"no model_index.json in {tmp_path / 'painting'}" in finding["found"]
-    assert "diffusers folder of the same architecture" in finding["advice"]
+    found, advice = f"no model_index.json in {tmp_path / 'painting'}", "diffusers folder of the same architecture"
+    _finding(atelier, "base model", found=found, advice=advice)
     _change(atelier, lambda content: content["base_models"][0].update(folder="/nowhere/model"))
-    assert "/nowhere/model" in _finding(atelier, "base model")["found"]
+    _finding(atelier, "base model", found="/nowhere/model")
 
 
 def test_a_row_that_is_set_aside_fails_by_name(atelier: Atelier) -> None:
@@ -150,8 +138,8 @@ def test_a_row_that_is_set_aside_fails_by_name(atelier: Atelier) -> None:
 
 def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier) -> None:
     atelier.settings.catalog.write_text("adapters: [")
-    assert _finding(atelier, "catalog")["level"] == "fail"
-    assert _finding(atelier, "port")["name"] == "port"
+    _finding(atelier, "catalog", level="fail")
+    _finding(atelier, "port")
 
 
 @pytest.mark.slow
@@ -159,18 +147,14 @@ def test_a_port_that_a_service_of_this_program_holds_is_no_failure(
     atelier: Atelier, live: Live, ready_file: Path
 ) -> None:
     own = live.base_url.rpartition(":")[2]
-    assert _finding(atelier, "port", "--port", own)["level"] == "ok"
+    _finding(atelier, "port", "--port", own, level="ok")
     ready_file.unlink()  # as `serve run` writes none
-    finding = _finding(atelier, "port", "--port", own)
-    assert finding["level"] == "warn"
-    assert "--port" in finding["advice"]
+    _finding(atelier, "port", "--port", own, level="warn", advice="--port")
 
 
 def test_a_port_that_another_program_holds_fails(atelier: Atelier) -> None:
     with serving(SimpleHTTPRequestHandler) as address:
-        finding = _finding(atelier, "port", "--port", address.rpartition(":")[2])
-    assert finding["level"] == "fail"
-    assert "--port" in finding["advice"]
+        _finding(atelier, "port", "--port", address.rpartition(":")[2], level="fail", advice="--port")
 
 
 def test_secrets_that_others_can_read_fail(atelier: Atelier, tmp_path: Path) -> None:
@@ -178,9 +162,8 @@ def test_secrets_that_others_can_read_fail(atelier: Atelier, tmp_path: Path) -> 
     place.mkdir()
     (place / "secrets.json").write_text("{}")
     (place / "secrets.json").chmod(0o644)
-    finding = _finding(atelier, "secrets", "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
-    assert finding["level"] == "fail"
-    assert "chmod 600" in finding["advice"]
+    words, env = ("--data-dir", str(place)), {"ATELIER_REDIS_URL": ""}
+    _finding(atelier, "secrets", *words, env=env, level="fail", advice="chmod 600")
 
 
 @pytest.mark.slow
@@ -188,13 +171,11 @@ def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) ->
     place = tmp_path / "mine"
     (place / "images").mkdir(parents=True, mode=0o755)
     (place / "weights").mkdir(mode=0o700)
-    finding = _finding(atelier, "privacy", "--data-dir", str(place))
-    assert finding["level"] == "warn"
-    assert f"{place}/images" in finding["found"]
+    words, advice = ("--data-dir", str(place)), f"chmod -R go= {place}"
+    finding = _finding(atelier, "privacy", *words, level="warn", found=f"{place}/images", advice=advice)
     assert "weights" not in finding["found"]
-    assert f"chmod -R go= {place}" in finding["advice"]
-    place.chmod(0o700)
-    assert _finding(atelier, "privacy", "--data-dir", str(place))["level"] == "ok", "nobody else can enter it"
+    place.chmod(0o700)  # nobody else can enter it
+    _finding(atelier, "privacy", *words, level="ok")
 
 
 @pytest.mark.slow
@@ -222,10 +203,8 @@ def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, 
     words, env = ("--data-dir", str(place)), {"ATELIER_REDIS_URL": ""}
     assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
     with only_one(place):
-        finding = _finding(atelier, "redis", *words, env=env)
-    assert finding["level"] == "fail"
+        _finding(atelier, "redis", *words, env=env, level="fail", advice=str(place / "redis" / "redis.log"))
     shutil.rmtree(runtime_home(place))
-    assert str(place / "redis" / "redis.log") in finding["advice"]
     assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
 
 
@@ -234,24 +213,36 @@ def test_an_embedded_redis_that_does_not_answer_is_named_by_its_process(atelier:
     pid = ensure_redis(tmp_path).pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        finding = _finding(atelier, "redis", "--data-dir", str(tmp_path), env={"ATELIER_REDIS_URL": ""})
+        words, env = ("--data-dir", str(tmp_path)), {"ATELIER_REDIS_URL": ""}
+        _finding(atelier, "redis", *words, env=env, level="fail", found=f"does not answer (process {pid})")
     finally:
         assert stop_redis(tmp_path, timeout=0.1)
-    assert finding["level"] == "fail"
-    assert f"does not answer (process {pid})" in finding["found"]
 
 
 @pytest.mark.slow
 def test_a_redis_that_is_not_there_fails_and_a_person_sees_marks_and_advice(atelier: Atelier) -> None:
-    assert _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9")["level"] == "fail"
+    _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9", level="fail")
     out = atelier("doctor", "--redis-url", "redis://127.0.0.1:9").out
     assert "FAIL  redis" in out
     assert "cannot be reached" in out
     assert "start it, or correct ATELIER_REDIS_URL" in out
 
 
-def _finding(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> Finding:
-    return _findings(atelier, name, *words, env=env)[0]
+def _finding(
+    atelier: Atelier,
+    name: str,
+    *words: str,
+    env: dict[str, str] | None = None,
+    level: str = "",
+    found: str = "",
+    advice: str = "",
+) -> Finding:
+    """The first finding of this name, which has the level, and words of what was found and of the advice."""
+    finding = _findings(atelier, name, *words, env=env)[0]
+    assert finding["level"] == (level or finding["level"]), finding
+    assert found in finding["found"], finding
+    assert advice in finding["advice"], finding
+    return finding
 
 
 def _findings(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> list[Finding]:

@@ -66,6 +66,12 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("jobs list --redis-url redis://127.0.0.1:port", 2, "REDIS_URL"),
         pytest.param("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached", marks=pytest.mark.slow),
         ("doctor --port 99999", 2, "--port"),
+        ("audit --since tomorrow", 2, "tomorrow"),
+        ("audit --account nobody", 1, "nobody"),
+        ("usage --sometimes", 2, "--sometimes"),
+        ("usage --days 401", 2, "--days"),
+        ("usage --account nobody", 1, "nobody"),
+        ("jobs drop gen_x", 1, "gen_x is not a dead job"),
         ("paint", 2, "paint"),
     ],
 )

@@ -10,6 +10,8 @@ PASSWORD = "correct horse battery"
 def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_sessions(atelier: Atelier) -> None:
     made = atelier.json("operators", "create", "alice")
     assert "/operators/links/" in made["url"]
+    for refused in ("alice", "Alice", "a b", "<b>"):
+        assert atelier("operators", "create", refused).code == 2, "its name is in use, or of other letters"
     atelier.json("operators", "create", "bob", "--password-stdin", typed=f"{PASSWORD}\n")
     listed = atelier.json("operators", "list")["operators"]
     assert [(each["name"], each["has_password"]) for each in listed] == [("alice", False), ("bob", True)]
@@ -27,9 +29,3 @@ def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_s
 async def _open_session_of_bob(resources: Resources) -> str:
     found = existing(await resources.operators.get("bob"))
     return await resources.operator_sessions.create("bob", credential_version=found.credential_version)
-
-
-def test_a_name_in_use_or_of_other_letters_is_refused(atelier: Atelier) -> None:
-    atelier("operators", "create", "alice")
-    for name in ("alice", "Alice", "a b", "<b>"):
-        assert atelier("operators", "create", name).code == 2, name

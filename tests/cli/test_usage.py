@@ -43,7 +43,5 @@ def test_usage_is_shown_by_account_day_key_and_lora(atelier: Atelier) -> None:
     assert f"'{NAME}" in {row["account"] for row in in_csv}, "no formula"
 
 
-def test_nothing_used_is_said_and_a_wrong_call_is_refused(atelier: Atelier) -> None:
+def test_nothing_used_is_said(atelier: Atelier) -> None:
     assert atelier("usage").out == "No usage.\n"
-    assert atelier("usage", "--days", "401").code == 2
-    assert atelier("usage", "--account", "nobody").code == 1

@@ -3,12 +3,19 @@
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from serve_app.client import Client
+from serve_app.settings import Settings
 from tests.live import Live
+from tests.support import adapter_id
+
+LORA = adapter_id("neon")
+PROMPT = "purple mountains under a black sky with a yellow moon"
 
 
 class LossyTransport(httpx.HTTPTransport):
@@ -50,6 +57,13 @@ class RecordingTransport(httpx.HTTPTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         return super().handle_request(request)
+
+
+def with_plan(settings: Settings, folder: Path, *, limit: int, window_s: int) -> Settings:
+    """Settings with a plan `tiny` of interface A, which lets an account make so many requests in a window."""
+    plans = folder / "plans.yaml"
+    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "tiny", "limit": limit, "window_s": window_s}]))
+    return settings.model_copy(update={"plans": plans})
 
 
 @pytest.fixture

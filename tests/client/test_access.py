@@ -36,21 +36,14 @@ def write_ready_file(folder: Path, base_url: str, **keys: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["ATELIER_URL", "ATELIER_BASE_URL"])
-def test_the_environment_names_the_service_and_the_key(
-    live: Live, key: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, live.base_url)
-    monkeypatch.setenv("ATELIER_KEY", key)
-    with Client() as client:
-        assert client.models()
-
-
-@pytest.mark.parametrize("place", ["var", "data", "given"])
-async def test_the_local_services_file_names_both(
+@pytest.mark.parametrize("place", ["ATELIER_URL", "ATELIER_BASE_URL", "var", "data", "given"])
+async def test_the_environment_or_the_local_services_file_names_the_service_and_the_key(
     live: Live, key: str, place: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_ready_file(elsewhere / place, live.base_url, both=key)
+    if place.isupper():
+        monkeypatch.setenv(place, live.base_url)
+        monkeypatch.setenv("ATELIER_KEY", key)
+    file = None if place.isupper() else write_ready_file(elsewhere / place, live.base_url, both=key)
     if place == "data":
         monkeypatch.setenv("ATELIER_DATA_DIR", place)
     async with AsyncClient(ready_file=file if place == "given" else None) as client:

@@ -6,10 +6,8 @@ import pytest
 
 from serve_app.client import AsyncClient, Client, JobCanceled, NotFound
 from serve_app.domain.requests import Variant
+from tests.client.conftest import LORA
 from tests.live import Live
-from tests.support import adapter_id
-
-LORA = adapter_id("neon")
 
 
 def test_jobs_of_both_keys_are_listed_newest_first_over_pages(
@@ -31,24 +29,17 @@ def test_jobs_of_both_keys_are_listed_newest_first_over_pages(
     assert newest[1].completed_at is not None
 
 
-def test_a_listed_job_of_the_other_interface_is_a_job(live: Live, key: str) -> None:
-    with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
-        made = b.generate("a boat", lora_id=LORA).wait(timeout=20)
-        listed = a.jobs()[0]
-        assert listed.images[0].image_id == made.images[0].image_id
-        assert listed.images[0].download() == made.images[0].download()
-        assert listed.refresh().status == "completed"
-        assert listed.request["prompt"] == made.request["prompt"] == "a boat"
-
-
-def test_a_key_of_one_interface_polls_the_jobs_of_both(live: Live) -> None:
+def test_a_key_of_one_interface_lists_and_polls_the_jobs_of_both(live: Live) -> None:
     account, key = live.member()
     _, only_b = live.run(live.resources.api_keys.create(account.id, interfaces=frozenset({Variant.B})))
-    with Client(live.base_url, key) as both, Client(live.base_url, only_b, interface="b") as b:
-        made = both.generate("a boat", lora_id=LORA)
-        (listed,) = b.jobs()
-        assert listed.wait(timeout=20).images[0].download() == made.wait(timeout=20).images[0].download()
-        assert listed.refresh().status == "completed"
+    with Client(live.base_url, key) as a, Client(live.base_url, only_b, interface="b") as b:
+        for maker, reader in ((a, b), (b, a)):
+            made = maker.generate("a boat", lora_id=LORA)
+            listed = reader.jobs()[0].wait(timeout=20)
+            assert listed.images[0].image_id == made.wait(timeout=20).images[0].image_id
+            assert listed.images[0].download() == made.images[0].download()
+            assert listed.refresh().status == "completed"
+            assert listed.request["prompt"] == made.request["prompt"] == "a boat"
 
 
 def test_a_job_is_canceled_by_itself_and_by_its_id(live: Live, key: str) -> None:

@@ -11,7 +11,6 @@ from typing import Literal
 import httpx
 import pytest
 import redis
-import yaml
 
 from serve_app.client import (
     AsyncClient,
@@ -27,11 +26,9 @@ from serve_app.client import (
 )
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
+from tests.client.conftest import LORA, PROMPT, with_plan
 from tests.live import Live, live_service
-from tests.support import PRIVATE_ADAPTER, Answering, adapter_id, serving
-
-LORA = adapter_id("neon")
-PROMPT = "purple mountains under a black sky with a yellow moon"
+from tests.support import PRIVATE_ADAPTER, Answering, serving
 
 
 def test_an_invalid_field_is_named_with_its_range(client: Client) -> None:
@@ -77,9 +74,7 @@ def test_an_unknown_job_is_not_found(client: Client, run_id: str) -> None:
 def test_over_the_plan_is_rate_limited_with_retry_after(
     settings: Settings, redis_db: redis.Redis, tmp_path: Path
 ) -> None:
-    plans = tmp_path / "plans.yaml"
-    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "tiny", "limit": 1, "window_s": 600}]))
-    with live_service(settings.model_copy(update={"plans": plans})) as live:
+    with live_service(with_plan(settings, tmp_path, limit=1, window_s=600)) as live:
         _, key = live.member(plan_a="tiny")
         with Client(live.base_url, key) as client:
             job = client.generate(PROMPT, lora_id=LORA)
@@ -183,20 +178,15 @@ def test_an_address_with_the_version_in_it_is_the_same(live: Live, key: str, end
         assert client.models()
 
 
-async def test_the_async_client_raises_the_same(live: Live, key: str) -> None:
-    async with AsyncClient(live.base_url, key) as client:
-        with pytest.raises(Forbidden):
-            await client.generate(PROMPT, lora_id=PRIVATE_ADAPTER)
+ADDRESS, KEY = "http://service.test", "atl_key"
 
 
-@pytest.mark.parametrize("base_url", ["localhost:8000", "ftp://service.test", "/v1", ""])
-def test_an_invalid_base_url_is_refused_at_once(base_url: str) -> None:
-    with pytest.raises(ValueError, match="base_url"):
-        Client(base_url, "atl_key")
-
-
-@pytest.mark.parametrize("key", ["", "atl\n", "schlüssel"])
-def test_an_invalid_key_is_refused_at_once_and_not_shown(key: str) -> None:
-    with pytest.raises(ValueError, match=r"^key: ") as error:
-        Client("http://service.test", key)
+@pytest.mark.parametrize(
+    ("base_url", "key"),
+    [*((base_url, KEY) for base_url in ("localhost:8000", "ftp://service.test", "/v1", "")),
+     *((ADDRESS, key) for key in ("", "atl\n", "schlüssel"))],
+)  # fmt: skip
+def test_an_invalid_address_or_key_is_refused_at_once_and_the_key_is_not_shown(base_url: str, key: str) -> None:
+    with pytest.raises(ValueError, match="^base_url: " if key == KEY else "^key: ") as error:
+        Client(base_url, key)
     assert not key or key not in str(error.value)

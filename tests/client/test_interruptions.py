@@ -14,16 +14,14 @@ import anyio
 import httpx
 import pytest
 import redis
-import yaml
 
 from serve_app.client import AsyncClient, Client, JobCanceled, WaitTimeout
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import JobState
 from serve_app.settings import Settings
+from tests.client.conftest import LORA, with_plan
 from tests.live import Live, live_service
-from tests.support import ROOT, adapter_id, wait_until
-
-LORA = adapter_id("neon")
+from tests.support import ROOT, wait_until
 
 
 class InterruptedTransport(httpx.HTTPTransport):
@@ -47,9 +45,7 @@ class InterruptedTransport(httpx.HTTPTransport):
 @pytest.fixture
 def tiny(settings: Settings, redis_db: redis.Redis, tmp_path: Path) -> Iterator[Live]:
     """A service whose jobs stay in the queue, with a plan of five requests an hour."""
-    plans = tmp_path / "plans.yaml"
-    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "tiny", "limit": 5, "window_s": 3600}]))
-    with live_service(settings.model_copy(update={"plans": plans})) as live:
+    with live_service(with_plan(settings, tmp_path, limit=5, window_s=3600)) as live:
         live.outcome = "leave"
         yield live
 

@@ -23,12 +23,9 @@ from serve_app.client import (
 )
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
-from tests.client.conftest import LossyTransport, RecordingTransport
+from tests.client.conftest import LORA, PROMPT, LossyTransport, RecordingTransport
 from tests.live import Live, live_service
 from tests.support import adapter_id, wait_until
-
-LORA = adapter_id("neon")
-PROMPT = "purple mountains under a black sky with a yellow moon"
 
 
 @pytest.mark.parametrize("interface", ["a", "b"])
@@ -128,11 +125,6 @@ def test_all_that_jobs_can_be_asked_for_are_options() -> None:
         GenerationWish.model_fields.keys() - given_by_itself | {"image_id"}
     )
     assert JobOptions.__annotations__.keys() == UpscaleWish.model_fields.keys() - given_by_itself
-
-
-def test_an_option_that_there_is_not_is_a_type_error(client: Client) -> None:
-    with pytest.raises(TypeError, match="guidence_scale"):
-        client.generate(PROMPT, lora_id=LORA, guidence_scale=None)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("interface", ["a", "b"])

@@ -40,7 +40,7 @@ def test_a_picture_is_a_file_bytes_a_pillow_image_or_an_image_of_the_service(cli
     assert begun_from(image) == begun_from(image.image_id) == image.image_id
     assert client.upscale(file, 2).wait().images[0].width == 640
     assert client.images.get(photo.id).sha256 == photo.sha256
-    assert client.images.get(image.image_id).url
+    assert (photo.job_id, client.images.get(image.image_id).job_id) == (None, drawn.id)
     assert [each.id for each in client.images.list()] == [drawn.request["image_id"], photo.id]
     client.images.delete(photo.id)
     with pytest.raises(NotFound):

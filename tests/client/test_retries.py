@@ -25,12 +25,9 @@ from serve_app.client.protocol import (
 )
 from serve_app.client.records import Record
 from serve_app.client.sync_client import Job
-from tests.client.conftest import LossyTransport
+from tests.client.conftest import LORA, PROMPT, LossyTransport
 from tests.live import Live
-from tests.support import adapter_id
 
-LORA = adapter_id("neon")
-PROMPT = "purple mountains under a black sky with a yellow moon"
 SERVICE = Service(base_url="http://service.test", key="atl_key", interface="a", retry_budget=60)
 
 
@@ -118,37 +115,24 @@ def test_a_service_that_is_not_routed_yet_is_retried(live: Live, key: str, path:
     assert not transport.unrouted
 
 
-def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
-    url = "http://storage.test/x.png"
-    record = {
-        "id": "gen_x",
-        "status": "completed",
-        "images": [{"image_id": "i", "url": url, "width": 1, "height": 1}],
-    }
-    operation = SERVICE.download(Record.read(record), 0)
-    gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
-    assert _call(next(operation)).url == url
-    assert _call(operation.send(gone)).url.endswith("/v1/jobs/gen_x")
-    assert _call(operation.send(httpx.Response(200, json=record))).url == url
-    with pytest.raises(NotFound):
-        operation.send(gone)
-
-
-def test_a_deleted_image_is_not_taken_for_its_neighbour() -> None:
+def test_a_missing_image_is_requested_once_more_under_a_fresh_url_and_not_taken_for_its_neighbour() -> None:
     url = "http://storage.test/{}.png"
     images = [{"image_id": each, "url": url.format(each), "width": 1, "height": 1} for each in ("i", "j")]
     record = {"id": "gen_x", "status": "completed", "images": images}
     gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
 
-    def fresh_url(index: int) -> str:
+    def requested_again(index: int) -> Operation[bytes]:
+        """Ask for an image while the first of both is deleted."""
         operation = SERVICE.download(Record.read(record), index)
-        next(operation)
-        operation.send(gone)
-        return _call(operation.send(httpx.Response(200, json={**record, "images": images[1:]}))).url
+        assert _call(next(operation)).url == images[index]["url"]
+        assert _call(operation.send(gone)).url.endswith("/v1/jobs/gen_x")
+        assert _call(operation.send(httpx.Response(200, json={**record, "images": images[1:]}))).url == url.format("j")
+        return operation
 
-    assert fresh_url(1) == url.format("j")
-    with pytest.raises(NotFound):
-        fresh_url(0)
+    operation = requested_again(1)
+    for missing in (lambda: operation.send(gone), lambda: requested_again(0)):
+        with pytest.raises(NotFound):
+            missing()
 
 
 def test_a_wait_ends_in_time_though_nobody_answers() -> None:
@@ -215,30 +199,27 @@ def test_an_idempotency_key_that_no_request_can_carry_is_refused_at_once(key: st
         next(SERVICE.create(key, {"prompt": "x"}))
 
 
-@pytest.mark.parametrize("has_answered", [False, True])
-def test_a_server_that_was_never_there_is_given_up_soon_and_one_that_went_away_is_waited_for(
-    has_answered: bool,
+@pytest.mark.parametrize(
+    ("answers", "then", "is_soon"),
+    [
+        ([], httpx.ConnectError("refused"), True),
+        ([httpx.Response(503)], httpx.ConnectError("refused"), False),
+        ([], httpx.ReadError("reset"), False),
+    ],
+    ids=["never there", "went away", "lost"],
+)
+def test_only_a_server_that_was_never_there_is_given_up_soon(
+    answers: list[httpx.Response], then: httpx.TransportError, is_soon: bool
 ) -> None:
-    answers = [httpx.Response(503)] if has_answered else []
-
-    def refuse() -> httpx.Response:
+    def answer() -> httpx.Response:
         if answers:
             return answers.pop()
-        raise httpx.ConnectError("refused")
+        raise then
 
-    delays, error = _outcome_of(refuse, retry_budget=30)
+    delays, error = _outcome_of(answer, retry_budget=30)
     assert isinstance(error, Unreachable)
     assert len(delays) >= 2
-    assert sum(delays) > 20 if has_answered else sum(delays) <= FIRST_CONTACT_S
-
-
-def test_a_connection_that_is_lost_is_retried_for_the_whole_budget() -> None:
-    def lose() -> httpx.Response:
-        raise httpx.ReadError("reset")
-
-    delays, error = _outcome_of(lose, retry_budget=30)
-    assert isinstance(error, Unreachable)
-    assert sum(delays) > FIRST_CONTACT_S
+    assert sum(delays) <= FIRST_CONTACT_S if is_soon else sum(delays) > 20
 
 
 def test_a_retry_sends_the_same_idempotency_key() -> None:

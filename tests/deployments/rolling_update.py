@@ -49,6 +49,7 @@ class Load:
         self.statuses: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.slowest_s = 0.0
+        self.refused: list[str] = []
         self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
         for thread in self._threads:
             thread.start()
@@ -84,6 +85,8 @@ class Load:
             self.statuses[f"{method} {type(error).__name__}"] += 1
             return None
         self.statuses[f"{method} {answer.status_code}"] += 1
+        if not answer.is_success:
+            self.refused.append(f"{time.monotonic():.1f} {method} {answer.status_code} {answer.text}")
         return answer
 
 
@@ -116,6 +119,7 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
             "ended_at_old": at_old,
             "ended": dict(load.ended),
             "statuses": dict(load.statuses),
+            "refused": load.refused[:20],
             "rolled_s": rolled,
             "slowest_s": load.slowest_s,
         }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,7 +20,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
@@ -28,6 +28,7 @@ from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
+from tests.manifests.chart import find, rendered
 from tests.support import ROOT, free_port, until
 
 ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
@@ -61,6 +62,7 @@ def generated_config(
         server_state_file=str(home / "node" / "server-state"),
         stats_port=free_port(),
         metrics_port=free_port(),
+        health_check_inter="100ms",
         health_check_fastinter="50ms",
         health_check_downinter="50ms",
         timeout_client_s=limit_s,
@@ -173,6 +175,10 @@ unanswered: Queue[str] = Queue()
 """What reached the server of a request that it does not answer."""
 released = threading.Event()
 """Whether it answers those that it held."""
+draining = threading.Event()
+"""Whether it tells health checks that it drains, as a replica of Serve does."""
+drained: Counter[int] = Counter()
+"""How often it has told them so, by its port."""
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,6 +186,11 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
     `held` waits until the test lets it go.
     """
+    if scope["path"] == "/-/healthz":
+        drained[scope["server"][1]] += draining.is_set()
+        await send({"type": "http.response.start", "status": 503 if draining.is_set() else 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"DRAINING" if draining.is_set() else b"success"})
+        return
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
     status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
     if status == "none":
@@ -527,6 +538,17 @@ def test_replicas_serve_on_while_serve_names_none(tmp_path: Path, proxy: Proxy) 
         assert "server replica" not in old.config.read_text(), "a new HAProxy knows nothing of an earlier Serve"
 
 
+def test_a_replica_that_drains_serves_until_its_successor_is_named(tmp_path: Path) -> None:
+    """Serve ends it in the moment in which it names the other, and HAProxy hears of that by a reload alone."""
+    with running(tmp_path) as proxy:
+        draining.set()
+        try:
+            until(lambda: drained[proxy.replica_port] >= 4)
+            assert proxy.get().status == 200
+        finally:
+            draining.clear()
+
+
 def test_without_a_replica_the_answer_is_503(tmp_path: Path, proxy: Proxy) -> None:
     """Serve's proxy of last resort, which is there, would hold the request until a replica is."""
     with running(tmp_path, fallback=proxy) as alone:
@@ -598,15 +620,11 @@ def ways_of_starting() -> dict[str, dict[str, str]]:
         check=True,
     )
     rows = (line.partition("=") for line in sourced.stdout.splitlines())
-    chart = yaml.safe_load((ROOT / "configs" / "helm" / "atelier" / "values.yaml").read_text())["ray"]["environment"]
-    documents = yaml.safe_load_all((ROOT / "configs" / "kuberay" / "rayservice.yaml").read_text())
-    (manifest,) = [
-        document["data"] for document in documents if "RAY_SERVE_ENABLE_HA_PROXY" in document.get("data", {})
-    ]
-    return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart, "manifest": manifest}
+    chart = find(rendered("many-gpus"), "ConfigMap", "atelier-environment")["data"]
+    return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart}
 
 
-@pytest.mark.parametrize("way", ["cluster.env", "chart", "manifest"])
+@pytest.mark.parametrize("way", ["cluster.env", "chart"])
 def test_every_way_of_starting_sets_the_same(way: str) -> None:
     found = ways_of_starting()[way]
     wanted = environment() | RECOVERY

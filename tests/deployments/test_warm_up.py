@@ -16,7 +16,7 @@ from serve_app.api.variant_a.schemas import Side
 from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Engine, EngineOptions, RunRequest
 from serve_app.engine import engine as engine_module
-from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.families.outlines import outlined_table
 from serve_app.loras.weights import LAYER_TABLES
 from serve_app.worker.executor import Pixels
 from serve_app.worker.generation import SIZES, GenerationExecutor, keep_layer_tables, load_engine, warm_up

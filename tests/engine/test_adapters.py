@@ -12,9 +12,10 @@ from peft import LoraConfig, PeftConfig
 from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
 
-from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
-from serve_app.engine.adapters.layer_table import OutlinedComponent, OutlinedLayer, outlined_table
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.adapters.scaling import scaling_rules
+from serve_app.engine.families.outlines import OutlinedComponent, OutlinedLayer, outlined_table
 from serve_app.engine.families.registry import load_family
 from serve_app.safetensors_file import check_safetensors
 from tests.engine.conftest import EXACT_FLOAT32
@@ -400,7 +401,7 @@ def test_a_layer_under_two_names_is_read_where_both_say_the_same(table: LayerTab
 def test_a_fused_name_changes_each_of_its_layers_at_its_own_rank(tmp_path: Path) -> None:
     """Layers may differ in outputs; columns that are zero for one, and ranks beyond its outputs, are left out."""
     sides = {"q": 8, "k": 2, "v": 3}
-    layers = {name: OutlinedLayer(torch.randn(side, 6)) for name, side in sides.items()}
+    layers = {name: OutlinedLayer((side, 6)) for name, side in sides.items()}
     table = LayerTable({"transformer": OutlinedComponent(layers, {}, [], {"qkv": ["q", "k", "v"]})}, "transformer")
     down, up = torch.randn(5, 6), torch.randn(13, 5)
     up[:8, 4] = up[8:, :2] = 0
@@ -547,8 +548,8 @@ def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
 
 def test_a_lokr_keeps_its_factors_where_they_take_less_time_than_their_rank(tmp_path: Path) -> None:
     """ai-toolkit's own factors of a layer of 3840, and of one that klein's original code has in place of three."""
-    layers = {name: OutlinedLayer(torch.empty(3072, 3072, device="meta")) for name in "qkv"}
-    layers["whole"] = OutlinedLayer(torch.empty(3840, 3840, device="meta"))
+    layers = {name: OutlinedLayer((3072, 3072)) for name in "qkv"}
+    layers["whole"] = OutlinedLayer((3840, 3840))
     table = LayerTable({"transformer": OutlinedComponent(layers, {}, [], {"qkv": [*"qkv"]})}, "transformer")
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     lokr = {"whole.lokr_w1": draw(60, 60), "whole.lokr_w2": draw(64, 64),

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from serve_app.domain.errors import FailureCode
+from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine import Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish

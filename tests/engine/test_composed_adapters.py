@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine import AdapterFile, Engine, RunRequest, adapter_slots, as_one
-from serve_app.engine.adapters import UnusableAdapter
+from serve_app.engine.adapters.layer_table import UnusableAdapter
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.latent_comparison import EFFECT, TOLERANCE, Base

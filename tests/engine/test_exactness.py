@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
+from serve_app.domain.samplers import spacings_of
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest, as_one
-from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.run import Applied
-from serve_app.engine_options import spacings_of
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import begun_at_random, finish

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from serve_app.domain import families
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.prompt_weights import literal
 from serve_app.engine import AdapterFile, Engine, RunRequest
@@ -34,7 +35,9 @@ def dit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, tiny_dit.PIPELINE_CLASS, tiny_dit.TinyDiTFamily.load)
+    entry = families.Family((tiny_dit.PIPELINE_CLASS,), families.Abilities(), [])
+    monkeypatch.setitem(families.FAMILIES, "tiny", entry)
+    monkeypatch.setitem(FAMILIES, "tiny", cast(Any, tiny_dit.TinyDiTFamily))
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from serve_app.engine import RunRequest
 from serve_app.engine.adapter_slots import bind_alone
-from serve_app.engine.adapters import LayerTable, UnusableAdapter, read_adapter
 from serve_app.engine.adapters.explain import also_fits, base_name
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.reader import read_adapter
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, require_equal
@@ -357,9 +358,9 @@ def test_an_adapter_of_the_text_encoder_alone_is_found_and_fits_z_image_too(real
     flat = f"lora_te_{layer.replace('.', '_')}"
     for stem in (prefix + layer, flat, flat.replace("_te_", "_te1_")):
         assert real.find(stem) == ("text_encoder", layer)
-        assert also_fits({f"{stem}.lora_down.weight": torch.ones(4, 16)}, real, {}) == ["Z-Image"]
+        assert also_fits({f"{stem}.lora_down.weight": (4, 16)}, real, {}) == ["Z-Image"]
     said = {"ss_base_model_version": "flux2_klein_4b"}
-    assert also_fits({f"{flat}.lora_down.weight": torch.ones(4, 16)}, real, said) == []
+    assert also_fits({f"{flat}.lora_down.weight": (4, 16)}, real, said) == []
 
 
 def test_the_table_for_users_has_every_row() -> None:

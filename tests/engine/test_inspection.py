@@ -1,6 +1,8 @@
 """The inspection of an adapter reports a sentence, fields, training metadata and trigger words."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from serve_app.engine.adapters import LayerTable
-from serve_app.engine.adapters.layer_table import OutlinedComponent, OutlinedLayer, outlined_table
-from serve_app.engine.inspection import MAX_VALUE, inspect_adapter, suggested_trigger_words, training_metadata
+from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.families.outlines import OutlinedComponent, OutlinedLayer, outlined_table
+from serve_app.engine.inspection import MAX_VALUE, inspect_adapter, main, suggested_trigger_words, training_metadata
+from tests.support import POCKET, ROOT
 
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 STEM = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
@@ -110,13 +113,35 @@ def test_a_file_that_fits_two_families_says_so(
     """The layers of a base model of real widths, of which only the outlines are needed."""
     cross = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
     sides = {layer: (320, 320), cross: (320, width)}
-    layers = {name: OutlinedLayer(torch.ones(()).expand(shape)) for name, shape in sides.items()}
+    layers = {name: OutlinedLayer(shape) for name, shape in sides.items()}
     table = LayerTable({"unet": OutlinedComponent(layers, {}, ["lora_unet_"])}, "unet")
     stem = "lora_unet_" + layer.replace(".", "_")
     tensors = {"lora_down.weight": torch.ones(4, sides[layer][1]), "lora_up.weight": torch.ones(320, 4)}
     save_file({f"{stem}.{part}": tensor for part, tensor in tensors.items()}, tmp_path / "a", metadata=metadata)
     before, found_also, after = found(tmp_path / "a", table)["summary"].partition("; it fits")
     assert (found_also + after, before[:4]) == (others, "SD 2" if width == 1024 else "SD 1")
+
+
+FLUX = {f"double_blocks.0.img_attn.qkv.lora_{part}.weight": (4, 4) for part in ("down", "up")}
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    (b"PK\x03\x04" + b"a" * 600, "the file is a zip archive: "),
+    (FLUX, "looks like a Flux LoRA, this base is pocket: "),
+], ids=["the kind of file", "the base model"])  # fmt: skip
+def test_what_the_header_tells_is_told_without_torch(
+    layer_tables: Path, tmp_path: Path, content: bytes | dict[str, tuple[int, ...]], reason: str
+) -> None:
+    """torch takes 2 s to load, for which the owner of a wrong file and all behind it would wait."""
+    path = tmp_path / "a.safetensors"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        save_file({name: torch.ones(shape) for name, shape in content.items()}, path)
+    code = f"import sys; sys.modules['torch'] = None; from {main.__module__} import main; main(*sys.argv[1:])"
+    arguments = [POCKET, "pocket", path, "128", layer_tables, "30"]
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
+    assert json.loads(done.stdout)["refused"].startswith(reason), done.stderr[-500:]
 
 
 def test_training_metadata_are_chosen_and_cut_and_of_one_line() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
+from serve_app.domain.samplers import Sampler
 from serve_app.engine import AdapterFile, Engine, RunRequest, as_one
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine.run import Run
-from serve_app.engine_options import Sampler
 from tests.engine import tiny_models
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.families.abilities import UNET_SAMPLERS as SAMPLERS
+from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
+from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler, spacings_of
 from serve_app.engine.sampler import DIFFUSERS, SPACING, Schedule, advance, make_schedule, make_scheduler, scaled_input
-from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler, spacings_of
 from tests.engine.diffusers_reference import BrownianPath
 from tests.engine.tiny_models import TRAINING, diffusers
 

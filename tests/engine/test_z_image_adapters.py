@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from serve_app.engine import RunRequest
 from serve_app.engine.adapter_slots import bind_alone
-from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine.diffusers_reference import open_pipeline
 from tests.engine.format_table import documented, rows_of

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.domain.prompt_weights import literal
+from serve_app.domain.samplers import Sampler
+from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
-from serve_app.engine.families.family import Component, LatentRGB, Pause, Placement, no_pause
+from serve_app.engine.families.family import LatentRGB, Pause, Placement, no_pause
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule
-from serve_app.engine_options import EngineOptions, Sampler
+from serve_app.engine_options import EngineOptions
 from tests.engine.tiny_models import diffusers, tiny_clip, tiny_vae, transformers
 
 PIPELINE_CLASS = "TinyDiTPipeline"

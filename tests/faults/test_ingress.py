@@ -1,7 +1,6 @@
 """Callers repeat, disconnect or lose their ingress: one request is one job, and none is lost."""
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -24,7 +23,6 @@ from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.api.app import BODY_A, Member, TestService, client_of, service_settings
 from tests.api.test_loras import FILE_PART, FORM
 from tests.composition import Resources, open_resources
-from tests.faults.hostile import Hostile, send
 from tests.faults.ingress import Fault, start_ingress
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service
 from tests.support import wait_until
@@ -110,17 +108,15 @@ async def test_without_a_key_the_same_storm_is_a_hundred_jobs(ingress: Ingress) 
 async def test_a_caller_who_disconnects_gets_one_job_or_none_and_the_same_when_asking_again(ingress: Ingress) -> None:
     """The request is cut off after any number of turns of the loop, as when its connection breaks."""
     rnd = random.Random(SEED)
-    app = ingress.resources.app()
-    body = json.dumps(BODY_A).encode()
     cut = 0
     for number in range(60):
-        headers = [(name.lower().encode(), value.encode()) for name, value in ingress.headers(f"k{number}").items()]
-        asking = asyncio.create_task(send(app, Hostile("POST", "/v1/generate", b"", headers, (body,))))
+        headers = ingress.headers(f"k{number}")
+        asking = asyncio.create_task(ingress.client.post("/v1/generate", json=BODY_A, headers=headers))
         for _ in range(rnd.randrange(40)):
             await asyncio.sleep(0)
         cut += asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        again = await ingress.client.post("/v1/generate", json=BODY_A, headers=ingress.headers(f"k{number}"))
+        again = await ingress.client.post("/v1/generate", json=BODY_A, headers=headers)
         ingress.note(again)
     await wait_until(lambda: not ingress.resources.background.count)
     assert cut > 30, "most of them must really be cut off"

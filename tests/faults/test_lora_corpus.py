@@ -55,10 +55,7 @@ def test_nothing_of_them_is_kept_and_memory_stays_small(report: dict[str, Any]) 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_registration_refuses_every_hostile_file_for_the_same_reason(tmp_path: Path) -> None:
-    """Each is read in the program that registration starts.
-
-    It imports torch and so takes 2 s before it reads a byte.
-    """
+    """Each is read in the program that registration starts."""
     path = tmp_path / "offered"
     for name, write in CORPUS.items():
         write(path)

@@ -1,4 +1,4 @@
-"""A job queue whose scripts read a clock that the test sets, and may carry a planted defect."""
+"""A job queue whose scripts read a clock that the test sets."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ from serve_app.jobs.workers import RecentAdapters
 from serve_app.settings import Settings
 from serve_app.store.keys import PREFIX
 from serve_app.store.redis_client import connect
-from serve_app.store.script import Rewrite, Script
+from serve_app.store.script import Script
 from tests.support import plain_redis
 
 CLOCK = PREFIX + "test-clock"
@@ -51,28 +51,17 @@ def roomy_settings(data_dir: Path) -> Settings:
 class LogicalQueue(JobQueue):
     """A queue in a database of its own, with its reads, at a time of the test's choosing."""
 
-    def __init__(
-        self,
-        url: str,
-        settings: Settings,
-        *,
-        fairness: Fairness | None = None,
-        rewrite: Rewrite | None = None,
-        database: int = 0,
-    ) -> None:
-        def both(name: str, text: str) -> str:
-            return logical_clock(name, rewrite(name, text) if rewrite else text)
-
+    def __init__(self, url: str, settings: Settings, *, fairness: Fairness | None = None, database: int = 0) -> None:
         self.settings = settings
         self.fairness = fairness or Fairness()
         self.client = connect(f"{url}?db={database}")
         self.sync = plain_redis(f"{url}?db={database}")
-        super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
-        self.reader = JobReader(self.client, rewrite=both)
+        super().__init__(self.client, settings, fairness=self.fairness, rewrite=logical_clock)
+        self.reader = JobReader(self.client, rewrite=logical_clock)
         self.stats = QueueStats(self.client)
-        self.recent_adapters = RecentAdapters(self.client, rewrite=both)
-        self.dead_letters = DeadLetters(self.client, rewrite=both)
-        self.grant = Script(self.client, "loras/grant_lora", both)
+        self.recent_adapters = RecentAdapters(self.client, rewrite=logical_clock)
+        self.dead_letters = DeadLetters(self.client, rewrite=logical_clock)
+        self.grant = Script(self.client, "loras/grant_lora", logical_clock)
         self.now = START_MS
         self.sync.flushdb()
         self.advance(0)

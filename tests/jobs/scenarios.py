@@ -1,7 +1,6 @@
 """Scenarios of fairness, grouping, quarantine and estimates on the real scripts.
 
-Each is a public function of a new `LogicalQueue`, whose clock it sets, or of a way to open such queues, so that the
-mutation run can repeat it with a defect planted.
+Each is a public function of a new `LogicalQueue`, whose clock it sets, or of a way to open such queues.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import helm_python
 import pytest
@@ -130,15 +130,6 @@ def test_the_verbs_of_the_guides_are_kubectls() -> None:
     assert verbs <= set(re.findall(r"^  ([a-z-]+) ", known, flags=re.MULTILINE))
 
 
-def values(part: Any = None, prefix: str = "") -> Iterator[str]:
-    """Every value of `values.yaml`, by its path."""
-    part = yaml.safe_load((CHART / "values.yaml").read_text()) if part is None else part
-    for name, value in cast(dict[str, Any], part).items():
-        yield prefix + name
-        if isinstance(value, dict):
-            yield from values(cast(Any, value), f"{prefix}{name}.")
-
-
 @cache
 def the_schema() -> Any:
     return json.loads((CHART / "values.schema.json").read_text())
@@ -161,7 +152,7 @@ def is_value(path: str) -> bool:
 
 
 def test_the_documents_name_values_that_the_schema_knows() -> None:
-    tops = {path for path in values() if "." not in path}
+    tops = set(yaml.safe_load((CHART / "values.yaml").read_text()))
     named = {
         (guide.name, path)
         for guide in GUIDES
@@ -170,22 +161,3 @@ def test_the_documents_name_values_that_the_schema_knows() -> None:
     }
     assert len(named) > 40
     assert sorted(each for each in named if not is_value(each[1])) == []
-
-
-def test_the_readme_has_every_value() -> None:
-    """Its first column names them; `.tag` is beside the one before it."""
-    rows = re.findall(r"^\| (`.*?) \|", (CHART / "README.md").read_text(), flags=re.MULTILINE)
-    named: set[str] = set()
-    for row in rows:
-        prefix = ""
-        for name in re.findall(r"`([\w.]+)`", row):
-            whole = prefix + name if name.startswith(".") else name
-            prefix = whole.rpartition(".")[0]
-            named.add(whole)
-    missing = [
-        path
-        for path in values()
-        if path.count(".") < 2
-        and not any(path == n or path.startswith(f"{n}.") or n.startswith(f"{path}.") for n in named)
-    ]
-    assert missing == []

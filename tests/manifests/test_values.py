@@ -11,6 +11,7 @@ import yaml
 from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render
 from tests.manifests.pods import pods, templates
 from tests.manifests.schemas import mistakes
+from tests.manifests.values_schema import SCHEMA, written_schema
 
 POD_VALUES: dict[str, Any] = {
     "podLabels": {"team": "images"},
@@ -90,6 +91,10 @@ def test_every_group_of_pods_takes_what_operators_add(place: str) -> None:
 
 def refused(path: str, value: Any, message: str) -> None:
     assert message in refusal(merge(profile_values("production"), nested(path, value)))
+
+
+def test_the_schema_has_the_names_of_the_code() -> None:
+    assert SCHEMA.read_text() == written_schema(), "run `make schema`"
 
 
 NAMES_OF_OPERATORS = re.compile(

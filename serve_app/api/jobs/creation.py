@@ -27,9 +27,9 @@ from serve_app.api.schemas import (
 )
 from serve_app.domain import jobs
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound
+from serve_app.domain.families import abilities_of
 from serve_app.domain.requests import ImageFormat, LoraUse, Priority
-from serve_app.engine.families.abilities import abilities_of
-from serve_app.engine_options import Sampler, spacings_of
+from serve_app.domain.samplers import Sampler, spacings_of
 from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, USUAL_GUIDANCE, USUAL_STEPS, Wish
 from serve_app.webhooks.targets import LONGEST_URL
 

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
+from serve_app.domain.families import MARKS, with_article
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.adapters.source import PEFT_BASE
+
+Shape = Sequence[int]
 
 AS_LORA = "save it as LoRA, DoRA, LoHa, LoKr or LyCORIS' IA³"
 IN_FULL = "save it in floating point without scales, such as float16 or bfloat16"
@@ -41,22 +43,8 @@ _WEIGHT = re.compile(r"\.(weight|bias)$")
 OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
 ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
 WHOLE_MODEL = "choose the LoRA's own file; an operator may add this one as a base model"
-ARCHITECTURES: Sequence[tuple[str, str]] = (
-    (r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)", "FLUX.2"),
-    (r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
-     r"|single_transformer_blocks[._]\d+[._](attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)", "FLUX.1"),
-    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "Flux"),
-    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "SD 3"),
-    (r"(?:^|[._])transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)[._]", "Qwen-Image"),
-    (r"(?:^|[._])(layers|noise_refiner|context_refiner)[._]\d+[._](attention|feed_forward|adaLN_modulation)[._]",
-     "Z-Image"),
-    (r"(?:^|[._])blocks[._]\d+[._]((self|cross)_attn[._][qkvo]\.|ffn[._])", "Wan"),
-)  # fmt: skip
+ARCHITECTURES = [(marks.layers, marks.name) for marks in MARKS if marks.layers]
 """Diffusion transformers by the names of their blocks, in files and in a base model."""
-
-
-def _article(family: str) -> str:
-    return "an" if family.startswith("S") else "a"
 
 
 LOOKS: Sequence[tuple[str, str, str]] = (
@@ -67,7 +55,7 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(hypernetwork\.|\d{3,4}\.)[\d.]*(linear|weight|bias)", "a hypernetwork", ONLY_LORAS),
     (r"RRDB_trunk|\.(RDB|rdb)[1-3]\.|^conv_body\.", "an upscaler (ESRGAN)", ONLY_LORAS),
     (r"^(adapter\.)?body\.\d+\.(block[12]|in_conv|down|resnets)\b", "a T2I-Adapter", ONLY_LORAS),
-    *((pattern, f"{_article(family)} {family} LoRA", OTHER_FAMILY) for pattern, family in ARCHITECTURES),
+    *((pattern, f"{with_article(family)} LoRA", OTHER_FAMILY) for pattern, family in ARCHITECTURES),
     (r"^(lora_te3_|text_encoder_3\.|t5xxl\.)", "an SD 3 or Flux LoRA (it has a third text encoder)", OTHER_FAMILY),
     (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion", ONLY_LORAS),
     (r"^(control_model|controlnet|lora_controlnet|controlnet_cond_embedding|controlnet_down_blocks|input_hint_block)[._]",
@@ -84,24 +72,14 @@ LOOKS: Sequence[tuple[str, str, str]] = (
      WHOLE_MODEL),
 )  # fmt: skip
 """What names say of the kind of file, and what its owner can do."""
-FAMILIES = {768: "SD 1", 1024: "SD 2", 1280: "SDXL refiner", 2048: "SDXL"}
+FAMILIES = {marks.text_width: marks.name for marks in MARKS if marks.text_width}
 """The width of the text embeddings that cross attention reads tells the family."""
+_DECLARED = [(marks.declared, marks.name) for marks in MARKS if marks.declared]
 DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
-    "ss_base_model_version": (
-        ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux2", "FLUX.2"), ("flux", "Flux"),
-        ("z_?image", "Z-Image"), ("qwen_image", "Qwen-Image"), ("wan", "Wan"),
-    ),
-    "modelspec.architecture": (
-        ("stable-diffusion-xl", "SDXL"), ("stable-diffusion-v1", "SD 1"), ("stable-diffusion-v2", "SD 2"),
-        ("stable-diffusion-3", "SD 3"), (r"flux\.2", "FLUX.2"), ("flux", "Flux"), ("z-image", "Z-Image"),
-        ("qwen-image", "Qwen-Image"), ("wan", "Wan"),
-    ),
-    "base_model_name_or_path": (
-        (r"[\w-]+/stable-diffusion-xl-", "SDXL"), (r"[\w-]+/stable-diffusion-v1-", "SD 1"),
-        (r"[\w-]+/stable-diffusion-2", "SD 2"), (r"[\w-]+/stable-diffusion-3", "SD 3"), (r"[\w-]+/FLUX\.2", "FLUX.2"),
-        (r"[\w-]+/FLUX", "Flux"), (r"[\w-]+/Z-Image", "Z-Image"), (r"[\w-]+/Qwen-Image", "Qwen-Image"),
-    ),
-}  # fmt: skip
+    "ss_base_model_version": _DECLARED,
+    "modelspec.architecture": _DECLARED,
+    PEFT_BASE: [(rf"[\w-]+/{marks.repository}", marks.name) for marks in MARKS if marks.repository],
+}
 """Families by how the values begin that sd-scripts and ai-toolkit, the model metadata standard and PEFT write; any
 other says nothing."""
 _CROSS_ATTENTION = re.compile(
@@ -140,11 +118,11 @@ _FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 
-def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
+def explain(unplaced: Sequence[str], shapes: Mapping[str, Shape], table: LayerTable) -> str:
     """Return the message for keys that belong to no layer; it lists some where it names no other family."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
     is_whole = not any(_OF_ADAPTERS.search(name) for name in unplaced) and any(map(_WEIGHT.search, unplaced))
-    family = _guessed_family(tensors, unplaced)
+    family = _guessed_family(shapes, unplaced)
     if family is None and is_whole:
         family = next(iter(_matches(ARCHITECTURES, unplaced)), None)
     made_for = f" for {family}" if family else ""
@@ -159,7 +137,7 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
         is_of_this = advice == OTHER_FAMILY and any(re.search(pattern, name) for name in own)
         if advice != kind_not_meant and not is_of_this and _first(pattern, unplaced):
             if advice == OTHER_FAMILY:  # a Flux is known exactly by its sizes
-                look = f"{_article(family)} {family} LoRA" if family and family.startswith("FLUX") else look
+                look = f"{with_article(family)} LoRA" if family and family.startswith("FLUX") else look
                 return f"looks like {look}, {base}: {advice}"
             return f"looks like {look}{made_for}, {base}: {advice}: {shown}"
     if is_whole:
@@ -177,7 +155,7 @@ def _unknown_part(name: str, table: LayerTable) -> str:
     return next((name[dot + 1 :] for dot in reversed(dots) if table.find(name[:dot])), "")
 
 
-def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> str | None:
+def wrong_family(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> str | None:
     """Return the message for a file of another family whose names all happen to fit, else None.
 
     What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A
@@ -186,10 +164,10 @@ def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Map
     widths, distinguished from SDXL by its one text encoder alone.
     """
     own = base_name(table)
-    family = family_of(tensors)
+    family = family_of(shapes)
     if family and base_family(table) not in (None, family):
         return f"{_looks_like(family)}, this base is {own}: {OTHER_FAMILY}"
-    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in tensors):
+    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in shapes):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}: {OTHER_FAMILY}"
     if family is None and (claim := _declared_family(declared)) is not None and not _may_be(claim.family, table):
         return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}: {OTHER_FAMILY}"
@@ -219,41 +197,41 @@ def _may_be(family: str, table: LayerTable) -> bool:
 
 
 def _looks_like(family: str) -> str:
-    return f"looks like {_article(family)} {family} LoRA"
+    return f"looks like {with_article(family)} LoRA"
 
 
-def family_of(tensors: Mapping[str, Tensor]) -> str | None:
+def family_of(shapes: Mapping[str, Shape]) -> str | None:
     """Return SD 1, SD 2 or SDXL by the width of the text embeddings that its cross attention takes.
 
     A second text encoder also tells SDXL, and the sizes of layers tell which Flux it is.
     """
-    widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
+    widths = {shape[1] for name, shape in shapes.items() if len(shape) > 1 and _CROSS_ATTENTION.search(name)}
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family
     for pattern, side, sizes in _FLUX:
-        found = {tensor.shape[side] for name, tensor in tensors.items() if tensor.dim() > 1 and pattern.search(name)}
+        found = {shape[side] for name, shape in shapes.items() if len(shape) > 1 and pattern.search(name)}
         if family := next((sizes[size] for size in found if size in sizes), None):
             return family
-    return "SDXL" if any(_XL_TEXT.match(name) for name in tensors) else None
+    return "SDXL" if any(_XL_TEXT.match(name) for name in shapes) else None
 
 
-def _guessed_family(tensors: Mapping[str, Tensor], unplaced: Sequence[str]) -> str | None:
+def _guessed_family(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
     """Return `family_of`, else the family by any tensor that reads text, or by the blocks that this base has not."""
-    if family := family_of(tensors):
+    if family := family_of(shapes):
         return family
-    widths = {tensor.shape[-1] for name, tensor in tensors.items() if tensor.dim() and _READS_TEXT.search(name)}
+    widths = {shape[-1] for name, shape in shapes.items() if shape and _READS_TEXT.search(name)}
     if len(families := [FAMILIES[width] for width in widths if width in FAMILIES]) == 1:
         return families[0]
     return next(iter(_matches(_BLOCKS, unplaced)), None)
 
 
-def also_fits(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
+def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
     """Return the other families that the file could be for: its layers are alike there, and it does not say."""
     own = base_name(table)
-    if family_of(tensors) or _declared_family(declared):
+    if family_of(shapes) or _declared_family(declared):
         return []
     for pattern, families in _SHARED:
-        if own in families and all(re.search(pattern, name) for name in tensors):
+        if own in families and all(re.search(pattern, name) for name in shapes):
             return [family for family in families if family != own]
     return []
 

@@ -1,21 +1,10 @@
-"""Finds a base model's layers by every name that adapter files use for them.
+"""Finds a base model's layers by every name that adapter files use for them. Nothing here loads torch."""
 
-`outlined_table` keeps a base model's layer names and shapes in a small file, made once from its configuration. Making
-that file imports diffusers and transformers (6 s); checking an adapter against it needs neither.
-"""
-
-import hashlib
-import importlib
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-
-from serve_app.atomic_files import write_atomically
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BARE_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "lycoris_")
 """ComfyUI, whole checkpoints, and LyCORIS without a trainer write these prefixes, which say nothing of the
@@ -24,7 +13,9 @@ component."""
 
 class Layer(Protocol):
     @property
-    def weight(self) -> torch.Tensor: ...
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def weight(self) -> "Tensor": ...
 
 
 class LayersOfComponent(Protocol):
@@ -51,17 +42,17 @@ class LayerTable:
         self.name = name
         self.components = components
         self.denoiser = denoiser
-        self.shapes: dict[tuple[str, str], torch.Size] = {}
+        self.shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         self._names: dict[tuple[str, str], str] = {}
         for name, component in components.items():
             for layer, module in component.layers.items():
-                self.shapes[name, layer] = module.weight.shape
+                self.shapes[name, layer] = tuple(module.shape)
                 self._add(name, {layer, layer.removesuffix(".0") if layer.endswith("to_out.0") else layer}, layer)
             for alias, layer in component.aliases.items():
                 self._add(name, {alias}, layer)
             for fused, layers in component.fused.items():
                 outputs = sum(self.shapes[name, layer][0] for layer in layers)
-                self.shapes[name, fused] = torch.Size((outputs, *self.shapes[name, layers[0]][1:]))
+                self.shapes[name, fused] = (outputs, *self.shapes[name, layers[0]][1:])
                 self._add(name, {fused}, fused)
         self._prefixes = self._component_prefixes()
 
@@ -83,7 +74,7 @@ class LayerTable:
         """Return the layers that a found name stands for, in the order of their outputs."""
         return self.components[component].fused.get(name, (name,))
 
-    def base_weight(self, component: str, layer: str) -> torch.Tensor:
+    def base_weight(self, component: str, layer: str) -> "Tensor":
         """Return the base model's weight of a layer, [out, in…]."""
         return self.components[component].layers[layer].weight
 
@@ -113,76 +104,3 @@ class LayerTable:
 
 class UnusableAdapter(ValueError):
     """The adapter is incompatible with this base model; the message says why, with the keys that offended."""
-
-
-VERSION = 2
-"""The version of the file's form and rules: raise it when names or aliases of layers change."""
-_INDEX = "model_index.json"
-
-
-class OutlinedLayer(NamedTuple):
-    """A layer whose weight is of torch's meta device: it has a shape and no numbers."""
-
-    weight: Tensor
-
-
-class OutlinedComponent(NamedTuple):
-    """What a `Component` is called and shaped like."""
-
-    layers: Mapping[str, OutlinedLayer]
-    aliases: Mapping[str, str]
-    prefixes: Sequence[str]
-    fused: Mapping[str, Sequence[str]] = {}
-
-
-def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
-    """Return the layer table of the diffusers folder `folder` from its file in `kept`, without weights.
-
-    `name` is what messages call the base model. Makes the file where it is missing. Raises OSError, or ValueError for a
-    family that is not supported.
-    """
-    file = kept / f"{_digest(folder)}.json"
-    try:
-        written = file.read_bytes()
-    except FileNotFoundError:
-        meta_layers = importlib.import_module("serve_app.engine.families.registry")
-        written = _write(meta_layers.load_meta_layers(folder))
-        with suppress(OSError):  # on a full disk the next time takes as long
-            write_atomically(file, written)
-    return _read(written, name)
-
-
-def _digest(folder: Path) -> str:
-    """Return a digest of everything that the table depends on."""
-    digest = hashlib.sha256(f"{VERSION}\n".encode())
-    for path in (folder / _INDEX, *sorted(folder.glob("*/config.json"))):
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
-
-
-def _write(table: LayerTable) -> bytes:
-    parts = {
-        name: {
-            "layers": {layer: list(module.weight.shape) for layer, module in component.layers.items()},
-            "aliases": dict(component.aliases),
-            "prefixes": list(component.prefixes),
-            "fused": {fused: list(layers) for fused, layers in component.fused.items()},
-        }
-        for name, component in table.components.items()
-    }
-    return json.dumps({"denoiser": table.denoiser, "components": parts}, separators=(",", ":")).encode()
-
-
-def _read(written: bytes, name: str) -> LayerTable:
-    document: dict[str, Any] = json.loads(written)
-    components = {
-        component: OutlinedComponent(
-            {layer: OutlinedLayer(torch.empty(shape, device="meta")) for layer, shape in part["layers"].items()},
-            part["aliases"],
-            part["prefixes"],
-            part["fused"],
-        )
-        for component, part in document["components"].items()
-    }
-    return LayerTable(components, document["denoiser"], name=name)

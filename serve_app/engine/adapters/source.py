@@ -2,16 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from serve_app.engine.adapters.layer_table import UnusableAdapter
-from serve_app.safetensors_file import Header, UnusableFile, read_header, read_numbers
+from serve_app.safetensors_file import Header, UnusableFile, read_header
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -30,20 +26,6 @@ _FOLDERS: Sequence[tuple[str, str]] = (
     ),
 )
 """Folders of other kinds by a name in them."""
-_DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class Source(NamedTuple):
@@ -64,31 +46,9 @@ class Source(NamedTuple):
         base = (self.peft_config or {}).get(PEFT_BASE)
         return self.metadata | ({PEFT_BASE: base} if isinstance(base, str) else {})
 
-    def outlines(self) -> dict[str, Tensor]:
-        """Return the tensors by name, of torch's meta device: they have shapes and no numbers."""
-        return {
-            name: torch.empty(tensor["shape"], dtype=_DTYPES[tensor["dtype"]], device="meta")
-            for name, tensor in self.header.tensors.items()
-        }
-
-    @contextmanager
-    def opened(self) -> Generator[Callable[[str], Tensor]]:
-        """Return a function that reads one tensor; it raises UnusableAdapter for numbers that are not finite.
-
-        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow
-        disk.
-        """
-        with self.file.open("rb") as file:
-
-            def read(name: str) -> Tensor:
-                tensor = self.header.tensors[name]
-                try:
-                    numbers = read_numbers(file, self.header, name)
-                except UnusableFile as error:
-                    raise UnusableAdapter(str(error)) from error
-                return torch.frombuffer(numbers, dtype=_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-
-            yield read
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor["shape"]) for name, tensor in self.header.tensors.items()}
 
 
 def open_source(path: Path) -> Source:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from serve_app.engine.families.abilities import reference_size
+from serve_app.domain.families import reference_size
 from serve_app.engine.run import EncodedImage, RunRequest
 
 

@@ -10,16 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.domain.samplers import Sampler, parse_sampler
+from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
-from serve_app.engine.families.family import Component, Placement, latent_rgb, limit_decoding
+from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, Schedule, make_schedule, make_scheduler
-from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
+from serve_app.engine_options import EngineOptions
 
 PATCH = 2
 """Cells of the VAE's latents per side of a token."""

@@ -1,18 +1,20 @@
 """Defines the protocol of a model architecture: encode, schedule, denoise, autoencoder, adapted layers."""
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.component import Component
 from serve_app.engine.families.autoencoder import Autoencoder
-from serve_app.engine.lora_layers import LoRALayer
+from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
+from serve_app.engine_options import EngineOptions
 
 Pause = Callable[[], None]
 
@@ -108,28 +110,6 @@ def limit_decoding(vae: Any, decoding_bytes: int) -> None:
     vae.enable_tiling()
 
 
-class Component(NamedTuple):
-    """A module of a base model whose layers adapters can change."""
-
-    module: nn.Module
-    layers: Mapping[str, LoRALayer]
-    """The LoRA layers by the module's own names."""
-    aliases: Mapping[str, str]
-    """Further names that adapter files give a layer → its own name."""
-    prefixes: Sequence[str]
-    """What adapter files write before a layer's name, such as `lora_unet_` (kohya) or `clip_l.`; the component's own
-    name and a dot always may stand there."""
-    fused: Mapping[str, Sequence[str]] = {}
-    """Names that adapter files give to several layers as to one whose outputs are theirs in turn → those layers."""
-
-    def another(self) -> "Component":
-        """Return the component with module objects of its own, to bind other adapters to, over the same weights."""
-        weights = (*self.module.parameters(), *self.module.buffers())
-        module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in weights})
-        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoRALayer)}
-        return self._replace(module=module, layers={name: layers[name] for name in self.layers})
-
-
 class Family(Protocol):
     """One loaded base model of some architecture.
 
@@ -137,6 +117,21 @@ class Family(Protocol):
     (packed into tokens, with positional ids) is the family's own affair, inside `denoise` and its `autoencoder`.
     Rows of a batch never mix: a row's output depends on that row's inputs alone.
     """
+
+    denoiser: str
+    """The component that computes every step; the others run once, in `encode`."""
+    begins_from_images: bool
+    """Whether a run with an image begins from it late in its schedule; otherwise `prepare` takes it in."""
+
+    @classmethod
+    def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> Self:
+        """Load a base model. Raises OSError, or ValueError on files that are not this family's."""
+        ...
+
+    @classmethod
+    def meta_components(cls, folder: Path) -> Mapping[str, Component]:
+        """Return the components of a base model that a diffusers folder describes, without weights."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -152,11 +147,6 @@ class Family(Protocol):
         ...
 
     @property
-    def denoiser(self) -> str:
-        """Return the component that computes every step; the others run once, in `encode`."""
-        ...
-
-    @property
     def lanes(self) -> Sequence[Component]:
         """Return the denoiser's component, and the same over the same weights for each pass that may run beside it."""
         ...
@@ -169,11 +159,6 @@ class Family(Protocol):
     @property
     def autoencoder(self) -> Autoencoder:
         """Return what turns finished latents into an image, and an image that a run begins from into latents."""
-        ...
-
-    @property
-    def begins_from_images(self) -> bool:
-        """Return whether a run with an image begins from it late in its schedule; otherwise `prepare` takes it in."""
         ...
 
     @property

@@ -14,6 +14,8 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, con
 from safetensors.torch import load_file
 from torch import Tensor
 
+from serve_app.domain.families import FAMILIES, OTHERS, with_article
+
 PARTS: Mapping[str, tuple[str, ...]] = {
     "unet": ("model.diffusion_model.",),
     "vae": ("first_stage_model.",),
@@ -30,16 +32,21 @@ MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm
 OTHER_KINDS = {
     r"conditioner\.embedders\.0\.model\..+": "is an SDXL refiner, which only repaints; give its base model",
     r"control_model\..+": "is a ControlNet, which this service does not run; give a base model",
-    r"(model\.diffusion_model\.)?joint_blocks\..+": "is an SD 3, for which there is no family",
-    r"(model\.diffusion_model\.)?double_blocks\.\d+\.img_mod\..+": "is a FLUX.1, for which there is no family",
+    **{
+        rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, for which there is no family"
+        for marks in OTHERS
+        if marks.checkpoint
+    },
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
     r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
     "names; give diffusers' whole folder as `folder:`",
 }
 _TRANSFORMERS = {
-    rf"(model\.diffusion_model\.)?{blocks}\..+": f"is a {name}, and its config a Stable Diffusion; give as its config a "
-    f"diffusers folder of {name}"
-    for blocks, name in (("(noise|context)_refiner", "Z-Image"), ("double_blocks", "FLUX.2"))
+    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable "
+    f"Diffusion; give as its config a diffusers folder of {marks.name}"
+    for family in FAMILIES.values()
+    for marks in family.marks
+    if marks.checkpoint
 }
 _ENCODER = (
     r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"

@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.domain.families import UNET_SAMPLERS
 from serve_app.domain.prompt_weights import Part, literal, weighted
+from serve_app.domain.samplers import parse_sampler
+from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device, torch_dtype, unet_kernels
-from serve_app.engine.families.abilities import UNET_SAMPLERS
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.family import Component, Pause, Placement, latent_rgb, limit_decoding, no_pause
+from serve_app.engine.families.family import Pause, Placement, latent_rgb, limit_decoding, no_pause
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, NoSteps, Schedule, make_schedule, make_scheduler
-from serve_app.engine_options import EngineOptions, parse_sampler
+from serve_app.engine_options import EngineOptions
 
 PREFIXES = {
     "unet": ("lora_unet_",),
@@ -93,6 +95,15 @@ class UNetFamily:
     def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> "UNetFamily":
         told, pipeline = as_checkpoint(source), load_pipeline(source, torch_dtype(options))
         return cls(pipeline, options, sampler=told.sampler, clip_skip=told.clip_skip, placement=placement)
+
+    @classmethod
+    def meta_components(cls, folder: Path) -> dict[str, Component]:
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        encoders = [name for name in ("text_encoder", "text_encoder_2") if index.get(name) and index[name][1]]
+        return {
+            "unet": unet_component(make_part(folder, "unet")),
+            **{name: encoder_component(name, make_part(folder, name)) for name in encoders},
+        }
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -236,16 +247,6 @@ class UNetFamily:
                 f"clip_skip: must be 0 to {layers - 1} for text encoders of {layers} layers, not {clip_skip}"
             )
         return clip_skip
-
-
-def unet_family_components(folder: Path) -> dict[str, Component]:
-    """Return the components of a base model that a diffusers folder describes, without weights."""
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    encoders = [name for name in ("text_encoder", "text_encoder_2") if index.get(name) and index[name][1]]
-    return {
-        "unet": unet_component(make_part(folder, "unet")),
-        **{name: encoder_component(name, make_part(folder, name)) for name in encoders},
-    }
 
 
 def unet_component(unet: Any) -> Component:

@@ -6,6 +6,7 @@ import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor
 
+from serve_app.engine.component import Component
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     MAX_TOKENS,
@@ -14,7 +15,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
-from serve_app.engine.families.family import Component, Pause, no_pause
+from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.z_image_transformer import ZImageTransformer, padded_length
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest

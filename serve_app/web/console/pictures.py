@@ -10,7 +10,7 @@ from serve_app.api.dependencies import jobs_of, loras_of
 from serve_app.api.images.routes import MAX_FILE_BYTES
 from serve_app.api.multipart import disk_errors, read_multipart
 from serve_app.domain.errors import AtelierError, InvalidParameter
-from serve_app.engine.families.abilities import abilities_of
+from serve_app.domain.families import abilities_of
 from serve_app.jobs.previews import thumbnail
 from serve_app.jobs.uploads import Hold
 from serve_app.web.console.history import IMAGE_CACHE

@@ -10,7 +10,7 @@ from serve_app.api.jobs.creation import GenerationWish
 from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import GenerationRequest
-from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler
+from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
 from serve_app.jobs.wishes import SIDE_STEP, Wish
 
 EXAMPLES = (

@@ -11,9 +11,9 @@ from serve_app.api.errors import ANSWERS
 from serve_app.api.jobs.schemas import MAX_LORAS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError, StoreUnavailable
+from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
-from serve_app.engine.families.abilities import abilities_of
 from serve_app.jobs.wishes import Wish
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards

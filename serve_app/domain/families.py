@@ -1,0 +1,136 @@
+"""Every family of base models: what may be asked of it, what it costs, and how its files are known.
+
+A family's entry here is all that interfaces, jobs and LoRAs know of it; its code is the class of the same name in
+`serve_app/engine/families/registry.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from serve_app.domain.samplers import Sampler
+
+
+class Abilities(NamedTuple):
+    """What may be asked of a base model. Sides are in pixels, multiples of 8."""
+
+    usual_side: int = 1024
+    """Images have this width and height where a request names none."""
+    longest_side: int = 1536
+    prompt_weights: bool = False
+    """Whether `(red:1.5)` in a prompt can weight its words."""
+    begins_late: bool = True
+    """Whether an image that another is begun from leaves out steps, by its strength, and a mask can keep a part of it.
+
+    Otherwise every step looks at it as a whole.
+    """
+    rounds_down: bool = False
+    """Whether a low strength can leave no step."""
+    samplers: Sequence[Sampler] = (Sampler.FLOW_EULER,)
+    text: range = range(0, 513)
+    """Of each prompt the denoiser reads as many tokens: the longer are cut and the shorter padded."""
+    megapixels_per_byte: float = 256 / 1e6
+    """A step costs as many megapixels more for each byte of the prompt: of a transformer, a token of the image."""
+
+    def text_bytes(self, prompt: str) -> int:
+        """Return by how many bytes encoding a prompt is priced; a token has one at least."""
+        return min(max(len(prompt.encode()), self.text.start), self.text.stop - 1)
+
+
+class Marks(NamedTuple):
+    """How files of a base model and of its adapters are known, by regular expressions; an empty one knows none."""
+
+    name: str
+    """Messages call the base model so."""
+    layers: str = ""
+    """Searched in names of the denoiser's layers, as its adapters write them too."""
+    checkpoint: str = ""
+    """The whole name of a tensor in a file of the denoiser in its original layout, without the model's prefix."""
+    declared: str = ""
+    """How the base model's name begins, in any case, that sd-scripts, ai-toolkit and modelspec write in metadata."""
+    repository: str = ""
+    """How the name of the base model's repository begins, after its owner's, which PEFT's configuration tells."""
+    text_width: int = 0
+    """The width of the text embeddings that cross attention reads."""
+
+
+def with_article(name: str) -> str:
+    """Return `an SDXL`, `a Z-Image`: of the names here, those with S begin with a letter that is spelled out."""
+    return f"{'an' if name.startswith('S') else 'a'} {name}"
+
+
+class Family(NamedTuple):
+    """One architecture of base models, with the same code and the same abilities."""
+
+    pipelines: Sequence[str]
+    """The classes of diffusers that `model_index.json` of its base models names as `_class_name`."""
+    abilities: Abilities
+    marks: Sequence[Marks]
+
+
+UNET_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
+_CHUNKS = range(0, 1 << 20)
+"""CLIP reads a prompt of any length, chunk by chunk."""
+_SDXL = Abilities(
+    prompt_weights=True, rounds_down=True, samplers=UNET_SAMPLERS, text=_CHUNKS, megapixels_per_byte=80 / 1e6
+)
+_SD = _SDXL._replace(usual_side=512, longest_side=1024)
+FAMILIES: Mapping[str, Family] = {
+    "sd": Family(["StableDiffusionPipeline", "LatentConsistencyModelPipeline"], _SD, [
+        Marks("SD 1", declared="sd_v1|stable-diffusion-v1", repository="stable-diffusion-v1-", text_width=768),
+        Marks("SD 2", declared="sd_v2|stable-diffusion-v2", repository="stable-diffusion-2", text_width=1024),
+    ]),
+    "sdxl": Family(["StableDiffusionXLPipeline"], _SDXL, [
+        Marks("SDXL", declared="sdxl|stable-diffusion-xl", repository="stable-diffusion-xl-", text_width=2048),
+    ]),
+    "flux2-klein": Family(
+        ["Flux2KleinPipeline"], Abilities(begins_late=False, text=range(512, 513), megapixels_per_byte=0.0), [
+            Marks("FLUX.2", declared=r"flux\.?2", repository=r"FLUX\.2", checkpoint=r"double_blocks\..+",
+                  layers=r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)"),
+        ]),
+    "z-image": Family(["ZImagePipeline"], Abilities(), [
+        Marks("Z-Image", declared="z[_-]?image", repository="Z-Image", checkpoint=r"(noise|context)_refiner\..+",
+              layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._]"
+              "(attention|feed_forward|adaLN_modulation)[._]"),
+    ]),
+}  # fmt: skip
+"""The families by name. Where a file has marks of several, the first of them is named."""
+OTHERS: Sequence[Marks] = (
+    Marks("FLUX.1", checkpoint=r"double_blocks\.\d+\.img_mod\..+",
+          layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
+          r"|single_transformer_blocks[._]\d+[._](attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)"),
+    Marks("Flux", declared="flux", repository="FLUX",
+          layers=r"(^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]"),
+    Marks("SD 3", declared="sd3|stable-diffusion-3", repository="stable-diffusion-3", checkpoint=r"joint_blocks\..+",
+          layers=r"(^|[._])(joint_blocks|joint_transformer_blocks)[._]"),
+    Marks("Qwen-Image", declared="qwen[_-]image", repository="Qwen-Image",
+          layers=r"(^|[._])transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)[._]"),
+    Marks("Wan", declared="wan", layers=r"(^|[._])blocks[._]\d+[._]((self|cross)_attn[._][qkvo]\.|ffn[._])"),
+    Marks("SDXL refiner", text_width=1280),
+)  # fmt: skip
+"""Architectures without a family here, whose files are refused by name."""
+MARKS = (*(marks for family in FAMILIES.values() for marks in family.marks), *OTHERS)
+
+BY_PIPELINE = {pipeline: family.abilities for family in FAMILIES.values() for pipeline in family.pipelines}
+UNKNOWN = _SD._replace(longest_side=1536, rounds_down=False, samplers=tuple(Sampler))
+"""Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
+
+
+def abilities_of(pipeline: str) -> Abilities:
+    """Return the abilities of a pipeline class of diffusers; '' is unknown."""
+    return BY_PIPELINE.get(pipeline, UNKNOWN)
+
+
+REFERENCE_PIXELS, REFERENCE_STEP = 1024 * 1024, 16
+"""A picture that a model looks at as a whole is reduced to this many pixels, and cut to multiples of 16 a side."""
+LEAST_REFERENCE_SIDE, LONGEST_REFERENCE = 64, 8
+"""Its shorter side has at least this many pixels, and its longer one is at most this many times as long; these are the
+bounds of diffusers' `Flux2ImageProcessor`."""
+
+
+def reference_size(width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the size of such a picture after it is reduced, and of what of its middle is looked at."""
+    scale = min(1.0, math.sqrt(REFERENCE_PIXELS / (width * height)))
+    reduced = int(width * scale), int(height * scale)
+    across, down = (max(REFERENCE_STEP, side // REFERENCE_STEP * REFERENCE_STEP) for side in reduced)
+    return reduced, (across, down)
