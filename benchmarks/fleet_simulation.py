@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig
 from benchmarks.fleet_load import HOUR_MS, Arrival
 from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
-from deployments.args import ScaleArgs
+from deployments.config import SPARE, Autoscaling
 from deployments.scaling import ArrivalRate, wanted_replicas
 from serve_app.domain.jobs import CommitReply, JobKind, NewJob
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
@@ -29,9 +29,16 @@ LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
 REAPED_AT_ONCE = 100
 RECENT_ADAPTERS = 8_192
 """`finish.lua` remembers as many."""
-SHIPPED = ScaleArgs(
-    max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
-)
+
+
+class Scale(Autoscaling):
+    """Serve's bounds, and what the policy counts by."""
+
+    target_s: float = 60
+    spare: float = SPARE
+
+
+SHIPPED = Scale(min_replicas=0, max_replicas=8, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900)
 """Those of `configs/production.yaml`."""
 ENGINE = Engine()
 
@@ -44,7 +51,7 @@ class Fleet:
     first claim.
     """
 
-    scale: ScaleArgs = SHIPPED
+    scale: Scale = SHIPPED
     engine: Engine = ENGINE
     cold_start_ms: int = 60_000
     node_losses: int = 0
@@ -332,5 +339,5 @@ class Simulation:
         return self._queue
 
 
-def _serve_config(scale: ScaleArgs) -> AutoscalingConfig:
-    return AutoscalingConfig(**scale.model_dump(exclude={"target_s"}))
+def _serve_config(scale: Scale) -> AutoscalingConfig:
+    return AutoscalingConfig(**scale.model_dump(exclude={"target_s", "spare"}, exclude_none=True))

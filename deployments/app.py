@@ -8,10 +8,10 @@ from typing import Any, Literal, TypedDict
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import EncodingType, LoggingConfig
 
-from deployments.args import AppArgs, GroupArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, WorkerArgs
+from deployments.args import AppArgs, GroupArgs, ReplicaArgs, WorkerArgs
 from deployments.config import Autoscaling, demands
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
@@ -20,7 +20,6 @@ from deployments.ray_internals import is_spread
 from deployments.requirements import require_protection
 from deployments.start_checks import check_start
 from deployments.upscaler import Upscaler
-from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import OPEN_FILES
 from serve_app.settings import Settings
@@ -63,7 +62,7 @@ def assemble_group(args: GroupArgs, scaling: Mapping[str, Autoscaling]) -> Appli
     settings, spread = Settings(), is_spread()
     require_protection(settings, spread=spread)
     check_start(demands(args, scaling), settings, spread=spread)
-    generator = _worker(Generator, pool_of(args.group), args, scaling, replica_logging(settings))
+    generator = _worker(Generator, args, scaling, replica_logging(settings))
     return generator.bind(args, args.group)
 
 
@@ -74,8 +73,8 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
     check_start(demands(args, scaling), settings, spread=spread)
     log = replica_logging(settings)
     own = args.generator
-    generator = own and _worker(Generator, pool_of(DEFAULT_GROUP), own, scaling, log).bind(own)
-    upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler, scaling, log).bind(args.upscaler)
+    generator = own and _worker(Generator, own, scaling, log).bind(own)
+    upscaler = _worker(Upscaler, args.upscaler, scaling, log).bind(args.upscaler)
     housekeeper = serve.deployment(
         name="housekeeper",
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
@@ -91,7 +90,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         graceful_shutdown_timeout_s=args.ingress.drain_s,
         logging_config=log,
         **HEALTH_CHECKS,
-        **_ingress_replicas(args.ingress.replicas, scaling.get("ingress")),
+        **_replicas(args.ingress.replicas, scaling.get("ingress")),
     )(Ingress)
     return ingress.bind(
         generator,
@@ -112,9 +111,7 @@ def replica_logging(settings: Settings) -> LoggingConfig:
     return LoggingConfig(encoding=encoding, enable_access_log=False)
 
 
-def _worker(
-    deployment: type, pool: str, args: WorkerArgs, scaling: Mapping[str, Autoscaling], log: LoggingConfig
-) -> Any:
+def _worker(deployment: type, args: WorkerArgs, scaling: Mapping[str, Autoscaling], log: LoggingConfig) -> Any:
     name = deployment.__name__.lower()
     return serve.deployment(
         name=name,
@@ -125,37 +122,17 @@ def _worker(
         graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
         logging_config=log,
         **HEALTH_CHECKS,
-        **_replicas(pool, args.replicas, scaling.get(name)),
+        **_replicas(args.replicas, scaling.get(name)),
     )(deployment)
-
-
-def _ingress_replicas(replicas: int | Literal["auto"] | LoadScaleArgs, scaling: Autoscaling | None) -> dict[str, Any]:
-    """Scale the ingress by Serve's own policy: only it has requests in progress to count."""
-    if scaling is not None:
-        return _autoscaling(scaling)
-    if isinstance(replicas, int):
-        return {"num_replicas": replicas}
-    bounds = LoadScaleArgs() if replicas == "auto" else replicas
-    return {"autoscaling_config": AutoscalingConfig(**bounds.model_dump())}
 
 
 def _actor_options(args: ReplicaArgs) -> dict[str, Any]:
     return {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "resources": args.resources}
 
 
-def _replicas(pool: str, replicas: int | Literal["auto"] | ScaleArgs, scaling: Autoscaling | None) -> dict[str, Any]:
-    if scaling is not None:
-        return _autoscaling(scaling)
-    if isinstance(replicas, int):
+def _replicas(replicas: int | Literal["auto"], scaling: Autoscaling | None) -> dict[str, Any]:
+    """Return Serve's options; of `auto` without `scaling`, those over which Serve sets the YAML's `deployments:`."""
+    if scaling is None and replicas != "auto":
         return {"num_replicas": replicas}
-    chosen = ScaleArgs() if replicas == "auto" else replicas
-    policy = AutoscalingPolicy(
-        policy_function="deployments.scaling:BacklogPolicy",
-        policy_kwargs={"kind": pool, "target_s": chosen.target_s, "spare": chosen.spare},
-    )
-    bounds = chosen.model_dump(exclude={"target_s", "spare"})
-    return {"autoscaling_config": AutoscalingConfig(**bounds, policy=policy)}
-
-
-def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
-    return {"autoscaling_config": AutoscalingConfig(**scaling.model_dump(exclude_none=True))}
+    asked = {} if scaling is None else scaling.model_dump(exclude_none=True)
+    return {"autoscaling_config": AutoscalingConfig(**asked)}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.engine_options import EngineOptions
@@ -22,41 +22,19 @@ SecondsOrZero = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Resources = dict[str, Annotated[float, Field(gt=0)]]
 
 
-SPARE = 0.15
-"""The share of replicas beyond those needed: a job whose adapter only full replicas hold costs another load."""
+def _refuse_range(given: object) -> object:
+    if isinstance(given, dict):
+        raise ValueError("auto, and the range in `autoscaling_config` under `deployments:`")
+    return given
 
 
-class ScaleArgs(Args):
-    """Scales replicas by demand and backlog: enough for what arrives, and more for what waits.
-
-    One more is started for each `target_s` seconds of waiting work. `target_s` should exceed the time that a replica
-    takes to start; below it, more are started than needed (`benchmarks/fleet.py`).
-    """
-
-    min_replicas: int = Field(default=0, ge=0)
-    max_replicas: int = Field(default=1, ge=1)
-    target_s: Seconds = 60
-    spare: float = Field(default=SPARE, ge=0, le=1)
-    upscale_delay_s: SecondsOrZero = 2
-    downscale_delay_s: SecondsOrZero = 120
-    downscale_to_zero_delay_s: SecondsOrZero = 600
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> "ScaleArgs":
-        check_bounds(self.min_replicas, self.max_replicas)
-        return self
-
-
-def check_bounds(least: int, most: int) -> None:
-    """Refuse bounds that are out of order. Raises `ValueError`."""
-    if least > most:
-        raise ValueError(f"min_replicas {least} is above max_replicas {most}")
+Replicas = Annotated[int | Literal["auto"], BeforeValidator(_refuse_range)]
 
 
 class ReplicaArgs(Args):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
-    replicas: int | Literal["auto"] | ScaleArgs = 1
+    replicas: Replicas = 1
     """`auto` leaves it to the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound
     restarts nothing."""
     num_cpus: float = Field(default=0.1, gt=0)
@@ -70,14 +48,12 @@ class ReplicaArgs(Args):
     @property
     def most_replicas(self) -> int:
         """Return how many replicas there may be at most, as far as `args` say."""
-        if isinstance(self.replicas, int):
-            return self.replicas
-        return 1 if self.replicas == "auto" else self.replicas.max_replicas
+        return 1 if self.replicas == "auto" else self.replicas
 
     @model_validator(mode="after")
     def _at_least_one(self) -> "ReplicaArgs":
         if isinstance(self.replicas, int) and self.replicas < 1:
-            raise ValueError("replicas: at least 1, or a range with min_replicas: 0")
+            raise ValueError("replicas: at least 1, or auto")
         if self.num_gpus > 1 and not self.num_gpus.is_integer():
             raise ValueError(f"num_gpus {self.num_gpus}: above 1, Ray gives whole cards only")
         return self
@@ -109,23 +85,7 @@ class WorkerArgs(ReplicaArgs):
         )
 
 
-class LoadScaleArgs(Args):
-    """Replicas by the load, so that each has `target_ongoing_requests` in progress."""
-
-    min_replicas: int = Field(default=1, ge=1)
-    max_replicas: int = Field(default=1, ge=1)
-    target_ongoing_requests: float = Field(default=50, gt=0)
-    upscale_delay_s: SecondsOrZero = 10
-    downscale_delay_s: SecondsOrZero = 600
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> "LoadScaleArgs":
-        check_bounds(self.min_replicas, self.max_replicas)
-        return self
-
-
 class IngressArgs(ReplicaArgs):
-    replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
     """How many requests one replica takes, at most half of them polls that wait. Unset, it takes as many as
     `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""

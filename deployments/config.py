@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from deployments.args import SPARE, AppArgs, GroupArgs, ReplicaArgs, Seconds, SecondsOrZero, check_bounds
+from deployments.args import AppArgs, GroupArgs, ReplicaArgs, Seconds, SecondsOrZero
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 
@@ -37,7 +37,17 @@ class RequestRouterConfig(_Strict):
     request_router_class: Literal["deployments.one_machine:Router"]
 
 
+SPARE = 0.15
+"""The share of replicas beyond those needed: a job whose adapter only full replicas hold costs another load."""
+
+
 class PolicyArgs(_Strict):
+    """Scales by demand and backlog: enough for what arrives, and one more for each `target_s` seconds of waiting work.
+
+    `target_s` should exceed the time that a replica takes to start; below it, more are started than needed
+    (`benchmarks/fleet.py`).
+    """
+
     kind: str
     """The pool whose jobs are counted."""
     target_s: Seconds = 60
@@ -62,7 +72,8 @@ class Autoscaling(_Strict):
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Autoscaling":
-        check_bounds(self.min_replicas, self.max_replicas)
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
         return self
 
 

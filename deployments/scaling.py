@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from deployments.args import SPARE
+from deployments.config import SPARE
 from deployments.ray_internals import has_run
 from serve_app.domain.jobs import Backlog, JobKind, kind_of_pool
 from serve_app.jobs.backlog import read_backlog

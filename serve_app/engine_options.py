@@ -42,10 +42,6 @@ class EngineOptions:
     """Adapters of a higher rank are refused, by uploads too."""
     sampler: str = ""
     """Sampler of runs that name none, such as `dpm++2m-karras` (see `Sampler`); empty means the base model's own."""
-    compile: str = ""
-    """A `torch.compile` backend (`inductor`) for the denoiser; empty is eager. One graph per forward shape, made at
-    warm-up. A prompt beyond the encoder's window, an adapter of a rank above 32, or one on layers outside the
-    transformer blocks compiles new graphs at its first use, within one step: leave time for that in `step_limit_s`."""
     threads: int = 0
     """CPU threads of torch for the whole process; 0 leaves them as they are."""
 

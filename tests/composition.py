@@ -41,7 +41,7 @@ from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion, AccountRecords
 from serve_app.operations.housekeeping import Housekeeping
-from serve_app.operations.overview import KeepsWorker, Readiness, never
+from serve_app.operations.readiness import KeepsWorker, Readiness, never
 from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures

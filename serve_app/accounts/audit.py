@@ -16,7 +16,7 @@ from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import Script
+from serve_app.store.script import Script, pairs
 
 MAX_ROWS = 10_000
 """An account's log keeps at most this many rows, about 2 MB."""
@@ -59,7 +59,9 @@ class AuditLog:
     async def rows(self, account_id: str | None = None, *, since: datetime | None = None) -> list[AuditRow]:
         """List the rows of one account, or of all, oldest first."""
         pseudonym = "" if account_id is None else self.pseudonym(account_id)
-        logs = [pseudonym, pseudonym + REFUSED] if pseudonym else await self._logs()
+        logs = (
+            [pseudonym, pseudonym + REFUSED] if pseudonym else await self._redis.zrange(redis_key("audit_logs"), 0, -1)
+        )
         oldest = datetime.now(UTC) - self._settings.audit_life
         start_ms = max(0, epoch_ms(oldest if since is None else max(since, oldest)))
         found: list[AuditRow] = []
@@ -71,9 +73,6 @@ class AuditLog:
         """Name an account's log; only the pepper connects the name with the account."""
         text = f"audit log of {account_id}".encode()
         return hmac.digest(self._settings.pepper_bytes, text, "sha256").hex()[:32]
-
-    async def _logs(self) -> Sequence[str]:
-        return await self._redis.zrange(redis_key("audit_logs"), 0, -1)
 
     async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
         rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
@@ -138,11 +137,7 @@ class AuditReader:
                 most=LOOKED_AT_ONCE,
                 max_logs=MOST_LOGS,
             )
-            found += [read_audit_row(name, row_id, _fields(flat)) for name, row_id, flat in rows]
+            found += [read_audit_row(name, row_id, pairs(flat)) for name, row_id, flat in rows]
             if not place or len(found) >= limit:
                 break
         return AuditPage(found, place)
-
-
-def _fields(flat: Sequence[str]) -> dict[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))

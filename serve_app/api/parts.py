@@ -36,7 +36,7 @@ from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.operations.checks import Check
 from serve_app.operations.operator_acts import OperatorActs
-from serve_app.operations.overview import KeepsWorker, ServiceState, never
+from serve_app.operations.readiness import KeepsWorker, ServiceState, never
 from serve_app.operations.reports import OperatorReader
 from serve_app.store.measures import MemoryReserve
 from serve_app.store.process import Process

@@ -144,21 +144,18 @@ class AdapterSlots:
         count: int,
         store: AdapterStore,
         *,
-        uniform: bool = False,
         add_lora: AddLora | None = None,
     ) -> None:
         """`lanes` are module objects over the same weights; each keeps what was bound to it, and shares the slots.
 
-        `uniform` binds every layer that any adapter has changed, at the highest rank of all, for any batch, so that a
-        compiled forward never changes. With `add_lora` linear layers read the slots themselves: nothing is gathered for
-        them, and every batch binds all of them that adapters have changed, so that few captured graphs serve all.
+        With `add_lora` linear layers read the slots themselves: nothing is gathered for them, and every batch binds all
+        of them that adapters have changed, so that few captured graphs serve all.
         """
         self.layers = lanes[0]
         self.count = count
         self.store = store
         self.layout = NOTHING
         """What adapters have needed so far, all together."""
-        self._uniform = uniform
         self._keys: list[Hashable] = [None] * len(lanes)
         self._layers = list(self.layers.values())
         self._convolutions, self._convolved = [layer for layer in self._layers if isinstance(layer, LoRAConv)], 0
@@ -236,10 +233,6 @@ class AdapterSlots:
         """Empty a slot, so that no row can read its old adapter."""
         self._table[slot] = 0
         self._replace(slot, NOTHING)
-
-    def reserve(self, ranks: Mapping[str, int]) -> None:
-        """Expect adapters of these ranks, by layer, where every batch is bound alike."""
-        self.layout = self.layout.joined(Layout(bucket_rank(max(ranks.values())), self._bits(ranks)))
 
     def _replace(self, slot: int, layout: Layout) -> None:
         self._slots[slot] = layout
@@ -341,8 +334,8 @@ class AdapterSlots:
 
     @property
     def widest_layout(self) -> Layout:
-        """Return every layer an adapter may change, at the lowest rank; the present layout if uniform."""
-        return self.layout if self._uniform else Layout(RANK_BUCKETS[0], self._bits(self.layers))
+        """Return every layer an adapter may change, at the lowest rank."""
+        return Layout(RANK_BUCKETS[0], self._bits(self.layers))
 
     def layout_at(self, rank: int) -> Layout:
         """Return the layout of the layers that adapters have changed, at one of `RANK_BUCKETS`."""
@@ -360,7 +353,7 @@ class AdapterSlots:
         return reduce(Layout.joined, {self._slots[slot] for slot in slots})
 
     def _layout_to_bind(self, slots: Iterable[int]) -> Layout:
-        layout = self.layout if self._uniform else self._layout_of(slots)
+        layout = self._layout_of(slots)
         straight = self.layout.changed & self._straight
         changed = layout.changed | straight
         return layout._replace(rank=layout.rank if changed & ~straight else 0, changed=changed, straight=straight)

@@ -26,8 +26,7 @@ from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
 
 COMMON_RANK = 32
-"""The highest rank that published adapters commonly have. Memory is kept for full batches of it; under `compile`, an
-adapter of a higher rank, or one that changes layers outside the transformer blocks, compiles new graphs once."""
+"""The highest rank that published adapters commonly have. Memory is kept for full batches of it."""
 
 MEASURING_S = 1.0
 """A step that measures begins passes for this long; then aborted runs leave, and other shapes have their turn."""
@@ -73,7 +72,6 @@ class BaseModel:
             [lane.layers for lane in family.lanes],
             1 + options.adapter_slots,
             self.store,
-            uniform=bool(options.compile),
             add_lora=add_lora,
         )
         self.pool = AdapterPool(
@@ -87,8 +85,6 @@ class BaseModel:
             on_loaded=on_loaded,
             measured=measured,
         )
-        if options.compile:
-            self.adapter_slots.reserve(dict.fromkeys(family.common_targets, common_rank))
         known = circumstances(
             self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
         )
@@ -98,7 +94,6 @@ class BaseModel:
             Findings(findings, known),
             max_rows=options.max_rows,
             exact=options.exact,
-            static=bool(options.compile),
         )
 
     @classmethod
@@ -257,7 +252,6 @@ class BaseModel:
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for."""
         run = self.sample(width, height)
-        self.runner.warm_up(run)
         self.runner.denoise([run])
         self.decode(run)
 

@@ -42,8 +42,6 @@ class Division(NamedTuple):
     row_multiple: int
     lanes: int
     """How many passes at most run side by side."""
-    widths: Sequence[int] = ()
-    """The row counts that have compiled graphs; empty where forward passes are not compiled."""
     single: bool = False
     """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
     convolved: int = 0
@@ -51,8 +49,6 @@ class Division(NamedTuple):
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""
-        if self.widths:
-            return [next(width for width in self.widths if width >= rows)]
         units = -(-rows // self.row_multiple)
         lanes = min(self.lanes, units)
         return [self.row_multiple * (units // lanes + (i < units % lanes)) for i in range(lanes)]
@@ -89,14 +85,12 @@ class BatchInvariance:
         findings: Findings,
         *,
         max_rows: int,
-        static: bool,
     ) -> None:
         self._family = family
         self._adapter_slots = adapter_slots
         self._lanes = lanes
         self._findings = findings
         self._max_rows = max_rows
-        self._static = static
         self._divisions: dict[BatchKey, Division] = {}
         self._measuring: dict[BatchKey, Iterator[None]] = {}
         """What is measured at present: each item is one more forward pass."""
@@ -150,8 +144,6 @@ class BatchInvariance:
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
         """Return whether a low-rank adapter gives the same bits at the width of every higher rank in use."""
-        if self._static:
-            return True  # every adapter is always computed at the widest rank
         highest = self._adapter_slots.layout.rank
         if (batch_key, highest) not in self._ranks_agree:
             rows = min(4, self._widest(batch_key))
@@ -206,19 +198,15 @@ class BatchInvariance:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
         lane_counts = sorted({self._lanes.count, 1}, reverse=True)
         for row_multiple, lanes in product((each for each in ROW_MULTIPLES if each < widest), lane_counts):
-            yield self._divided(row_multiple, lanes)
-        if self._lanes.count == 1 and not self._static:  # a GPU, or one thread
+            yield Division(row_multiple, lanes)
+        if self._lanes.count == 1:  # a GPU, or one thread
             yield from (Division(rows, 1, convolved=rows) for rows in ROW_MULTIPLES if MIN_ROWS <= rows < widest)
-            yield self._divided(widest, 1)
+            yield Division(widest, 1)
             yield Division(widest, 1, convolved=widest)
         else:
-            yield self._divided(widest, 1)
-        if self._lanes.count > 1:
+            yield Division(widest, 1)
             for row_multiple in (*(each for each in ROW_MULTIPLES if each < widest), widest):
                 yield Division(row_multiple, self._lanes.count, single=True)
-
-    def _divided(self, row_multiple: int, lanes: int) -> Division:
-        return Division(row_multiple, lanes, static_widths(self._max_rows, least=row_multiple) if self._static else ())
 
     def _first_exact(
         self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division], factored: Factored
@@ -315,8 +303,3 @@ class Probe:
         context, added = self._conditioning.context, self._conditioning.added
         chosen = Conditioning(context[rows], {name: tensor[rows] for name, tensor in added.items()})
         return self._family.denoise(self._latents[rows], self._timesteps[rows], chosen, lane=lane)
-
-
-def static_widths(widest: int, *, least: int = 1) -> list[int]:
-    """Return row counts of compiled forward passes: powers of two from `least` up, then the widest."""
-    return [1 << power for power in range(widest.bit_length()) if least <= 1 << power < widest] + [widest]

@@ -45,12 +45,10 @@ def unet_kernels(options: EngineOptions) -> Any:
 def _kernels(name: str, options: EngineOptions) -> Any:
     """Return one of this package's modules of Triton kernels, which is tried out first, or None.
 
-    They are for NVIDIA GPUs since Ampere. A compiled denoiser takes torch's operators, which its compiler fuses.
+    They are for NVIDIA GPUs since Ampere.
     """
     device, dtype = torch_device(options), torch_dtype(options)
-    if device.type != "cuda" or options.compile:
-        return None
-    if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:
         from serve_app.engine import lora_kernels, unet_kernels  # they take Triton, which is not everywhere

@@ -83,7 +83,6 @@ def circumstances(
         "options": [
             str(device),
             options.dtype,
-            options.compile,
             options.max_rows,
             torch.get_num_threads(),
             lanes,

@@ -5,14 +5,12 @@ threads: few operators are large enough to be worth dividing. Each pass needs mo
 adapters are bound to them; the weights are the same tensors (`Component.another`).
 """
 
-import importlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device
@@ -22,32 +20,10 @@ from serve_app.engine_options import EngineOptions
 def lanes_over(denoiser: Component, options: EngineOptions) -> list[Component]:
     """Return the denoiser once for each pass that may run beside others: on a CPU, for each thread that torch takes.
 
-    A GPU runs one pass at a time, and so does a compiled denoiser, whose graphs belong to one module.
+    A GPU runs one pass at a time.
     """
-    is_single = torch_device(options).type != "cpu" or bool(options.compile)
-    count = 1 if is_single else min(torch.get_num_threads(), options.max_rows)
+    count = 1 if torch_device(options).type != "cpu" else min(torch.get_num_threads(), options.max_rows)
     return [denoiser, *(denoiser.another() for _ in range(count - 1))]
-
-
-GRAPHS = 1024
-"""This many compiled forward shapes are kept: batch keys (latent shape, prompt length) times row counts."""
-
-
-def forwards_over(lanes: Sequence[Component], options: EngineOptions) -> list[Any]:
-    """Return what computes the passes of each lane: its module, compiled where the options say so."""
-    modules = [lane.module for lane in lanes]
-    return [compile_denoiser(each, options.compile) for each in modules] if options.compile else modules
-
-
-def compile_denoiser(module: nn.Module, backend: str) -> Any:
-    """Compile one graph per forward shape.
-
-    By default torch keeps eight, then runs eagerly and only logs it.
-    """
-    limits: Any = importlib.import_module("torch._dynamo").config
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
-    return torch.compile(module, backend=backend, dynamic=False)
 
 
 class Lanes:

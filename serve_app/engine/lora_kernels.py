@@ -34,7 +34,7 @@ def add_lora(
     `rows` is [2, rows or more] int32: each row's slot, and the bits of its float32 scale. Sums are in float32 and are
     rounded once, above rank 128 twice.
 
-    As an operator of torch's it is known to fake tensors, to whoever counts launches and to torch.compile.
+    As an operator of torch's it is known to fake tensors, and to whoever counts launches.
     """
     count, positions, fan_out = y.shape
     tiles = -(-positions // POSITIONS)

@@ -305,7 +305,7 @@ def _join(downs: Sequence[Tensor]) -> Tensor:
         is_same = down.untyped_storage() is first.untyped_storage()
         return is_same and down.storage_offset() == first.storage_offset() + place * rank * width
 
-    if torch.compiler.is_compiling() or not all(follows(down, i) for i, down in enumerate(downs)):
+    if not all(follows(down, i) for i, down in enumerate(downs)):
         return torch.cat(list(downs), 1)
     return first.as_strided((rows, len(downs) * rank, width), first.stride())
 
@@ -314,9 +314,7 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by the kernel that torch.compile emits on CPUs.
 
     Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch
-    size from two up (measured, see benchmarks/RESULTS.md). torch.compile itself fails on it."""
-    if torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)
+    size from two up (measured, see benchmarks/RESULTS.md)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots
-from serve_app.engine.batch_invariance import BatchInvariance, Division, Probe, static_widths
+from serve_app.engine.batch_invariance import BatchInvariance, Division, Probe
 from serve_app.engine.device import upload
 from serve_app.engine.families.family import Family
 from serve_app.engine.findings import Findings
-from serve_app.engine.graphs import StepGraphs, step_graphs
+from serve_app.engine.graphs import step_graphs
 from serve_app.engine.lanes import Lanes
 from serve_app.engine.run import BatchKey, Conditioning, KeptImage, Run
 from serve_app.engine.sampler import advance
@@ -58,20 +58,15 @@ class Runner:
         *,
         max_rows: int,
         exact: bool,
-        static: bool,
     ) -> None:
         self.family = family
         self.adapter_slots = adapter_slots
         self.max_rows = max_rows
-        self.static = static
-        """Pad rows to the next of `static_widths`: few forward shapes, for compiled ones."""
         self.lanes = Lanes(len(family.lanes))
         self.invariance = (
-            BatchInvariance(family, adapter_slots, self.lanes, findings, max_rows=max_rows, static=static)
-            if exact
-            else None
+            BatchInvariance(family, adapter_slots, self.lanes, findings, max_rows=max_rows) if exact else None
         )
-        self.graphs: StepGraphs | None = None if static else step_graphs(family, adapter_slots, max_rows=max_rows)
+        self.graphs = step_graphs(family, adapter_slots, max_rows=max_rows)
         self._last_batch: ForwardBatch | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
@@ -95,14 +90,6 @@ class Runner:
         return self.invariance is None or all(
             self.invariance.measure(key, like, self.adapter_slots.factored(slot), within_s=within_s) for slot in slots
         )
-
-    def warm_up(self, run: Run) -> None:
-        """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""
-        widths = self._division(run).widths
-        if widths:
-            probe = Probe(self.family, self.adapter_slots, self.lanes, run.batch_key, run.conditioning, self.max_rows)
-            for rows in widths:
-                probe.output(probe.in_order([rows]), self.adapter_slots.widest_layout)
 
     def close(self) -> None:
         self.lanes.close()
@@ -206,7 +193,7 @@ class Runner:
     def _division(self, like: Run) -> Division:
         if self.invariance is not None:
             return self.invariance.division(like.batch_key, like.conditioning)
-        return Division(1, self.lanes.count, static_widths(self.max_rows) if self.static else ())
+        return Division(1, self.lanes.count)
 
 
 def begin(run: Run) -> None:

@@ -110,10 +110,6 @@ def _age_s(oldest: Sequence[tuple[str, float]], seconds: int, micros: int) -> fl
     return max(0.0, seconds + micros / 1e6 - oldest[0][1] / 1000) if oldest else 0.0
 
 
-GROUPS_READ = 500
-"""The weights that wait are counted among this many whose jobs are the oldest."""
-
-
 class QueueLength(NamedTuple):
     jobs: int
     oldest_age_s: float
@@ -157,14 +153,6 @@ class QueueStats:
         (seconds, micros), *answers = await pipeline.execute()
         ages = [_age_s(oldest, seconds, micros) for oldest in answers[1::2]]
         return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
-
-    async def waiting_weights(self, *, limit: int) -> Sequence[tuple[str, int]]:
-        """Return the weights for which most jobs are ready, and how many."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for pool in await self.pools():
-            pipeline.zrange(redis_key("groups", pool), 0, GROUPS_READ - 1)
-        found = await self.waiting_for([group for groups in await pipeline.execute() for group in groups])
-        return sorted(found.items(), key=lambda row: -row[1])[:limit]
 
     async def waiting_for(self, weights: Sequence[str]) -> Mapping[str, int]:
         """Return how many jobs of all accounts are ready for each of these weights, by their digests."""

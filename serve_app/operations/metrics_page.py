@@ -18,7 +18,7 @@ from serve_app.domain.metrics import METRICS, PREFIX, Metric, MetricType
 from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.images import ImageStore
-from serve_app.operations.overview import what_keeps_jobs_out
+from serve_app.operations.readiness import what_keeps_jobs_out
 from serve_app.store.measures import Measures
 from serve_app.store.storage import Space
 

@@ -97,26 +97,11 @@ class OperatorReader:
 
     async def queues(self, pool: str, limit: int) -> list[AccountQueue]:
         """The accounts with waiting jobs, the longest wait first."""
-        queues, _ = await self.queue_page(pool, 0, MOST_QUEUES)
-        return sorted(queues, key=lambda queue: -queue.oldest_age_s)[:limit]
-
-    async def queue_page(self, pool: str, start: int, limit: int) -> tuple[list[AccountQueue], int]:
-        """List accounts that wait from a place on, and return how many wait.
-
-        Whose turn is next is first, and last are those all of whose jobs have none.
-        """
         apart = await self._jobs_without_turn(pool)
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.zcard(redis_key("vtime", pool))
-        pipeline.zrange(redis_key("vtime", pool), start, start + limit - 1)
-        for account_id in apart:
-            pipeline.zscore(redis_key("vtime", pool), account_id)
-        turns, ids, *turn_of = await pipeline.execute()
-        last = [account_id for account_id, turn in zip(apart, turn_of, strict=True) if turn is None]
-        ids += last[max(0, start - turns) :][: limit - len(ids)]
-        ready = {queue.account_id: queue for queue in await self._queues(pool, ids)}
-        rows = [[row for row in (ready.get(each), apart.get(each)) if row] for each in ids]
-        return [_sum(each) for each in rows if each], turns + len(last)
+        next_in_turn = await self._redis.zrange(redis_key("vtime", pool), 0, MOST_QUEUES - 1)
+        ready = {queue.account_id: queue for queue in await self._queues(pool, next_in_turn)}
+        rows = [[row for row in (ready.get(each), apart.get(each)) if row] for each in {**ready, **apart}]
+        return sorted(map(_sum, rows), key=lambda queue: -queue.oldest_age_s)[:limit]
 
     async def _jobs_without_turn(self, pool: str) -> dict[str, AccountQueue]:
         """Return by account the waiting jobs that back off or must run alone; of each at most `MOST_APART`."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from serve_app.domain.jobs import Job
 from serve_app.jobs.history import JobHistory
 from serve_app.jobs.images import ImageStore
-from serve_app.loras.stored_weights import LoraFiles
+from serve_app.loras.stored_weights import LoraFiles, where_it_is
 from serve_app.operations.reports import OperatorReader
 from serve_app.store.process import Process
 from serve_app.store.redis_inspection import inspect_redis, keys_by_pepper
@@ -33,7 +33,8 @@ class RestoreFacts:
     images: int
     loras: int
     missing: Sequence[str]
-    """URIs of images and LoRA files that records name and the storage does not have."""
+    """URIs of images and LoRA files that records name and the storage does not have; a LoRA file's is where it is
+    looked for now."""
     problems: Sequence[str]
 
 
@@ -47,7 +48,7 @@ async def check_restored(
     records = await history.newest_records(JOBS)
     loras, _ = await reader.loras(0, LORAS)
     images = [image.image_uri for job in records.jobs for image in job.images]
-    weights = [lora.adapter.file for lora in loras if lora.is_registered]
+    weights = [where_it_is(lora.adapter, process.settings.storage).file for lora in loras if lora.is_registered]
     problems: list[str] = []
     if not accounts:
         problems.append("this Redis holds no account: its copy was not put back, or this is another server")

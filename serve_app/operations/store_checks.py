@@ -27,7 +27,7 @@ from serve_app.operations.checks import (
     warn,
 )
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import running_redis
+from serve_app.store.embedded_redis import require_readable_files, running_redis
 from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
 from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
@@ -129,6 +129,7 @@ def _not_running(settings: Settings) -> Iterable[Check]:
         return
     try:
         binary = server_binary()
+        require_readable_files(settings.data_dir.resolve() / "redis", binary)
     except StoreUnavailable as error:
         yield fail("redis", error.message, "see docs/operations/redis-and-storage.md")
         return

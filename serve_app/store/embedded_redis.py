@@ -26,7 +26,7 @@ from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.locked_exec import locked_command
 from serve_app.store.redis_inspection import release_of
-from serve_app.store.redis_process import LOCK_FILE, PID_FILE, end_server, server_binary, server_process, version_of
+from serve_app.store.redis_process import LOCK_FILE, end_server, server_binary, server_process, version_of
 
 SOCKET_PATH_LIMIT = 100
 """A socket's path of more bytes moves to a short private directory: `sun_path` holds 108 with its NUL."""
@@ -34,6 +34,8 @@ LOG_FILE = "redis.log"
 OLDER_FILE, NEWER_FILES, NEWER_FILES_SINCE = "appendonly.aof", "appendonlydir", (7,)
 """Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not
 look there. A copy that is put back beside the folder would be passed over without a word."""
+NEWEST_READ = b"REDIS0011"
+"""How the newest of Redis's snapshots begins that Valkey reads: since 7.4 Redis writes another form."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
 bytes."""
@@ -200,8 +202,8 @@ def _revive(home: Path, socket: Path, silence_s: float) -> EmbeddedRedis:
     return _wait_until_up(home, socket)
 
 
-def _start(home: Path, socket: Path) -> None:
-    binary = server_binary()
+def require_readable_files(home: Path, binary: Path) -> None:
+    """Raise `StoreUnavailable` for a directory whose files this server cannot read, or would pass over."""
     if (home / NEWER_FILES).exists() and version_of(binary) < NEWER_FILES_SINCE:
         # an older server ignores these files and starts empty
         raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
@@ -209,6 +211,19 @@ def _start(home: Path, socket: Path) -> None:
         raise StoreUnavailable(
             f"{home} holds {OLDER_FILE} beside {NEWER_FILES}, and a server reads the folder alone: keep the one you mean"
         )
+    for snapshot in (home / NEWER_FILES).glob("*.base.rdb") if binary.name.startswith("valkey") else ():
+        with snapshot.open("rb") as file:
+            mark = file.read(len(NEWEST_READ))
+        if mark.startswith(b"REDIS") and mark > NEWEST_READ:
+            raise StoreUnavailable(
+                f"{home} was written by Redis 7.4 or newer, whose files Valkey does not read: start that Redis on it "
+                "yourself and name it by --redis-url (docs/operations/upgrade.md)"
+            )
+
+
+def _start(home: Path, socket: Path) -> None:
+    binary = server_binary()
+    require_readable_files(home, binary)
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -221,7 +236,6 @@ def _start(home: Path, socket: Path) -> None:
         "maxmemory": str(memory_bound()),
         "maxmemory-policy": "noeviction",
         **COMPACT_HASHES,
-        "pidfile": str(home / PID_FILE),
         "logfile": str(home / LOG_FILE),
     }
     command = [str(binary), *(arg for name, value in options.items() for arg in (f"--{name}", value))]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from serve_app.domain.errors import AtelierError, StoreUnavailable
+from serve_app.domain.errors import AtelierError
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
-from serve_app.store.keys import redis_key
 from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient, connect
 from serve_app.tracing import Traces, open_traces
@@ -97,7 +96,6 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
     redis = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
     try:
         measures, background = Measures(redis), Background()
-        await _refuse_older_jobs(redis)
         sending = asyncio.create_task(measures.send_forever())
         try:
             yield Process(
@@ -115,13 +113,3 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
             await asyncio.to_thread(traces.close)
     finally:
         await redis.aclose()
-
-
-async def _refuse_older_jobs(redis: RedisClient) -> None:
-    """Raise `StoreUnavailable` for a Redis with jobs of a version whose records this one does not read."""
-    try:
-        has_older_jobs = await redis.exists(redis_key("sequence"))
-    except StoreUnavailable:
-        return
-    if has_older_jobs:
-        raise StoreUnavailable("this Redis holds jobs of an earlier version of the service: begin with an empty one")

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from serve_app.domain.errors import StoreUnavailable
 
-PID_FILE = "redis.pid"
 LOCK_FILE = "server.lock"
 _FLOCK = "hhqqi4x"
 """The layout of `struct flock` on 64-bit Linux: type, whence, start, length, process id."""
@@ -38,11 +37,13 @@ _TIMEOUT_S = 10.0
 def server_process(home: Path) -> int | None:
     """Return the id of the server's process, whether it answers or not; None without a server.
 
-    A server of an older version of Atelier holds no lock: its PID file names it. The id is 0 in a container that does
-    not see the process.
+    The id is 0 in a container that does not see the process.
     """
-    holder = _lock_holder(home)
-    return _server_without_lock(home) if holder is None else holder
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with suppress(FileNotFoundError, PermissionError), (home / LOCK_FILE).open("rb") as file:
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+        return None if kind == fcntl.F_UNLCK else pid
+    return None
 
 
 def end_server(home: Path) -> bool:
@@ -58,21 +59,6 @@ def end_server(home: Path) -> bool:
         while server_process(home) == pid and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     return server_process(home) is None
-
-
-def _lock_holder(home: Path) -> int | None:
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    with suppress(FileNotFoundError, PermissionError), (home / LOCK_FILE).open("rb") as file:
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
-        return None if kind == fcntl.F_UNLCK else pid
-    return None
-
-
-def _server_without_lock(home: Path) -> int | None:
-    with suppress(FileNotFoundError, PermissionError, ValueError):
-        pid = int((home / PID_FILE).read_text())
-        return pid if _is_server_in(pid, home) else None
-    return None
 
 
 def _is_server_in(pid: int, home: Path) -> bool:

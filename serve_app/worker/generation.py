@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from io import BytesIO
@@ -242,9 +242,9 @@ def load_engine(
 ) -> Engine:
     """Load the base models and try them out; threads and memory as in `prepare_device`, the time as in `warm_up`.
 
-    A compiled denoiser is warmed up too, since its steps would take minutes. What is measured about exactness is kept
-    in the folder `findings`. `tell` is told of the progress, also by other threads. Raises MemoryError where the base
-    models cannot fit, and torch.OutOfMemoryError where an image of the smallest size does not.
+    What is measured about exactness is kept in the folder `findings`. `tell` is told of the progress, also by other
+    threads. Raises MemoryError where the base models cannot fit, and torch.OutOfMemoryError where an image of the
+    smallest size does not.
     """
     prepare_device(threads=threads, memory_share=memory_share)
     sources = {
@@ -266,9 +266,6 @@ def load_engine(
     tell(f"{loaded}; drawing a first image")
     if warm_up_time != timedelta():
         loaded += _estimated(engine.try_out(*SIZES[0]))
-    if options.compile:
-        tell(f"{loaded}; compiling")
-        deque(warm_up(engine, warm_up_time), maxlen=0)
     tell(loaded)
     return engine
 
@@ -297,7 +294,7 @@ def warm_up(engine: Engine, within: timedelta | None) -> Iterator[None]:
             for name in engine.base_models:
                 while not engine.measure(name, width, height):
                     yield
-            if not on_cpu or engine.options.compile:
+            if not on_cpu:
                 engine.warm_up(width, height)
         except (torch.OutOfMemoryError, MemoryError):
             log.warning("images of %dx%d do not fit this device: jobs for them will fail and say so", width, height)

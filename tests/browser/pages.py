@@ -31,7 +31,6 @@ CONSOLE: Mapping[str, tuple[str, ...]] = {
 OPERATORS_SIGNED_OUT: Mapping[str, tuple[str, ...]] = {"/sign-in": ("sign-in",), "/links/{token}": ("links/nothing",)}
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "/": ("", "nothing-here"),
-    "/queue": ("queue", "queue?kind=upscale"),
     "/accounts": ("accounts", "accounts?name=nobody"),
     "/accounts/{account_id}": ("accounts/{account}",),
     "/failures": ("failures", "failures?code=timeout"),

@@ -110,6 +110,11 @@ def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
     found = moved.json("restore", "--check")
     assert (found["accounts"], found["keys"], found["jobs"], found["images"], found["loras"]) == (1, 1, 6, 1, 1)
     assert found["missing"] == found["problems"] == []
+    (weights,) = (moved.settings.data_dir / "images").rglob("*.safetensors")
+    with_weights = weights.rename(tmp_path / "away")
+    missing = json.loads(moved("restore", "--check", "--json").out)["missing"]
+    assert [Path(uri.removeprefix("file://")) for uri in missing] == [weights], "where it is looked for now"
+    with_weights.rename(weights)
     assert running_redis(moved.settings.data_dir) is None, "it was started for the command alone"
 
     async def look(resources: Resources) -> None:

@@ -1,4 +1,4 @@
-"""The runner's warm-up, eager and compiled, in a service that does not ask for exact images."""
+"""The runner's warm-up in a service that does not ask for exact images, and what a pass leaves."""
 
 import platform
 import resource
@@ -11,31 +11,16 @@ import torch
 from serve_app.engine import RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import reuse_freed_memory
-from serve_app.engine.findings import Findings
-from serve_app.engine.runner import Runner
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import start
 
 
-def test_nothing_but_one_image_is_computed_where_forwards_are_neither_exact_nor_compiled(sd: Path) -> None:
+def test_nothing_but_one_image_is_computed_where_forwards_are_not_exact(sd: Path) -> None:
     model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False), lambda: None)
     widths: list[int] = []
     model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
     model.warm_up(64, 64)
     assert widths == [2]
-
-
-def test_every_static_width_is_computed_once_without_exact_mode(sd: Path) -> None:
-    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False, max_rows=8), lambda: None)
-    model.runner = Runner(
-        model.family, model.runner.adapter_slots, Findings(None, {}), max_rows=8, exact=False, static=True
-    )
-    widths: list[int] = []
-    model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
-    model.warm_up(64, 64)
-    *warm, step = widths
-    assert warm == [1, 2, 4, 8]
-    assert step == 2, "the step of the warm-up's own image, with guidance"
 
 
 def test_a_step_draws_noise_for_the_samplers_that_add_any(sd: Path) -> None:

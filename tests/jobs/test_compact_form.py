@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.domain.errors import FailureCode, StoreUnavailable, UnreadableRecord
+from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
     Failure,
     Job,
@@ -26,11 +26,10 @@ from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_resu
 from serve_app.jobs.deletion import Deletions
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.records import read_request
-from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from tests.audit import audit
-from tests.composition import Resources, open_resources
+from tests.composition import Resources
 from tests.made_jobs import accept, claim, fail_all, job_of
 from tests.support import existing
 
@@ -238,13 +237,6 @@ async def test_a_deletion_beside_another_takes_what_the_other_left(
         assert (await job_of(resources, job.id)).images == (third,)
     assert not redis_db.exists(redis_key("image", first.image_id))
     assert audit(redis_db, max_attempts=5) == []
-
-
-async def test_a_redis_with_jobs_of_an_earlier_version_is_refused_by_name(settings: Settings, redis_db: Any) -> None:
-    redis_db.set(redis_key("sequence"), 7)
-    with pytest.raises(StoreUnavailable, match="an earlier version of the service: begin with an empty one"):
-        async with open_resources(settings):
-            pass
 
 
 TEXT = st.text(max_size=400)

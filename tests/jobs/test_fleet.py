@@ -8,10 +8,9 @@ import pytest
 from benchmarks.fleet import images_per_hour, oracle, simulate
 from benchmarks.fleet_load import Arrival, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
-from benchmarks.fleet_simulation import Fleet
-from deployments.args import ScaleArgs
+from benchmarks.fleet_simulation import SHIPPED, Fleet
 
-FLEET = Fleet(scale=ScaleArgs(max_replicas=3), cold_start_ms=20_000)
+FLEET = Fleet(scale=SHIPPED.model_copy(update={"max_replicas": 3}), cold_start_ms=20_000)
 LOAD = OfferedLoad(images_per_hour=images_per_hour(FLEET, 0.6), hours=0.1, loras=20, accounts=5)
 
 

@@ -11,7 +11,6 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.wishes import Wish
 from serve_app.operations.metrics_page import render_metrics
-from serve_app.operations.overview import overview
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
@@ -169,10 +168,8 @@ async def test_limits_and_operators_numbers_are_of_every_pool(resources: Resourc
         'atelier_adapter_evictions_total{group="sdxl",kind="generation"} 0.0',
     ):
         assert line in page
-    facts = await overview(resources.measures, resources.queue_stats, resources.dead_letters, resources.workers, {})
-    assert facts["queue"][SDXL]["ready"] == 1
-    assert [(row["name"], row["kind"]) for row in facts["workers"]] == [("w", SDXL)]
-    assert facts["adapters"]["waiting"][0]["jobs"] == 1
+    assert (await resources.queue_stats.backlog(SDXL)).ready == 1
+    assert [worker.name for worker in await resources.measures.shown(SDXL)] == ["w"]
     [queue] = await resources.operator_reader.queues_of([caller.account_id])
     assert (queue.pool, queue.waiting) == (SDXL, 1)
     assert await resources.jobs.find(job_id)

@@ -422,7 +422,7 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"models": {"persistence": {"enabled": False}}}, "models.persistence.enabled"),
         ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
-        ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"args": {"generator": {"replicas": 9}}}}, "generator: 9 replicas at most"),
         ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
         (
             {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
@@ -436,10 +436,6 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         (
             {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
             "generator: min_replicas 9 is above max_replicas 8",
-        ),
-        (
-            {"serve": {"args": {"upscaler": {"replicas": {"min_replicas": 3, "max_replicas": 2}}}}},
-            "upscaler: min_replicas 3 is above max_replicas 2",
         ),
         ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
         ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),

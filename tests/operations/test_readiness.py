@@ -16,7 +16,7 @@ from serve_app.api.responses import time_left
 from serve_app.domain.jobs import WORKER_LIFE, JobKind
 from serve_app.jobs import images
 from serve_app.jobs.images import ImageStore
-from serve_app.operations.overview import LONGEST_START_S
+from serve_app.operations.readiness import LONGEST_START_S
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.worker.executor import Executor

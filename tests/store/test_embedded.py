@@ -114,6 +114,15 @@ def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch:
         ensure_redis(home)
 
 
+def test_files_of_redis_7_4_and_newer_are_named_before_valkey_cannot_read_them(home: Path) -> None:
+    files = home / "redis" / "appendonlydir"
+    files.mkdir(parents=True)
+    (files / "appendonly.aof.manifest").write_text("file appendonly.aof.1.base.rdb seq 1 type b\n")
+    (files / "appendonly.aof.1.base.rdb").write_bytes(b"REDIS0012\xfa\tredis-ver\x057.4.1\xff" + bytes(8))
+    with pytest.raises(StoreUnavailable, match=r"written by Redis 7\.4 or newer, .* name it by --redis-url"):
+        ensure_redis(home)
+
+
 def test_a_copy_that_is_put_back_beside_newer_files_is_not_passed_over(home: Path) -> None:
     ensure_redis(home)
     assert stop_redis(home)

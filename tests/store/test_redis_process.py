@@ -15,11 +15,10 @@ import pytest
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.locked_exec import locked_command
-from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_process
-from tests.store.redis_servers import of_oldest_redis, servers_in
+from serve_app.store.redis_process import LOCK_FILE, server_binary, server_process
+from tests.store.redis_servers import servers_in
 from tests.support import plain_redis, wait_until
 
-OURS, OLDER = "of this version", "of an older version"
 PROMPTLY_S = 15.0
 """A server is silent after five seconds; the rest is for a crowded machine."""
 
@@ -35,26 +34,11 @@ def client_in(data_dir: Path) -> Any:
     return plain_redis(f"unix://{data_dir}/redis/redis.sock")
 
 
-def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
-    """Start the server of those versions, which holds no lock; return its process id as soon as it listens."""
-    home = data_dir / "redis"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = {"port": "0", "unixsocket": f"{home}/redis.sock", "dir": str(home), "logfile": f"{home}/redis.log"}
-    own |= {"appendonly": "yes", "appendfsync": "always", "pidfile": f"{home}/{PID_FILE}", "daemonize": "yes"}
-    arguments = [word for name, value in (own | options).items() for word in (f"--{name}", value)]
-    subprocess.run([of_oldest_redis("redis-server"), *arguments], cwd=home, check=True)
-    deadline = time.monotonic() + PROMPTLY_S
-    while not (home / PID_FILE).exists() or not (home / PID_FILE).read_text().strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return int((home / PID_FILE).read_text())
-
-
-def sleep_under_lock(home: Path) -> None:
+def start_under_lock(home: Path, *command: str) -> None:
     """Start a program under the server's lock, unless that is held."""
     with (home / LOCK_FILE).open("ab") as lock:
-        command = locked_command(lock.fileno(), ["/bin/sleep", "600"])
-        subprocess.run(command, cwd=home, pass_fds=[lock.fileno()], stderr=subprocess.DEVNULL, check=True)
+        locked, quiet = locked_command(lock.fileno(), list(command)), subprocess.DEVNULL
+        subprocess.run(locked, cwd=home, pass_fds=[lock.fileno()], stdout=quiet, stderr=quiet, check=True)
 
 
 def keep_something(data_dir: Path) -> None:
@@ -67,16 +51,15 @@ def is_kept(data_dir: Path) -> bool:
         return client.get("kept") == "yes"
 
 
-@pytest.fixture(params=[OURS, OLDER])
-async def server(data_dir: Path, request: pytest.FixtureRequest) -> int:
+@pytest.fixture
+async def server(data_dir: Path) -> int:
     """Start a server that holds one key; return its process id."""
-    pid = ensure_redis(data_dir).pid if request.param == OURS else start_as_older_versions_did(data_dir)
+    pid = ensure_redis(data_dir).pid
     assert ensure_redis(data_dir).pid == pid
     keep_something(data_dir)
     return pid
 
 
-@pytest.mark.parametrize("server", [OURS], indirect=True)
 async def test_a_frozen_server_is_waited_for_by_one_caller_and_the_others_get_an_error(
     data_dir: Path, server: int
 ) -> None:
@@ -97,7 +80,6 @@ async def test_a_frozen_server_is_waited_for_by_one_caller_and_the_others_get_an
     assert servers_in(data_dir) == [server]
 
 
-@pytest.mark.parametrize("server", [OLDER], indirect=True)
 async def test_a_server_that_stays_silent_is_killed_and_then_replaced(data_dir: Path, server: int) -> None:
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
@@ -115,28 +97,10 @@ def test_a_frozen_server_is_stopped_in_time(data_dir: Path, server: int) -> None
     assert is_kept(data_dir)
 
 
-@pytest.mark.parametrize("where", ["in the same directory", "in another"])
-def test_a_process_that_got_the_number_of_a_killed_server_lives(data_dir: Path, tmp_path: Path, where: str) -> None:
-    pid = start_as_older_versions_did(data_dir)
-    os.kill(pid, signal.SIGKILL)
-    if where == "in another":
-        foreign = start_as_older_versions_did(tmp_path / "other")
-    else:
-        foreign = subprocess.Popen(["sleep", "600"], cwd=data_dir / "redis").pid
-    try:
-        (data_dir / "redis" / PID_FILE).write_text(f"{foreign}\n")
-        assert server_process(data_dir / "redis") is None
-        assert not stop_redis(data_dir)
-        assert ensure_redis(data_dir, silence_s=0.1).pid != foreign
-        assert psutil.Process(foreign).status() != psutil.STATUS_ZOMBIE
-    finally:
-        os.kill(foreign, signal.SIGKILL)
-
-
 def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(data_dir: Path) -> None:
     home = data_dir / "redis"
     home.mkdir(mode=0o700)
-    sleep_under_lock(home)
+    start_under_lock(home, "/bin/sleep", "600")
     holder = server_process(home)
     assert holder
     try:
@@ -149,7 +113,7 @@ def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_sta
 
 def test_a_second_server_cannot_be_launched_beside_the_first(data_dir: Path) -> None:
     home, pid = data_dir / "redis", ensure_redis(data_dir).pid
-    sleep_under_lock(home)
+    start_under_lock(home, "/bin/sleep", "600")
     assert server_process(home) == pid
     assert servers_in(data_dir) == [pid]
 
@@ -172,14 +136,18 @@ async def test_a_server_killed_while_its_child_rewrites_the_file_comes_back_at_o
 
 @pytest.mark.slow
 def test_a_server_that_still_replays_its_file_is_not_killed(data_dir: Path) -> None:
-    start_as_older_versions_did(data_dir)
+    home = data_dir / "redis"
+    ensure_redis(data_dir)
     keep_something(data_dir)
     with client_in(data_dir) as client, client.pipeline(transaction=False) as pipeline:
         for number in range(10_000):
             pipeline.set("busy", number)
         pipeline.execute()
     assert stop_redis(data_dir)
-    pid = start_as_older_versions_did(data_dir, **{"key-load-delay": "250"})  # microseconds for each command
-    assert ensure_redis(data_dir, silence_s=1).pid == pid
+    own = {"port": "0", "unixsocket": f"{home}/redis.sock", "dir": str(home), "appendonly": "yes"}
+    slow = {"key-load-delay": "250"}  # microseconds for each command
+    words = [word for name, value in (own | slow).items() for word in (f"--{name}", value)]
+    start_under_lock(home, str(server_binary()), *words)
+    assert ensure_redis(data_dir, silence_s=1).pid == server_process(home)
     with client_in(data_dir) as client:
         assert client.info("persistence")["loading"] == 1

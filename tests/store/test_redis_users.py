@@ -18,7 +18,6 @@ from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import read_backlog
 from serve_app.operations.housekeeping import sweep
 from serve_app.operations.metrics_page import render_metrics
-from serve_app.operations.overview import overview
 from serve_app.settings import ROOT, Settings
 from serve_app.store.redis_inspection import inspect_redis
 from tests.composition import open_resources
@@ -136,6 +135,8 @@ async def _live_one_job(folder: Path, url: str) -> None:
             resources.settings.plan_table,
             event_streams=0,
         )
-        assert await overview(resources.measures, resources.queue_stats, resources.dead_letters, resources.workers, {})
+        assert await resources.queue_stats.counts()
+        assert not await resources.dead_letters.list(1)
+        assert [worker.name for worker in await resources.measures.shown(JobKind.GENERATION)] == ["w"]
         assert (await job_of(resources, job_id)).images
         assert await resources.account_deletion.delete(account, Actor("operator:test")) is not None

@@ -123,7 +123,7 @@ async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
         for words in ("Yours", "Mine", "Shared with you", "Theirs", "Provided by this service", "Outline")
     ]
     assert places == sorted(places)
-    assert "1 of 10 LoRAs, 2 MB of 2 GB" in page.text
+    assert "1 of 10 LoRAs, 2.1 MB of 2.1 GB" in page.text
     assert "rank 8 · “ink drawing”" in page.text
     assert "Secret" not in page.text
     assert "Theirs Thin lines. Shared by zeta pocket" in page.text

@@ -20,7 +20,7 @@ from tests.support import adapter_id, existing, memory_limit, put_in_group
 from tests.web.browser import ORIGIN, Browser, Form, Page
 from tests.web.conftest import PASSWORD, Browsers
 
-PAGES = ("", "live", "queue", "accounts", "failures", "models", "audit", "checks")
+PAGES = ("", "live", "accounts", "failures", "models", "audit", "checks")
 HOSTILE = "<script>alert(1)</script>\"'"
 
 
@@ -226,22 +226,6 @@ async def test_failed_jobs_are_counted_by_code_requeued_and_dropped(
     assert {(Act.JOB_REQUEUED, second), (Act.JOB_REQUEUED, third), (Act.JOB_DROPPED, first)} <= set(acts)
 
 
-async def test_accounts_that_wait_are_listed_page_by_page(
-    alice: Browser, service: TestService, resources: Resources
-) -> None:
-    for name in ("one", "two", "three"):
-        account = await resources.accounts.create(name, plan_a="enterprise")
-        await service.submit(Member(account, await service.key(account)))
-    reader = resources.operator_reader
-    pages = [await reader.queue_page(JobKind.GENERATION, start, 2) for start in (0, 2, 4)]
-    assert [(len(rows), total) for rows, total in pages] == [(2, 3), (1, 3), (0, 3)]
-    assert len({row.account_id for rows, _ in pages for row in rows}) == 3, "each once"
-    page = await alice.open("/operators/queue")
-    assert {"one", "two", "three"} <= set(page.text.split())
-    assert "Nothing is waiting." in (await alice.open("/operators/queue?kind=upscale")).text
-    assert "No account waits on this page." in (await alice.open("/operators/queue?page=2")).text
-
-
 async def test_delayed_jobs_and_those_that_must_run_alone_wait_by_account_as_they_do_by_plan(
     alice: Browser, service: TestService, resources: Resources, redis_db: Any
 ) -> None:
@@ -257,17 +241,14 @@ async def test_delayed_jobs_and_those_that_must_run_alone_wait_by_account_as_the
     assert redis_db.zrange(redis_key("quarantine", JobKind.GENERATION), 0, -1) == [job_id]
     await service.submit(both)
     reader = resources.operator_reader
-    rows, total = await reader.queue_page(JobKind.GENERATION, 0, 9)
-    assert rows[0].account_id == both.account.id, "the only one whose turn comes"
+    rows = await reader.queues(JobKind.GENERATION, 9)
     assert {row.account_id: row.waiting for row in rows} == {
         back.account.id: 1,
         lost.account.id: 1,
         both.account.id: 2,
     }
     assert sum(each.jobs for each in (await resources.queue_stats.waiting(["a:enterprise"])).values()) == 4
-    pages = [await reader.queue_page(JobKind.GENERATION, start, 2) for start in (0, 2, 4)]
-    assert [(len(each), of) for each, of in pages] == [(2, total), (1, total), (0, total)]
-    assert {row.account_id for each, _ in pages for row in each} == {member.account.id for member in (back, lost, both)}
+    assert [row.account_id for row in await reader.queues(JobKind.GENERATION, 1)] == [rows[0].account_id]
     assert {"back", "lost", "both"} <= set((await alice.open("/operators/")).text.split())
 
 
@@ -369,11 +350,9 @@ async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service
     await resources.workers.note_progress("generation.sdxl", "loading pocket: 3.1 of 6.9 GB")
     page = await alice.open("/operators/")
     assert "A worker starts generation.sdxl : loading pocket: 3.1 of 6.9 GB" in page.text
-    page = await alice.open("/operators/queue?kind=generation.sdxl")
-    assert member.account.name in page.text
-    assert (
-        member.account.name not in (await alice.open("/operators/queue?kind=generation.xl")).text.partition("Queue")[2]
-    )
+    assert [row.account_id for row in await resources.operator_reader.queues("generation.sdxl", 9)] == [
+        member.account.id
+    ]
 
 
 async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:

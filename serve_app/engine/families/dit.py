@@ -17,7 +17,7 @@ from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
-from serve_app.engine.lanes import forwards_over, lanes_over
+from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, Schedule, make_schedule, make_scheduler
@@ -77,7 +77,7 @@ class TransformerFamily(ABC):
             name for name in self.components["transformer"].layers if self.is_common_target(name)
         ]
         self.lanes = lanes_over(self.components["transformer"], options)
-        self._forwards = forwards_over(self.lanes, options)
+        self._forwards = [lane.module for lane in self.lanes]
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> Self:

@@ -153,7 +153,7 @@ class Family(Protocol):
 
     @property
     def common_targets(self) -> Sequence[str]:
-        """Layers of the denoiser that most adapters change; compiled graphs expect adapters on these."""
+        """Layers of the denoiser that most adapters change, for which memory is kept."""
         ...
 
     @property

@@ -26,7 +26,7 @@ from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_alias
 from serve_app.engine.families.family import Pause, Placement, latent_rgb, limit_decoding, no_pause
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
-from serve_app.engine.lanes import forwards_over, lanes_over
+from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, NoSteps, Schedule, make_schedule, make_scheduler
@@ -89,7 +89,7 @@ class UNetFamily:
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self.lanes = lanes_over(self.components["unet"], options)
-        self._forwards = forwards_over(self.lanes, options)
+        self._forwards = [lane.module for lane in self.lanes]
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> "UNetFamily":

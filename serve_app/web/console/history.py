@@ -22,7 +22,7 @@ from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
 from serve_app.web.console.playground_form import values_of as fields_of
 from serve_app.web.console.snippets import curl_command
-from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
+from serve_app.web.site.forms import Form, check_form, redirect, service_url
 from serve_app.web.site.job_text import STATES, drawn_with, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of, record
 
@@ -180,9 +180,6 @@ async def _job_page(
         key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
         curl=curl_command(job, service_url(request), key),
         playground=urlencode(fields_of(job.request)) if isinstance(job.request, GenerationRequest) else "",
-        cancel_token=form_token(session.token, "cancel job"),
-        delete_token=form_token(session.token, "delete job"),
-        delete_image_token=form_token(session.token, "delete image"),
     )
 
 

@@ -20,6 +20,7 @@ from serve_app.domain.errors import (
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.samples import find_pictures
+from serve_app.web.site import size_text
 from serve_app.web.site.forms import root_of, site_of
 from serve_app.web.site.job_text import Part
 from serve_app.web.site.pages import sample_of
@@ -98,13 +99,6 @@ def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:
         if job.images and isinstance(job.request, GenerationRequest):
             found.setdefault(job.request.lora_id, job)
     return found
-
-
-def size_text(number: int) -> str:
-    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} bytes"
 
 
 MOST = 60

@@ -34,12 +34,12 @@ from serve_app.web.console.lora_cards import (
     matches,
     own_pictures,
     sample_pictures,
-    size_text,
     suggested_words,
     training_parts,
 )
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render, uncounted_owner
-from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect
+from serve_app.web.site import size_text
+from serve_app.web.site.forms import Form, check_form, page_number, redirect
 
 router = APIRouter()
 
@@ -242,7 +242,6 @@ async def _upload_page(
         form=form,
         base_models=[base.id for base in await loras_of(request).applied_catalog.base_models()],
         largest=size_text(int(settings_of(request).max_lora_size)),
-        upload_token=form_token(session.token, "upload lora"),
     )
     if refused is not None:
         response.headers["Connection"] = "close"  # a part of the body may not have been read
@@ -291,5 +290,4 @@ async def _lora_page(
         owner=owners.get(adapter.owner, ""),
         picture=(await sample_pictures(request, [adapter])).get(adapter.id, ""),
         thumbnail_size=thumbnail_size,
-        tokens={name: form_token(session.token, f"{name} lora") for name in ("change", "share", "unshare", "delete")},
     )

@@ -7,6 +7,7 @@ Keys are made on *API* and *API Keys*, as the two documents call them, and on *B
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from serve_app.domain.accounts import Role, Scope
 from serve_app.domain.requests import Variant
@@ -22,8 +23,7 @@ SCOPES: Mapping[Scope, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Expiry:
+class Expiry(NamedTuple):
     """A choice of how long a key works, in words; `life` is None for one that works for good."""
 
     words: str

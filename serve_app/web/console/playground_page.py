@@ -35,7 +35,7 @@ from serve_app.web.console.playground_form import (
     values_of,
 )
 from serve_app.web.console.snippets import Snippet, interface_of, snippets_of
-from serve_app.web.site.forms import form_token, service_url
+from serve_app.web.site.forms import service_url
 from serve_app.web.site.job_text import drawn_with
 
 PURPOSE = "playground"
@@ -111,7 +111,7 @@ async def playground_page(
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
         is_tuned=any(values[name] != DEFAULTS[name] for name in TUNED),
-        **{"panel": None, "token": form_token(session.token, PURPOSE), **panel},
+        **{"panel": None, **panel},
     )
 
 
@@ -167,7 +167,6 @@ async def panel_values(request: Request, session: ConsoleSession, job: Job) -> d
         "chosen_key": chosen,
         "interface": interface,
         "can_upscale": isinstance(request_, GenerationRequest),
-        "token": form_token(session.token, PURPOSE),
     }
 
 

@@ -24,10 +24,8 @@ from serve_app.web.console.pages import (
     read_device,
     render,
 )
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.forms import Form, check_form, redirect
 from serve_app.web.site.sign_in import actor_of, new_password, record, retry_later
-
-_SESSIONS = "end session"
 
 router = APIRouter()
 
@@ -40,7 +38,7 @@ async def home(request: Request) -> Response:
 
 @router.post("/settings/sessions/end")
 async def end_others(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _SESSIONS)
+    check_form(session, form, "end session")
     await accounts_of(request).sessions.revoke_all(session.who.id, user_id=session.who.user_id, but=session.token)
     await record(request, session.who, Act.OTHER_SESSIONS_ENDED)
     return redirect(request, "settings")
@@ -48,7 +46,7 @@ async def end_others(request: Request, session: FormSession, form: Form) -> Resp
 
 @router.post("/settings/sessions/{session_id}/end")
 async def end_one(request: Request, session_id: str, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _SESSIONS)
+    check_form(session, form, "end session")
     sessions = accounts_of(request).sessions
     if session_id not in {each.id for each in await sessions.list(session.who.id, user_id=session.who.user_id)}:
         raise HTTPException(404)
@@ -71,7 +69,6 @@ async def open_settings(request: Request, session: PageSession) -> Response:
         adapters=len(adapters),
         sessions=await accounts_of(request).sessions.list(account_id, user_id=session.who.user_id),
         this_session=digest_of(session.token),
-        end_token=form_token(session.token, _SESSIONS),
     )
 
 
@@ -140,5 +137,4 @@ def _form_page(
         problem=problem,
         here="password" if page == "password" else "settings",
         length=LENGTH,
-        form_token=form_token(session.token, page),
     )

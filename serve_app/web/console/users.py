@@ -11,10 +11,9 @@ from serve_app.domain.audit import Act
 from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
+from serve_app.web.site.forms import Form, check_form, redirect, service_url
 from serve_app.web.site.sign_in import record
 
-_PURPOSE = "users"
 TRIES = Limit("console-users", 30, timedelta(hours=1))
 """One account may invite this often, since each name that it tries tells whether the name is in use."""
 ROLE_WORDS = {
@@ -33,7 +32,7 @@ async def open_users(request: Request, session: PageSession) -> Response:
 
 @router.post("/settings/users")
 async def invite(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _PURPOSE)
+    check_form(session, form, "users")
     role = form.get("role", "")
     if await accounts_of(request).throttle.hit(TRIES, session.who.id):
         raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
@@ -52,7 +51,7 @@ async def invite(request: Request, session: FormSession, form: Form) -> Response
 @router.post("/settings/users/{user_id}/link")
 async def make_link(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
     """Make another link, after a link or a password was lost."""
-    check_form(session, form, _PURPOSE)
+    check_form(session, form, "users")
     user = await _existing(request, session, user_id)
     await record(request, session.who, Act.SIGN_IN_LINK_MADE, user.id)
     return await _page_with_link(request, session, user)
@@ -61,7 +60,7 @@ async def make_link(request: Request, user_id: str, session: FormSession, form: 
 @router.post("/settings/users/{user_id}/remove")
 async def remove(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
     """Remove a user, end its sessions and revoke its keys."""
-    check_form(session, form, _PURPOSE)
+    check_form(session, form, "users")
     user = await _existing(request, session, user_id)
     await accounts_of(request).users.remove(session.who.id, user.id)
     await record(request, session.who, Act.USER_REMOVED, user.id)
@@ -95,5 +94,4 @@ async def _users_page(
         roles=ROLE_WORDS,
         invited=invited,
         invitation=invitation,
-        form_token=form_token(session.token, _PURPOSE),
     )

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
@@ -24,24 +24,6 @@ Disallow: /operators/
 Disallow: /files/
 Disallow: /v1/
 """
-
-
-class InterfaceRow(NamedTuple):
-    """A property of both interfaces."""
-
-    name: str
-    a: str
-    b: str
-
-
-INTERFACE_ROWS = (
-    InterfaceRow(
-        "Use it for",
-        "up to four images per request, in 20 to 50 steps, and upscaling them",
-        "one image of any size from 256 to 1024, with a negative prompt",
-    ),
-    InterfaceRow("Your key goes in", "Authorization: Bearer", "X-API-Key"),
-)
 
 
 def landing_curl(base_url: str, lora_id: str) -> str:
@@ -115,7 +97,7 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     async def landing(request: Request) -> HTMLResponse:
         lora_id = await loras_of(request).catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
         curl = landing_curl(base_url(request, settings_of(request).public_url), lora_id)
-        return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, rows=INTERFACE_ROWS, curl=curl)
+        return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, curl=curl)
 
     @router.get("/favicon.ico")
     async def favicon() -> Response:

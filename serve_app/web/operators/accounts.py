@@ -15,11 +15,10 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.operations.reports import log_names
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, OperatorSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, service_url
+from serve_app.web.site.forms import Form, check_form, page_number, redirect, service_url
 from serve_app.web.site.sign_in import actor_of
 
 JOBS_SHOWN = 10
-_PLANS, _STATE, _LINK = "account plans", "account state", "account link"
 
 router = APIRouter()
 
@@ -63,7 +62,7 @@ async def open_account(request: Request, session: PageSession, account: ChosenAc
 
 @router.post("/accounts/{account_id}/plans")
 async def change_plans(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
-    check_form(session, form, _PLANS)
+    check_form(session, form, "account plans")
     plans = {"plan_a": form.get("plan_a", ""), "plan_b": form.get("plan_b", "")}
     try:
         await operations_of(request).acts.set_plans(account, actor_of(request, session.who), **plans)
@@ -74,14 +73,14 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
 
 @router.post("/accounts/{account_id}/disable")
 async def disable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
-    check_form(session, form, _STATE)
+    check_form(session, form, "account state")
     await operations_of(request).acts.disable(account, actor_of(request, session.who))
     return redirect(request, f"accounts/{account.id}")
 
 
 @router.post("/accounts/{account_id}/enable")
 async def enable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
-    check_form(session, form, _STATE)
+    check_form(session, form, "account state")
     await operations_of(request).acts.enable(account, actor_of(request, session.who))
     return redirect(request, f"accounts/{account.id}")
 
@@ -89,7 +88,7 @@ async def enable(request: Request, session: FormSession, account: ChosenAccount,
 @router.post("/accounts/{account_id}/link")
 async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     """Show once the link by which a user sets a password that no operator learns."""
-    check_form(session, form, _LINK)
+    check_form(session, form, "account link")
     path = await operations_of(request).acts.make_sign_in_link(
         account, actor_of(request, session.who), LinkPurpose.NEW_PASSWORD
     )
@@ -119,9 +118,6 @@ async def _account_page(
         windows=[(variant, await accounts_of(request).auth.window(account.id, variant)) for variant in Variant],
         plans={variant: [plan.name for plan in settings_of(request).plans_of(variant)] for variant in Variant},
         jobs=await jobs_of(request).history.list(account.id, limit=JOBS_SHOWN),
-        plans_token=form_token(session.token, _PLANS),
-        state_token=form_token(session.token, _STATE),
-        link_token=form_token(session.token, _LINK),
     )
 
 

@@ -16,11 +16,10 @@ from serve_app.domain.jobs import JOB_PREFIXES, Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.forms import Form, check_form, redirect
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of
 
-_CANCEL = "cancel any job"
 _SHOW_PROMPT = (JobState.RUNNING, JobState.FAILED)
 """An operator may have to see what was asked for in these states; prompts of other jobs are their customers' alone."""
 
@@ -52,15 +51,12 @@ async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Re
         prompt=title(job) if job.state in _SHOW_PROMPT else "",
         parameters=parameters(job, loras),
         timeline=timeline(job),
-        requeue_token=form_token(session.token, "requeue jobs"),
-        drop_token=form_token(session.token, "drop jobs"),
-        cancel_token=form_token(session.token, _CANCEL),
     )
 
 
 @router.post("/jobs/{job_id}/cancel")
 async def cancel(request: Request, session: FormSession, job: ChosenJob, form: Form) -> Response:
-    check_form(session, form, _CANCEL)
+    check_form(session, form, "cancel any job")
     await operations_of(request).acts.cancel_job(job.id, actor_of(request, session.who))
     return redirect(request, f"jobs/{job.id}")
 
@@ -71,7 +67,6 @@ WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
     "day": ("The last 24 hours", timedelta(days=1)),
     "week": ("The last 7 days", timedelta(days=7)),
 }
-_REQUEUE, _DROP = "requeue jobs", "drop jobs"
 _FILTERS = ("code", "window", "account")
 
 
@@ -106,15 +101,13 @@ async def open_failures(request: Request, session: PageSession) -> Response:
         names=await operations_of(request).reader.account_names(job.account_id for job in page.jobs),
         requeued=_number(request, "requeued"),
         dropped=_number(request, "dropped"),
-        requeue_token=form_token(session.token, _REQUEUE),
-        drop_token=form_token(session.token, _DROP),
     )
 
 
 @router.post("/failures/requeue")
 async def requeue(request: Request, session: FormSession, form: Form) -> Response:
     """Queue the jobs of the form again, with all their attempts."""
-    check_form(session, form, _REQUEUE)
+    check_form(session, form, "requeue jobs")
     acts, who = operations_of(request).acts, actor_of(request, session.who)
     done = [await acts.requeue_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "requeued", sum(done))
@@ -123,7 +116,7 @@ async def requeue(request: Request, session: FormSession, form: Form) -> Respons
 @router.post("/failures/drop")
 async def drop(request: Request, session: FormSession, form: Form) -> Response:
     """Take the jobs of the form off the list."""
-    check_form(session, form, _DROP)
+    check_form(session, form, "drop jobs")
     acts, who = operations_of(request).acts, actor_of(request, session.who)
     done = [await acts.drop_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "dropped", sum(done))

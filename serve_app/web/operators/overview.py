@@ -1,4 +1,4 @@
-"""The operators' pages that show the service as it is now: overview, queue, models and checks.
+"""The operators' pages that show the service as it is now: overview, models and checks.
 
 The overview refreshes itself; without JavaScript it is reloaded by hand. The checks are those of `atelier doctor` that
 this process can run.
@@ -20,7 +20,7 @@ from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
 from serve_app.store.measures import ShownWorker
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, OperatorSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, page_number
+from serve_app.web.site.forms import Form, check_form, page_number
 
 MOST_ROWS = 10
 
@@ -92,7 +92,6 @@ def _plan_queue(pool: str, plan: str, waiting: QueueLength) -> PlanQueue:
     return PlanQueue(pool, interface, name, waiting)
 
 
-_RUN = "run checks"
 _WORST_FIRST = (Level.FAIL, Level.WARN, Level.OK)
 
 
@@ -103,7 +102,7 @@ async def open_checks(request: Request, session: PageSession) -> Response:
 
 @router.post("/checks")
 async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _RUN)
+    check_form(session, form, "run checks")
     found = await check_service(settings_of(request))
     if check_machines := operations_of(request).check_machines:
         found += await check_machines()
@@ -118,7 +117,6 @@ def _checks_page(request: Request, session: OperatorSession, found: list[Check] 
         here="checks",
         checks=None if found is None else sorted(found, key=lambda check: _WORST_FIRST.index(check.level)),
         bad=[check for check in found or [] if check.level is not Level.OK],
-        run_token=form_token(session.token, _RUN),
     )
 
 
@@ -157,25 +155,4 @@ async def open_models(request: Request, session: PageSession) -> Response:
         resident=Counter(name for each in workers.values() for worker in each for name in worker.loras),
         failures={group: failure for group, failure in failures.items() if failure},
         default_group=DEFAULT_GROUP,
-    )
-
-
-@router.get("/queue")
-async def open_queue(request: Request, session: PageSession) -> Response:
-    reader, page = operations_of(request).reader, page_number(request)
-    pools, asked = await jobs_of(request).stats.pools(), request.query_params.get("kind", "")
-    pool = asked if asked in pools else pools[0]
-    rows, total = await reader.queue_page(pool, (page - 1) * PAGE_SIZE, PAGE_SIZE)
-    return render(
-        request,
-        "queue.html",
-        session,
-        here="overview",
-        pool=pool,
-        pools=pools,
-        rows=rows,
-        total=total,
-        page=page,
-        page_size=PAGE_SIZE,
-        names=await reader.account_names(row.account_id for row in rows),
     )

@@ -37,8 +37,16 @@ def page_templates(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["period"] = period_text
+    templates.filters |= {"period": period_text, "size": size_text}
     return templates
+
+
+def size_text(number: float) -> str:
+    """Write bytes in decimal units: `850 kB`, `1.2 GB`."""
+    for length, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= length:
+            return f"{number / length:.1f} {unit}" if number < 10 * length else f"{number / length:.0f} {unit}"
+    return f"{number:.0f} B"
 
 
 class SiteFiles(StaticFiles):

@@ -116,26 +116,19 @@ def answer_with_pages(app: FastAPI, render: Render) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def not_found(request: Request, _error: Exception) -> Response:
-        return page(request, 404, _TITLES[404], _TEXTS[404])
-
-    async def unavailable(request: Request, _error: Exception) -> Response:
-        response = page(request, 503, _TITLES[503], _TEXTS[503])
-        response.headers["Retry-After"] = "5"
+    async def explain(request: Request, error: Exception) -> Response:
+        if isinstance(error, UnreadableRecord):
+            text = "Another version of this service wrote the record, or it is damaged. Nothing else is affected."
+            return page(request, 500, "This record cannot be read", text)
+        status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, StoreUnavailable) else 500
+        response = page(request, status, _TITLES[status], _TEXTS[status])
+        if status == 503:
+            response.headers["Retry-After"] = "5"
         return response
 
-    async def unreadable(request: Request, _error: Exception) -> Response:
-        text = "Another version of this service wrote the record, or it is damaged. Nothing else is affected."
-        return page(request, 500, "This record cannot be read", text)
-
-    async def internal_error(request: Request, _error: Exception) -> Response:
-        return page(request, 500, _TITLES[500], _TEXTS[500])
-
     app.add_exception_handler(HTTPException, refuse)
-    app.add_exception_handler(NotFound, not_found)
-    app.add_exception_handler(StoreUnavailable, unavailable)
-    app.add_exception_handler(UnreadableRecord, unreadable)
-    app.add_exception_handler(Exception, internal_error)
+    for kind in (NotFound, StoreUnavailable, UnreadableRecord, Exception):
+        app.add_exception_handler(kind, explain)
 
 
 HSTS = "max-age=31536000"

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
@@ -112,11 +113,11 @@ class Realm(Generic[W]):
         await record(request, who, Act.PASSWORD_SET)
         return credential_version
 
-    def form_page(self, request: Request, template: str, purpose: str, status: int, **values: Any) -> Response:
+    def form_page(self, request: Request, template: str, status: int, **values: Any) -> Response:
         """Render a page with a form for a browser that is not signed in."""
         browser = self.browser_token(request)
         response = self.render(
-            request, template, None, status=status, length=LENGTH, form_token=form_token(browser, purpose), **values
+            request, template, None, status=status, length=LENGTH, token_of=partial(form_token, browser), **values
         )
         self.set_cookie(request, response, f"{self.cookie}_form", browser, FORM_LIFE)
         return response
@@ -197,7 +198,6 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
         return realm.form_page(
             request,
             "sign_in.html",
-            "sign in",
             status,
             problem=problem,
             name=name[:LONGEST_NAME],
@@ -260,7 +260,7 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
     ) -> Response:
         needs_password = link.purpose is LinkPurpose.NEW_PASSWORD
         values = {"problem": problem, "who": who, "needs_password": needs_password, "token": token}
-        return realm.form_page(request, "link.html", "link", status, **values)
+        return realm.form_page(request, "link.html", status, **values)
 
     return router
 
@@ -291,7 +291,7 @@ def page_values(request: Request, session: SignedIn[SignIn] | SignedIn[Operator]
     return {
         "root": root_of(request),
         "site": site_of(request),
-        "sign_out_token": form_token(session.token, "sign out") if session else "",
+        "token_of": partial(form_token, session.token if session else ""),
     }
 
 

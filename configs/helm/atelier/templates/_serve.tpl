@@ -59,7 +59,7 @@
 {{- if ne (toJson $asked.resources) (toJson (dict $place 1)) -}}
 {{- fail (printf "%s.resources: ask for {%s: 1}, a place on the pods meant for it" $where $place) -}}
 {{- end -}}
-{{- $bounds := ternary $asked.replicas (dict) (kindIs "map" $asked.replicas) -}}
+{{- $bounds := dict -}}
 {{- range $scaled -}}
 {{- if eq .name $deployment -}}
 {{- $bounds = .autoscaling_config -}}

@@ -1,121 +1,19 @@
-"""Reads the state of queue, workers, adapters and failures from Redis, and whether the service is ready for jobs."""
+"""Tells from Redis, the stores and what the deployment promises whether the service is ready for jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from serve_app.domain import metrics
 from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
-from serve_app.domain.metrics import Metric
 from serve_app.jobs.backlog import QueueStats
-from serve_app.jobs.history import DeadLetters
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
-from serve_app.store.measures import Measures, MemoryReserve, ShownWorker, may_hold
+from serve_app.store.measures import Measures, MemoryReserve, may_hold
 from serve_app.store.storage import Space
-
-MOST_ADAPTERS, MOST_FAILURES = 15, 8
-
-
-async def overview(
-    measures: Measures, stats: QueueStats, dead_letters: DeadLetters, workers: WorkerStatus, names: Mapping[str, str]
-) -> dict[str, Any]:
-    """Read facts for an operator; `names` are adapters', by their weights' digest. Raises `StoreUnavailable`."""
-    measured = await measures.measured()
-    counts = await stats.counts()
-    pools = await stats.pools()
-    failed = await dead_letters.list(MOST_FAILURES)
-    return {
-        "queue": {pool: await _queue(stats, pool) for pool in pools},
-        "workers": [row for pool in pools for row in await _workers(measures, pool)],
-        "starting": {pool: words for pool in pools if (words := await workers.starting(pool)) is not None},
-        "start_failures": {pool: failure for pool in pools if (failure := await workers.failure(pool)) is not None},
-        "adapters": {
-            "waiting": [
-                {"name": names.get(group, group[:12]), "jobs": jobs}
-                for group, jobs in await stats.waiting_weights(limit=MOST_ADAPTERS)
-            ],
-            "loads": _total(measured, metrics.ADAPTER_LOADS, besides="sum"),
-            "evictions": _total(measured, metrics.ADAPTER_EVICTIONS),
-        },
-        "jobs": {event: counts.get(event, 0) for event in metrics.EVENTS},
-        "failures": {
-            "by_code": _by_last_label(measured, metrics.JOB_FAILURES),
-            "dead": await stats.dead(),
-            "newest": [
-                {
-                    "id": job.id,
-                    "at": job.finished_at.isoformat() if job.finished_at else "",
-                    "code": job.failure.code if job.failure else "",
-                    "message": job.failure.message if job.failure else "",
-                }
-                for job in failed
-            ],
-        },
-    }
-
-
-async def adapter_names(catalog: CatalogReader) -> dict[str, str]:
-    return {adapter.sha256: adapter.name for adapter in await catalog.all()}
-
-
-async def _queue(stats: QueueStats, pool: str) -> dict[str, float]:
-    backlog = await stats.backlog(pool)
-    return {
-        "ready": backlog.ready,
-        "running": backlog.leased,
-        "delayed": backlog.delayed,
-        "backlog_seconds": round(backlog.seconds, 1),
-        "oldest_seconds": round(backlog.oldest_age_s, 1),
-    }
-
-
-async def _workers(measures: Measures, pool: str) -> list[dict[str, Any]]:
-    shown = await measures.shown(pool)
-    gauges = {
-        "runs": metrics.RUNS,
-        "runs_limit": metrics.RUNS_LIMIT,
-        "adapters": metrics.ADAPTERS_RESIDENT,
-        "gpu_bytes": metrics.GPU_MEMORY,
-        "gpu_bytes_used": metrics.GPU_MEMORY_USED,
-    }
-    return [
-        {"name": worker.name, "kind": pool}
-        | {word: round(worker.gauges[metric.name]) for word, metric in gauges.items() if metric.name in worker.gauges}
-        | ({"memory": memory} if (memory := _memory(worker)) else {})
-        for worker in sorted(shown, key=lambda each: each.name)
-    ]
-
-
-def _memory(worker: ShownWorker) -> dict[str, dict[str, int]]:
-    """Return a worker's bytes by device and use."""
-    found: dict[str, dict[str, int]] = {}
-    for field, value in worker.gauges.items():
-        name, *labels = field.split("|")
-        if name == metrics.WORKER_MEMORY.name:
-            device, use = labels
-            found.setdefault(device, {})[use] = round(value)
-    return found
-
-
-def _total(measured: Mapping[str, float], metric: Metric, *, besides: str = "") -> int:
-    fields = (name.split("|") for name in measured)
-    return round(sum(measured["|".join(f)] for f in fields if f[0] == metric.name and f[-1] != besides))
-
-
-def _by_last_label(measured: Mapping[str, float], metric: Metric) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for name, value in measured.items():
-        first, *labels = name.split("|")
-        if first == metric.name:
-            sums[labels[-1]] = sums.get(labels[-1], 0) + round(value)
-    return sums
-
 
 READY_TIMEOUT_S = 5.0
 LONGEST_START_S = 600
