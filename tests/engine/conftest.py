@@ -111,7 +111,13 @@ def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
     return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
 
 
+@pytest.fixture(scope="session")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where engines keep what they measured of exactness, which takes the first of them 1 s."""
+    return tmp_path_factory.mktemp("findings")
+
+
 @pytest.fixture
-def engine(sd: Path) -> Iterator[Engine]:
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+def engine(sd: Path, findings: Path) -> Iterator[Engine]:
+    with Engine.load(sd, EXACT_FLOAT32, findings=findings) as engine:
         yield engine

@@ -378,7 +378,7 @@ def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
     tiny: TinyTransformer, folder: Path, sd: Path
 ) -> None:
     one = replace(REQUEST, base_model="tiny")
-    with Engine.load({"tiny": folder, "sd": sd}, EXACT_FLOAT32) as engine:
+    with Engine.load({"tiny": folder, "sd": sd}, ONE_AT_A_TIME) as engine:
         made = finish(engine, [one, replace(one, run_id="sd", base_model="sd")])
         flow = finish(engine, [replace(one, sampler="flow-euler")])["r"]
         for base_model, sampler in (("tiny", "ddim"), ("sd", "flow-euler")):
@@ -388,8 +388,8 @@ def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
             assert sampler in failure.message
     assert np.array_equal(np.asarray(flow.image), np.asarray(made["r"].image))
     for run_id, source in (("r", folder), ("sd", sd)):
-        with Engine.load(source, EXACT_FLOAT32) as engine:
+        with Engine.load(source, ONE_AT_A_TIME) as engine:
             assert np.array_equal(np.asarray(finish(engine, [REQUEST])["r"].image), np.asarray(made[run_id].image))
     for source, sampler in ((folder, "dpm++2m-karras"), (sd, "flow-euler")):
         with pytest.raises(ValueError, match="flow-euler"):
-            Engine.load(source, replace(EXACT_FLOAT32, sampler=sampler))
+            Engine.load(source, replace(ONE_AT_A_TIME, sampler=sampler))
