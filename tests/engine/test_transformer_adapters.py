@@ -107,6 +107,7 @@ class Base:
         self.pipeline = tiny.reference(folder)
         pipeline = self.pipeline.pipeline
         self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in ("transformer", "text_encoder")}
+        self.captions = self.encode(self.modules["text_encoder"])
         self.plain = self.answer(self.modules)
 
     def original(self) -> nn.Module:
@@ -131,11 +132,16 @@ class Base:
         return self.original() if is_original else copy.deepcopy(self.modules[component])
 
     @torch.inference_mode()
-    def answer(self, modules: Mapping[str, Any]) -> Tensor:
+    def encode(self, text_encoder: Any) -> Any:
         pipeline = self.pipeline.pipeline
-        pipeline.text_encoder = modules["text_encoder"]
+        pipeline.text_encoder = text_encoder
         guided = {} if self.tiny is FLUX2_KLEIN else {"do_classifier_free_guidance": False}
-        captions = pipeline.encode_prompt(PROMPT, **guided)[0]
+        return pipeline.encode_prompt(PROMPT, **guided)[0]
+
+    @torch.inference_mode()
+    def answer(self, modules: Mapping[str, Any]) -> Tensor:
+        encoder = modules["text_encoder"]
+        captions = self.captions if encoder is self.modules["text_encoder"] else self.encode(encoder)
         return self.reference.answer(modules["transformer"], captions, self.reference.latents)
 
     def read(self, path: Path) -> AdapterWeights:
@@ -156,8 +162,9 @@ class Base:
 
     def with_weights(self, changed: Mapping[str, Weights], *, is_original: bool) -> Tensor:
         """Return the pipeline's answer with these weights in place of the components' own."""
-        modules = copy.deepcopy(self.modules)
+        modules = dict(self.modules)
         for component, weights in changed.items():
+            modules[component] = copy.deepcopy(modules[component])
             named = is_original and component == "transformer"
             own = self.reference.of_diffusers(dict(weights)) if named else weights
             _, unknown = modules[component].load_state_dict(own, strict=False)
