@@ -239,6 +239,8 @@ async def _check_limits(stores: Stores, sync: Any) -> None:
     )
     _, next_secret = await stores.api_keys.roll(made.id, grace=timedelta())
     assert (await stores.auth.authenticate(next_secret, Variant.B, counted=False)).window.plan.limit == 5
+    rolled = await stores.auth.authenticate(secret, Variant.B, counted=False)
+    assert rolled.caller is None, "a key that was rolled without grace passed"
     for limit in (0, 11):
         try:
             await stores.api_keys.create(account.id, interfaces=frozenset({Variant.B}), limit=limit)

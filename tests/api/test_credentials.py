@@ -1,10 +1,14 @@
 """The credential header of each path, and the answer to every other combination."""
 
+from datetime import timedelta
+
 import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
+from serve_app.store.keys import redis_key
 from tests.api.app import ALL, BODY_A, BODY_B, UNKNOWN_JOB, Member, TestService, error_of, refused
+from tests.support import plain_redis
 
 A, B = Variant.A, Variant.B
 UNKNOWN = UNKNOWN_JOB
@@ -156,20 +160,31 @@ async def test_a_header_sent_twice_is_unauthorized(service: TestService, regular
         unauthorized(await call(service, way, [api_key] * 2, BODY_B))
 
 
-async def test_every_kind_of_bad_key_gets_the_same_answer(service: TestService, member: Member) -> None:
+@pytest.mark.parametrize("way", [SHARED, A_PATHS[0], EITHER_PATHS[0]], ids=" ".join)
+async def test_every_kind_of_bad_key_gets_the_same_answer(
+    service: TestService, member: Member, way: tuple[str, str]
+) -> None:
     """A key for the other interface is one of them, once it is revoked or its account disabled."""
-    revoked, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
-    await service.resources.api_keys.revoke(revoked.id)
-    revoked_b, only_b = await service.resources.api_keys.create(member.account.id, interfaces=frozenset({B}))
-    await service.resources.api_keys.revoke(revoked_b.id)
+    api_keys = service.resources.api_keys
+    (revoked, secret), (rolled, old), (expired, late) = [
+        await api_keys.create(member.account.id, interfaces=ALL) for _ in range(3)
+    ]
+    await api_keys.revoke(revoked.id)
+    await api_keys.roll(rolled.id, grace=timedelta())
+    with plain_redis(service.resources.redis_url) as server:
+        server.hset(redis_key("key", expired.id), "expires", 1)
+    revoked_b, only_b = await api_keys.create(member.account.id, interfaces=frozenset({B}))
+    await api_keys.revoke(revoked_b.id)
     disabled, disabled_b = await service.member(), await service.member(interfaces=frozenset({B}))
     for each in (disabled, disabled_b):
         await service.resources.accounts.set_disabled(each.account.id, True)
     answers = [
-        await call(service, SHARED, {"Authorization": f"Bearer {key}"}, BODY_A)
-        for key in (secret, only_b, disabled.key, disabled_b.key, "atl_" + "0" * 38, "nonsense")
+        await call(service, way, {"Authorization": f"Bearer {key}"}, BODY_A)
+        for key in (secret, old, late, only_b, disabled.key, disabled_b.key, "atl_" + "0" * 38, "nonsense")
     ]
+    assert {answer.status_code for answer in answers} == {401}
     assert len({answer.content for answer in answers}) == 1
+    assert (await call(service, ("GET", "/v1/jobs"), member.a)).status_code == 200, "the account's other key goes on"
     varying = {"x-request-id", "x-ratelimit-reset", "ratelimit", "content-length"}
     assert len({str(sorted((k, v) for k, v in answer.headers.items() if k not in varying)) for answer in answers}) == 1
 

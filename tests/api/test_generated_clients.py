@@ -30,7 +30,7 @@ EXPECTED = {
 }
 """What each document's programs print: a width or a progress, the code of a refusal, an image's media type."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("generated clients")]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300), pytest.mark.xdist_group("generated clients")]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A retried POST: the same key and body answer with the first job; another body is a conflict."""
 
-import asyncio
 import hashlib
 import json
 from typing import Any
@@ -187,16 +186,6 @@ async def test_a_refused_request_does_not_use_up_its_key(service: TestService, m
     answer = await post(service, member, A, "k1")
     assert answer.status_code == 202
     assert "idempotency-replayed" not in answer.headers
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_a_storm_of_the_same_request_makes_one_job(
-    service: TestService, member: Member, variant: Variant
-) -> None:
-    answers = await asyncio.gather(*(post(service, member, variant, "storm") for _ in range(20)))
-    assert {answer.status_code for answer in answers} == {ACCEPTED[variant]}
-    assert len({answer.json()[ID_FIELD[variant]] for answer in answers}) == 1
-    assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
 @pytest.mark.parametrize("key", ["x", "x" * 255, '"8e03978e-40d5-43dd-bc93-6894a57f9324"', "!~"])

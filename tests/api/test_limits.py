@@ -162,14 +162,6 @@ async def test_an_unknown_caller_s_requests_count_for_nobody(service: TestServic
     assert rate_headers(await cheap(service, member, A))[1] == 49
 
 
-async def test_the_limit_is_the_account_s_not_the_key_s(service: TestService) -> None:
-    member = await service.member(plan_b="free")
-    keys = [await service.key(member.account) for _ in range(4)]
-    for count, key in enumerate([*keys, *keys], start=1):
-        answer = await service.client.get("/v1/models", headers={"X-API-Key": key})
-        assert rate_headers(answer)[1] == 10 - count
-
-
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_key_s_own_limit_holds_for_it_alone_and_a_refund_is_of_both(
     service: TestService, variant: Variant
@@ -187,15 +179,6 @@ async def test_a_key_s_own_limit_holds_for_it_alone_and_a_refund_is_of_both(
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="")
     await service.resources.queue.fail(await service.lease(job_id), failure, retry=False)
     await service.submit(limited, variant)
-
-
-async def test_interfaces_and_accounts_are_counted_apart(service: TestService) -> None:
-    member, other = await service.member(plan_a="basic", plan_b="basic"), await service.member(plan_b="basic")
-    for _ in range(3):
-        await cheap(service, member, A)
-    assert rate_headers(await cheap(service, member, B))[:2] == (30, 29)
-    assert rate_headers(await cheap(service, member, A))[:2] == (50, 46)
-    assert rate_headers(await cheap(service, other, B))[:2] == (30, 29)
 
 
 async def test_a_full_queue_is_a_429_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:

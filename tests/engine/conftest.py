@@ -2,7 +2,8 @@
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
 from serve_app.engine.families import unet
 from tests.engine import tiny_models
+from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE, TinyTransformer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
@@ -83,13 +85,39 @@ def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyTransformer, str], Path]:
+    """Return what gives the folder of a family's variant, which is written once."""
+
+    def write(tiny: TinyTransformer, variant: str) -> Path:
+        return tiny.write(tmp_path_factory.mktemp("models") / f"{tiny}-{variant}", **tiny.variants[variant])
+
+    return cache(write)
+
+
+@pytest.fixture(scope="session")
+def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(Z_IMAGE, "turbo")
+
+
+@pytest.fixture(scope="session")
+def klein(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(FLUX2_KLEIN, "base")
+
+
 @pytest.fixture
 def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
     """Return adapters of the tiny Stable Diffusion 1.x."""
     return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
 
 
+@pytest.fixture(scope="session")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where engines keep what they measured of exactness, which takes the first of them 1 s."""
+    return tmp_path_factory.mktemp("findings")
+
+
 @pytest.fixture
-def engine(sd: Path) -> Iterator[Engine]:
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+def engine(sd: Path, findings: Path) -> Iterator[Engine]:
+    with Engine.load(sd, EXACT_FLOAT32, findings=findings) as engine:
         yield engine

@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, PackedRow
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.conftest import ONE_AT_A_TIME
 from tests.engine.run_engine import finish, start
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ COMMON = (*tiny_models.ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_
 @pytest.fixture
 def small(sd: Path) -> BaseModel:
     """Two slots."""
-    return BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
+    return BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=2), lambda: None)
 
 
 def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
@@ -63,7 +63,7 @@ def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[Adap
     big = tiny_models.write_lora(
         tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
     )
-    with Engine.load(sd, replace(EXACT_FLOAT32, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
+    with Engine.load(sd, replace(ONE_AT_A_TIME, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
         finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
         assert len(engine.resident_adapters) == len(engine.measured.loads) == 5
         assert finish(engine, [replace(SHORT, adapter=big)])["short"].image is not None
@@ -79,7 +79,7 @@ def test_base_models_share_the_devices_memory(
 ) -> None:
     memory = 4 * 2**20
     monkeypatch.setattr("serve_app.engine.device.CPU_ADAPTER_MEMORY", memory)
-    with Engine.load({"a": sd, "b": sd}, replace(EXACT_FLOAT32, max_runs=1)) as engine:
+    with Engine.load({"a": sd, "b": sd}, replace(ONE_AT_A_TIME, max_runs=1)) as engine:
         for name in "ab":
             finish(engine, [replace(SHORT, base_model=name, adapter=loras[0])])
         assert 0.49 * memory < sum(model.store.most_bytes for model in engine.base_models.values()) <= memory
@@ -91,7 +91,7 @@ def test_the_rows_that_a_full_batch_gathers_are_counted_in_the_adapters_memory(s
     files = [
         tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=32, seed=i, targets=COMMON) for i in range(9)
     ]
-    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_memory=memory, exact=False), lambda: None)
+    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_memory=memory), lambda: None)
     empty = model.adapter_slots.size_bytes
     runs = [start(model, replace(SHORT, run_id=f"{i}", adapter=file)) for i, file in enumerate(files)]
     for batch in (runs[:8], runs[1:]):
@@ -107,7 +107,7 @@ def test_an_adapter_beyond_the_memory_is_refused_and_others_go_on(
     sd: Path, loras: list[AdapterFile], tmp_path: Path
 ) -> None:
     big = tiny_models.write_lora(tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING)
-    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_memory=2**20)) as engine:
+    with Engine.load(sd, replace(ONE_AT_A_TIME, adapter_memory=2**20)) as engine:
         runs = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate([big, *loras])]
         refused, *others = finish(engine, runs).values()
     assert refused.failure is not None
@@ -121,7 +121,7 @@ def test_each_adapter_takes_its_own_size_beside_a_larger_one(
     big = tiny_models.write_lora(
         tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
     )
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    model = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
     start(model, replace(SHORT, adapter=big))
     before = model.store.size_bytes
     for lora in loras:
@@ -145,7 +145,7 @@ def test_a_lora_is_held_once_at_its_own_size_and_the_first_takes_a_batchs_rows_b
         tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=64, seed=i, targets=tiny_models.EVERYTHING)
         for i in range(5)
     ]
-    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, max_rows=2, exact=False), lambda: None)
+    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, max_rows=2), lambda: None)
     empty, rows, held = model.store.size_bytes, model.adapter_slots.size_bytes, list[int]()
     for file in (None, *files):
         run = start(model, replace(SHORT, adapter=file))
@@ -161,7 +161,7 @@ def test_a_lora_is_held_once_at_its_own_size_and_the_first_takes_a_batchs_rows_b
 
 
 def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list[AdapterFile]) -> None:
-    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
+    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=2), lambda: None)
     assert model.pool.preload(loras[0])
     model.pool.wait_for_loader()
     assert not model.pool.preload(loras[0]), "it is here"
@@ -170,7 +170,7 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
     run = start(model, replace(SHORT, adapter=loras[0]))
     assert model.pool.resident == {loras[0].id}
     assert run.slot
-    full = BaseModel.load("m", sd, replace(EXACT_FLOAT32, host_memory=2 * size), lambda: None)
+    full = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, host_memory=2 * size), lambda: None)
     assert [full.pool.preload(lora) for lora in loras[:2]] == [True, False], "how large they are is not known yet"
     full.pool.wait_for_loader()
     assert not full.pool.preload(loras[1]), "two do not fit"
@@ -179,11 +179,11 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
 
 def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
     """A CPU's slots are host memory, too: what leaves the only slot is held beside it."""
-    one = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    one = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
     one.pool.read_ahead([loras[0]])
     one.pool.wait_for_loader()
     size = one.pool.host_bytes
-    for_three = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=3 * size), lambda: None)
+    for_three = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=1, host_memory=3 * size), lambda: None)
     held: list[int] = []
     for lora in loras:
         run = start(for_three, replace(SHORT, adapter=lora))
@@ -195,7 +195,7 @@ def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
 
 
 def test_an_adapter_is_in_memory_once(sd: Path, loras: list[AdapterFile]) -> None:
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    model = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
     empty = model.store.size_bytes
     model.pool.read_ahead([loras[0]])
     model.pool.wait_for_loader()
@@ -212,9 +212,9 @@ def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
         tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
     )
     small = replace(SHORT, run_id="small", adapter=loras[0])
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         expected = finish(engine, [small])["small"].image
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         finish(engine, [replace(SHORT, adapter=big)])
         ((name, model),) = engine.base_models.items()
         packed = model.pool.host_bytes
@@ -229,7 +229,7 @@ def test_waiting_runs_read_each_adapter_once_however_small_host_memory_is(small_
     loras = [tiny_models.write_lora(tmp_path / f"{i}.safetensors", small_sd, rank=4, seed=i) for i in range(64)]
     requests = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)]
     gone = replace(SHORT, run_id="gone", adapter=AdapterFile("gone", tmp_path / "gone.safetensors"))
-    with Engine.load(small_sd, replace(EXACT_FLOAT32, adapter_slots=8, host_memory=1)) as engine:
+    with Engine.load(small_sd, replace(ONE_AT_A_TIME, adapter_slots=8, host_memory=1)) as engine:
         ended = finish(engine, [*requests[:3], gone, *requests[3:]])
         assert {run_id for run_id, one in ended.items() if one.image is None} == {"gone"}
         assert len(engine.measured.loads) == 64
@@ -239,7 +239,7 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
     """The file is a pipe that gives nothing until the test writes."""
     pipe = tmp_path / "slow.safetensors"
     os.mkfifo(pipe)
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         engine.add(replace(SHORT, run_id="slow", adapter=AdapterFile("slow", pipe)))
         ended = {one.run_id: one for one in finish_one(engine, replace(SHORT, run_id="quick", adapter=loras[0]))}
         assert ended["quick"].image is not None
@@ -260,7 +260,7 @@ def test_adapters_are_packed_once_and_not_by_the_step_thread(
         return pack(adapter_slots, weights)
 
     monkeypatch.setattr(AdapterSlots, "pack", watched)
-    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
+    with Engine.load(sd, replace(ONE_AT_A_TIME, adapter_slots=1)) as engine:
         before = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image
         finish(engine, [replace(SHORT, adapter=big)])
         after = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image

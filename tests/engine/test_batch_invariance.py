@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,13 @@ def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFil
         tiny_models.write_lora(into / f"{i}.safetensors", sd, seed=i, size=0.05, **one._asdict())
         for i, one in enumerate(ADAPTERS.values())
     ]
+
+
+@pytest.fixture
+def engine(sd: Path) -> Iterator[Engine]:
+    """Return an engine that measures, since these tests change what there is to find."""
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        yield engine
 
 
 def digest(image: object) -> str:

@@ -1,5 +1,6 @@
 """Runs that begin from an image end where diffusers' img2img and inpainting pipelines do, alone and in any company."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from serve_app.engine.base_model import BaseModel
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish
-from tests.engine.tiny_z_image import write_z_image
+from tests.engine.tiny_transformers import Z_IMAGE, TinyTransformer
 
 TOLERANCE = 1e-4
 STRENGTHS = (0.2, 0.5, 0.9)
@@ -30,8 +31,9 @@ REQUEST = RunRequest(
 
 
 @pytest.fixture(scope="module")
-def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_z_image(tmp_path_factory.mktemp("models") / "z", shift=None)
+def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    """Z-Image, whose schedule depends on the size."""
+    return written(Z_IMAGE, "base")
 
 
 def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:

@@ -23,8 +23,8 @@ GUIDED = RunRequest(run_id="guided", prompt="a cat", steps=3, width=64, height=6
 
 
 @pytest.fixture
-def engine(sd: Path) -> Iterator[Engine]:
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+def engine(sd: Path, findings: Path) -> Iterator[Engine]:
+    with Engine.load(sd, EXACT_FLOAT32, findings=findings) as engine:
         yield engine
 
 

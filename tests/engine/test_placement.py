@@ -16,22 +16,10 @@ from tests.engine import simulated_device, tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.hollow_models import write_hollow
 from tests.engine.run_engine import finish
-from tests.engine.tiny_flux2_klein import write_flux2_klein
-from tests.engine.tiny_z_image import write_z_image
 from tests.engine.true_models import random_z_image
 
 REQUEST = RunRequest(run_id="plain", prompt="a red cat", seed=3, steps=2, guidance=3.0, width=64, height=64)
 OPTIONS = EngineOptions(dtype="float32", adapter_memory=2**22, adapter_slots=3, exact=False, max_rows=4)
-
-
-@pytest.fixture(scope="module")
-def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_z_image(tmp_path_factory.mktemp("models") / "z-image")
-
-
-@pytest.fixture(scope="module")
-def klein(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_flux2_klein(tmp_path_factory.mktemp("models") / "klein")
 
 
 def images(engine: Engine, requests: list[RunRequest]) -> dict[str, np.ndarray]:

@@ -23,10 +23,7 @@ from tests.engine import simulated_device, tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.hollow_models import write_hollow, write_hollow_file
 from tests.engine.original_checkpoint import copy_config, write_original
-from tests.engine.tiny_flux2_klein import original_weights as original_klein
-from tests.engine.tiny_flux2_klein import write_flux2_klein
-from tests.engine.tiny_z_image import original_weights as original_z_image
-from tests.engine.tiny_z_image import write_z_image
+from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE
 from tests.support import wait_until
 
 
@@ -61,21 +58,11 @@ def with_variants(model: Path, into: Path) -> Source:
     return folder
 
 
-@pytest.fixture(scope="module")
-def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_z_image(tmp_path_factory.mktemp("models") / "z-image")
-
-
-@pytest.fixture(scope="module")
-def klein(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_flux2_klein(tmp_path_factory.mktemp("models") / "klein")
-
-
 def transformer_file(model: Path, into: Path) -> Source:
     """Return a file of the transformer alone, whose other parts are named."""
-    write = original_z_image if model.name == "z-image" else original_klein
+    (tiny,) = (each for each in (Z_IMAGE, FLUX2_KLEIN) if model.name.startswith(each.name))
     file = into / "model.safetensors"
-    save_file(write(model), file)
+    save_file(tiny.original_weights(model), file)
     return Checkpoint(file, model, vae=model / "vae", text_encoder=model / "text_encoder", tokenizer=model)
 
 

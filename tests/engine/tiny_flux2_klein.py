@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engine.tiny_models import diffusers, transformers
@@ -131,7 +130,3 @@ def original_names(weights: dict[str, Tensor], prefix: str = "") -> dict[str, Te
             name = name.replace(ours, original)
         tensors[prefix + name] = tensor
     return tensors
-
-
-def original_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
-    return original_names(load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors"), prefix)

@@ -100,11 +100,6 @@ def tiny_vae() -> Any:
     )
 
 
-def tiny_clip(folder: Path) -> tuple[Any, Any]:
-    """Return a text encoder with a pooled vector, and its tokenizer."""
-    return transformers.CLIPTextModelWithProjection(_text_config(32)), _tokenizer(folder)
-
-
 def _text_config(width: int) -> Any:
     return transformers.CLIPTextConfig(
         vocab_size=len(_vocabulary()),

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engine.tiny_models import diffusers, transformers
@@ -56,9 +55,8 @@ ORIGINAL = {
 }
 
 
-def original_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+def original_names(weights: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """Return the transformer's weights as the original code names them, queries, keys and values in one."""
-    weights = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     tensors: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if name.endswith(".to_q.weight"):

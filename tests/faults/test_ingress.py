@@ -17,7 +17,6 @@ import pytest
 
 from serve_app.api.multipart import BLOCK_BYTES
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.api.app import BODY_A, Member, TestService, client_of, service_settings
@@ -50,11 +49,6 @@ class Ingress:
         job_id = answer.json()["request_id"]
         self.acknowledged.note(self.member.account.id, job_id, may_end_as=[JobState.CANCELED])
         return job_id
-
-    async def used(self) -> int:
-        """How many requests were counted against the caller's plan."""
-        window = await self.resources.auth.window(self.member.account.id, Variant.A)
-        return window.plan.limit - window.remaining
 
     async def audit(self) -> list[str]:
         for job_id in self.acknowledged.all:

@@ -207,18 +207,6 @@ async def test_a_slow_connection_slows_and_refuses_nobody(
     await env.cancels_well()
 
 
-async def test_replies_lost_to_the_ingress_make_no_second_job(
-    env: Environment, proxy: RedisProxy, ingress: Ingress
-) -> None:
-    assert (await _post(ingress, "first")).is_success
-    proxy.lose_reply_to(_load_script(env, env.resources.queue, "accept"))
-    assert (await _post(ingress, "second")).is_success
-    assert proxy.lost_replies == 1
-    await env.cancels_well()
-    assert len(env.acknowledged.all) == 2
-    assert (await env.resources.queue_stats.counts())["accepted"] == 2
-
-
 @pytest.mark.soak
 async def test_workers_behind_a_slow_connection_finish_their_jobs(env: Environment, proxy: RedisProxy) -> None:
     proxy.slow(0.2)

@@ -74,10 +74,6 @@ class Expected:
     def is_quarantined(self) -> bool:
         return self.losses >= 2
 
-    @property
-    def is_ready(self) -> bool:
-        return self.state == "queued" and self.due is None
-
 
 @dataclass
 class JobModel:
@@ -507,7 +503,7 @@ class JobModel:
 
 
 async def random_move(model: JobModel) -> None:
-    """One move of the seeded test, weighted so that jobs live, die and come back."""
+    """Make one move, weighted so that jobs live, die and come back."""
     rnd = model.rnd
     kind = rnd.choices((JobKind.GENERATION, JobKind.UPSCALE), (8, 2))[0]
     moves: list[tuple[int, Callable[[], Awaitable[None]]]] = [

@@ -1,0 +1,688 @@
+"""Adapters of transformer families make what their writers make of the transformer and its text encoder.
+
+A row is a writer, a format and a family. What the writer itself, or for a set of names the formula of its algorithm,
+makes of the weights at every weight of the adapter is put in their place in diffusers' modules; ours has the adapter
+bound to the same layers, read by the names and shapes alone. diffusers' converters of checkpoints tell which weights a
+name of the original code means. Its converters of adapters are no reference: that of Z-Image leaves a fused `qkv` whole
+and DoRA out, that of FLUX.2 leaves the last modulation's halves in the other order.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+from diffusers.loaders.single_file_utils import (
+    convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_z_image_transformer_checkpoint_to_diffusers,
+)
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from serve_app.engine import RunRequest
+from serve_app.engine.adapter_slots import bind_alone
+from serve_app.engine.adapters.explain import also_fits, base_name
+from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
+from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
+from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.registry import load_family
+from serve_app.engine.families.z_image import ZImageFamily
+from tests.engine.format_table import documented, rows_of
+from tests.engine.latent_comparison import EVERY_WEIGHT, OPTIONS, SOME_WEIGHTS, require_equal
+from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
+from tests.engine.tiny_models import diffusers
+from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+
+pytestmark = pytest.mark.slow
+PROMPT = "a red cat"
+MUSUBI = Path(__file__).with_name("musubi_tuner")
+Weights = Mapping[str, Tensor]
+"""A module's weights by its own names."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How diffusers' own modules answer, and what the original code calls their layers."""
+
+    latents: Tensor
+    """[channels, height, width] of an image of 64 × 64."""
+    answer: Callable[[Any, Any, Tensor], Tensor]
+    """What a transformer makes of a pipeline's captions and the latents, with 0.7 of the noise left."""
+    of_diffusers: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    blocks: Mapping[str, type[nn.Module]]
+    """Classes named as those of the original code's blocks, among which LyCORIS looks for layers, by their list."""
+    targets: tuple[str, str]
+    """PEFT's targets in diffusers' modules, and in those of the original code."""
+
+
+def z_image_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    (velocity,) = transformer([latents[:, None]], torch.tensor([0.3]), captions, return_dict=False)[0]
+    return -velocity[:, 0]
+
+
+def klein_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    ids = torch.zeros(512, 4), torch.zeros(16, 4)
+    ids[0][:, 3] = torch.arange(512)
+    ids[1][:, 1:3] = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    tokens = latents.flatten(1).T[None]
+    (velocity,) = transformer(tokens, captions, torch.tensor([0.7]), ids[1], ids[0], return_dict=False)
+    return velocity[0].T.unflatten(1, (4, 4))
+
+
+REFERENCES: Mapping[TinyTransformer, Reference] = {
+    Z_IMAGE: Reference(
+        torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
+        z_image_answer,
+        convert_z_image_transformer_checkpoint_to_diffusers,
+        dict.fromkeys(("layers", "noise_refiner", "context_refiner"), type("JointTransformerBlock", (nn.Module,), {})),
+        (
+            r"(layers|\w+_refiner)\..*\.(to_[qkv]|to_out\.0|w[123]|adaLN_modulation\.0)|.*_proj",
+            r".*\.(qkv|out|w[123]|adaLN_modulation\.0)",
+        ),
+    ),
+    FLUX2_KLEIN: Reference(
+        torch.randn(32, 4, 4, generator=torch.Generator().manual_seed(7)),
+        klein_answer,
+        convert_flux2_transformer_checkpoint_to_diffusers,
+        {f"{name}_blocks": type(f"{name.title()}StreamBlock", (nn.Module,), {}) for name in ("double", "single")},
+        (
+            r".*blocks.*\.(to_[qkv]\w*|to_out\.0|to_add_out|add_\w+|linear_\w+)|single.*to_out",
+            r".*(qkv|proj|mlp\.[02]|linear[12])",
+        ),
+    ),
+}
+
+
+class Base:
+    """A base model in the engine and in diffusers' pipeline. An answer is the velocity of one step."""
+
+    def __init__(self, tiny: TinyTransformer, folder: Path) -> None:
+        self.tiny, self.reference = tiny, REFERENCES[tiny]
+        self.family = load_family(folder, OPTIONS)
+        self.table = LayerTable(self.family.components, self.family.denoiser)
+        self.pipeline = tiny.reference(folder)
+        pipeline = self.pipeline.pipeline
+        self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in ("transformer", "text_encoder")}
+        self.captions = self.encode(self.modules["text_encoder"])
+        self.plain = self.answer(self.modules)
+
+    def original(self) -> nn.Module:
+        """Return the linears of the transformer as the original code has them, which trainers of it see."""
+        shell = nn.Module()
+        for name, weight in self.tiny.original_names(self.modules["transformer"].state_dict()).items():
+            if not name.endswith(".weight") or weight.dim() != 2:
+                continue
+            *path, leaf, _ = name.split(".")
+            node, kind = shell, nn.Module
+            for part in path:
+                if not hasattr(node, part):
+                    node.add_module(part, kind())
+                node, kind = getattr(node, part), self.reference.blocks.get(part, nn.Module)
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight = nn.Parameter(weight.clone())
+            node.add_module(leaf, linear)
+        return shell
+
+    def trained(self, component: str, is_original: bool) -> nn.Module:
+        """Return a copy of a module for a trainer, with diffusers' names or the original code's."""
+        return self.original() if is_original else copy.deepcopy(self.modules[component])
+
+    @torch.inference_mode()
+    def encode(self, text_encoder: Any) -> Any:
+        pipeline = self.pipeline.pipeline
+        pipeline.text_encoder = text_encoder
+        guided = {} if self.tiny is FLUX2_KLEIN else {"do_classifier_free_guidance": False}
+        return pipeline.encode_prompt(PROMPT, **guided)[0]
+
+    @torch.inference_mode()
+    def answer(self, modules: Mapping[str, Any]) -> Tensor:
+        encoder = modules["text_encoder"]
+        captions = self.captions if encoder is self.modules["text_encoder"] else self.encode(encoder)
+        return self.reference.answer(modules["transformer"], captions, self.reference.latents)
+
+    def read(self, path: Path) -> AdapterWeights:
+        return read_adapter(path, self.table, max_rank=OPTIONS.max_rank, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def with_adapter(self, path: Path, weights: Sequence[float]) -> list[Tensor]:
+        read = self.read(path)
+        answers: list[Tensor] = []
+        for weight in weights:
+            for name, component in self.family.components.items():
+                bind_alone(component.layers, read.get(name, {}), weight)
+            request = RunRequest(run_id="", prompt=PROMPT, guidance=1, scale=weight, width=64, height=64)
+            encoded = self.family.prepare(self.family.encode(request, str(path)))
+            (velocity,) = self.family.denoise(self.reference.latents[None], torch.tensor([700.0]), encoded)
+            answers.append(velocity)
+        return answers
+
+    def with_weights(self, changed: Mapping[str, Weights], *, is_original: bool) -> Tensor:
+        """Return the pipeline's answer with these weights in place of the components' own."""
+        modules = dict(self.modules)
+        for component, weights in changed.items():
+            modules[component] = copy.deepcopy(modules[component])
+            named = is_original and component == "transformer"
+            own = self.reference.of_diffusers(dict(weights)) if named else weights
+            _, unknown = modules[component].load_state_dict(own, strict=False)
+            assert not unknown
+        return self.answer(modules)
+
+    def changed_by(self, changes: Weights, component: str, *, is_original: bool) -> Callable[[float], Tensor]:
+        """Return what answers with these changes, by the names of weights, at a weight of the adapter."""
+        own = self.trained(component, is_original).state_dict()
+        return lambda weight: self.with_weights(
+            {component: {name: own[name] + each * weight for name, each in changes.items()}}, is_original=is_original
+        )
+
+
+Bases = Callable[[TinyTransformer], Base]
+
+
+@pytest.fixture(scope="module")
+def bases(z_image: Path, klein: Path) -> Bases:
+    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein}[tiny]))
+
+
+@pytest.fixture
+def base(tiny: TinyTransformer, bases: Bases) -> Base:
+    """The family of a row."""
+    return bases(tiny)
+
+
+IN_FULL = ("kohya", "DoRA", "patterns", "patterns, fused", "locon DoRA", "locon DoRA per input, fused", "LoHa",
+           "LoKr low-rank", "LoKr, kohya", "LoHa, both in one file")  # fmt: skip
+"""Rows that are run at every weight each time, as those of `test_adapter_formats.rows`: one of each kind."""
+
+
+def rows(*named: tuple[Any, ...]) -> list[Any]:
+    """Return rows of a label, a family and more, whose names are as `format_table` reads them, each at some weights.
+
+    Behind `make soak` all are at every weight; in the main suite each format is at some, on the first family that has
+    it.
+    """
+    made, seen = list[Any](), set[str]()
+    for label, tiny, *more in named:
+        suffix = "-text_encoder" if "text_encoder" in more else ""
+        name = str(getattr(label, "label", label))
+        row_id, in_full = f"{name}-{tiny}{suffix}", name in IN_FULL
+        marks = () if in_full else pytest.mark.soak
+        made.append(pytest.param(label, tiny, *more, EVERY_WEIGHT, id=f"{row_id}-every-weight", marks=marks))
+        if not in_full and name + suffix not in seen:
+            made.append(pytest.param(label, tiny, *more, SOME_WEIGHTS, id=f"{row_id}-some-weights"))
+        seen.add(name + suffix)
+    return made
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+KOHYA = (".lora_down.weight", ".lora_up.weight")
+
+
+class Naming(NamedTuple):
+    label: str
+    prefix: str
+    parts: tuple[str, str] = (".lora_A.weight", ".lora_B.weight")
+    alpha: float | None = None
+    is_original: bool = False
+    """The names are those of the original code, where queries, keys and values are one layer."""
+    is_flat: bool = False
+    component: str = "transformer"
+    metadata: Mapping[str, str] | None = None
+
+    def spelled(self, layer: str) -> str:
+        return self.prefix + (layer.replace(".", "_") if self.is_flat else layer)
+
+
+OF_BOTH = (
+    Naming("diffusers, PEFT keys", "transformer."),
+    Naming("diffusers, a named adapter", "", (".lora_A.default.weight", ".lora_B.default.weight")),
+    Naming("VideoX-Fun", "lora_unet__", KOHYA, 2, is_flat=True),
+    Naming("OneTrainer", "transformer.", KOHYA, 2),
+    Naming("LyCORIS standalone", "lycoris_", KOHYA, 2, is_flat=True),
+    Naming("alpha in the component's metadata", "transformer.", metadata={"transformer.lora_alpha": "2"}),
+)
+OF_Z_IMAGE = (
+    Naming("diffusers, lora.down", "transformer.", (".lora.down.weight", ".lora.up.weight")),
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_flat=True),
+    Naming("kohya without alpha", "lora_unet_", KOHYA, is_flat=True),
+    Naming("original names under kohya's prefix", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("ComfyUI diffusion_model", "diffusion_model.", is_original=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
+    Naming("ComfyUI diffusion_model, lora.down", "diffusion_model.", (".lora.down.weight", ".lora.up.weight"), 2, True),
+    Naming("ai-toolkit", "diffusion_model."),
+    Naming("ai-toolkit without a prefix", ""),
+    Naming("alpha in flat metadata", "diffusion_model.", metadata={"lora_alpha": "2", "r": "4"}),
+    Naming("alpha in metadata, fused", "diffusion_model.", is_original=True, metadata={"network_alpha": "2"}),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, kohya", "lora_te_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, lora_te1", "lora_te1_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3_4b.transformer.model.", component="text_encoder"),
+)
+OF_FLUX2_KLEIN = (
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("kohya without alpha", "lora_unet_", KOHYA, is_original=True, is_flat=True),
+    Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("TheLastBen", "lora_unet_", ("_.lora_down.weight", "_.lora_up.weight"), is_original=True, is_flat=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", KOHYA, 2, is_original=True),
+    Naming("ComfyUI diffusion_model, diffusers' names", "diffusion_model."),
+    Naming("ai-toolkit", "diffusion_model.", is_original=True),
+    Naming("ai-toolkit without a prefix", "", is_original=True),
+    Naming("alpha in flat metadata", "diffusion_model.", is_original=True, metadata={"lora_alpha": "2", "r": "4"}),
+)
+"""Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
+by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
+NAMED_ROWS = rows(
+    *((naming, tiny) for naming in OF_BOTH for tiny in TINY_TRANSFORMERS),
+    *((naming, Z_IMAGE) for naming in OF_Z_IMAGE),
+    *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
+)
+
+
+def linears(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+
+
+def written(
+    path: Path, base: Base, naming: Naming, draw: Callable[[nn.Linear], tuple[Mapping[str, Tensor], Tensor]]
+) -> Callable[[float], Tensor]:
+    """Write an adapter of the tensors and the change that are drawn for each linear; return what diffusers answers."""
+    tensors: dict[str, Tensor] = {}
+    changes: dict[str, Tensor] = {}
+    for layer, linear in linears(base.trained(naming.component, naming.is_original)):
+        parts, changes[f"{layer}.weight"] = draw(linear)
+        tensors |= {naming.spelled(layer) + part: tensor for part, tensor in parts.items()}
+    save_file(tensors, path, metadata=dict(naming.metadata or {}))
+    return base.changed_by(changes, naming.component, is_original=naming.is_original)
+
+
+@pytest.mark.parametrize(("naming", "tiny", "weights"), NAMED_ROWS)
+def test_every_spelling_gives_the_merged_result(
+    base: Base, tmp_path: Path, naming: Naming, weights: Sequence[float]
+) -> None:
+    """Every linear is changed, and each written once."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(linear: nn.Linear) -> tuple[Mapping[str, Tensor], Tensor]:
+        down = torch.randn(4, linear.in_features, generator=generator) * 0.15
+        up = torch.randn(linear.out_features, 4, generator=generator) * 0.15
+        alpha = {} if naming.alpha is None else {".alpha": torch.tensor(naming.alpha)}
+        scale = 0.5 if naming.alpha or naming.metadata else 1.0
+        return {naming.parts[0]: down, naming.parts[1]: up, **alpha}, up @ down * scale
+
+    path = tmp_path / "adapter.safetensors"
+    require_equal(base, path, weights, written(path, base, naming, draw))
+
+
+LOKR_ROWS = rows(
+    (Naming("LoKr, kohya", "lora_unet_", is_original=True, is_flat=True), FLUX2_KLEIN),
+    (Naming("LoKr, ai-toolkit", "diffusion_model.", is_original=True), FLUX2_KLEIN),
+    (Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True), FLUX2_KLEIN),
+    (Naming("LoKr, diffusers' names", "transformer."), FLUX2_KLEIN),
+)
+
+
+@pytest.mark.parametrize(("naming", "tiny", "weights"), LOKR_ROWS)
+def test_every_spelling_of_lokr_gives_the_product(
+    base: Base, tmp_path: Path, naming: Naming, weights: Sequence[float]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(linear: nn.Linear) -> tuple[Mapping[str, Tensor], Tensor]:
+        outer = torch.randn(2, 2, generator=generator) * 0.2
+        inner = torch.randn(linear.out_features // 2, linear.in_features // 2, generator=generator) * 0.2
+        parts = {".lokr_w1": outer, ".lokr_w2": inner, ".alpha": torch.tensor(1e10)}
+        return parts, torch.kron(outer, inner)
+
+    path = tmp_path / "adapter.safetensors"
+    require_equal(base, path, weights, written(path, base, naming, draw), factored=True)
+
+
+PREFIXES, FLAT_PREFIXES = ("", "transformer.", "diffusion_model."), ("lora_unet_", "lora_transformer_", "lycoris_")
+
+
+def test_every_linear_of_z_images_real_size_is_found_by_every_spelling() -> None:
+    with torch.device("meta"):
+        component = ZImageFamily.component(diffusers.ZImageTransformer2DModel())
+    table = LayerTable({"transformer": component}, "transformer")
+    assert sum(layer.split(".")[0] in REFERENCES[Z_IMAGE].blocks for layer in component.layers) == 270
+    assert len(component.layers) == 276
+    assert [*{len(layers) for layers in component.fused.values()}] == [3]
+    assert len(component.fused) == 34
+    renamed = {"to_out.0": "out", "all_x_embedder.2-1": "x_embedder", "all_final_layer.2-1": "final_layer"}
+    for layer in (*component.layers, *component.fused):
+        spellings = {layer, layer.removesuffix(".0") if layer.endswith("to_out.0") else layer}
+        spellings |= {layer.replace(ours, theirs) for ours, theirs in renamed.items()}
+        for spelled in spellings:
+            names = [prefix + spelled for prefix in (*PREFIXES, "model.diffusion_model.")]
+            names += [prefix + spelled.replace(".", "_") for prefix in FLAT_PREFIXES]
+            assert {table.find(name) for name in names} == {("transformer", layer)}, spelled
+    width = table.shapes["transformer", "layers.0.attention.to_q"][1]
+    assert table.shapes["transformer", "layers.0.attention.qkv"] == (3 * width, width) == (11520, 3840)
+
+
+def real_klein(doubles: int = 5, singles: int = 20, heads: int = 24, text: int = 7680) -> Any:
+    """Return the transformer of klein, 4B unless sizes say otherwise, on no numbers."""
+    return diffusers.Flux2Transformer2DModel(
+        num_layers=doubles, num_single_layers=singles, num_attention_heads=heads, joint_attention_dim=text,
+        guidance_embeds=False,
+    )  # fmt: skip
+
+
+def test_every_linear_of_kleins_real_sizes_is_found_by_every_spelling() -> None:
+    for size, (doubles, singles, *sides) in {"4B": (5, 20, 24, 7680), "9B": (8, 24, 32, 12288)}.items():
+        with torch.device("meta"):
+            plain = real_klein(doubles, singles, *sides)
+            named = [name for name, _ in linears(plain)]
+            original = FLUX2_KLEIN.original_names(plain.state_dict())
+            table = LayerTable({"transformer": Flux2KleinFamily.component(plain)}, "transformer")
+        assert base_name(table) == f"FLUX.2 klein {size}"
+        assert sum("blocks." in name for name in named) == doubles * 12 + singles * 2
+        named += [name.removesuffix(".weight") for name, weight in original.items() if weight.dim() == 2]
+        for name in named:
+            found = {table.find(prefix + name) for prefix in PREFIXES}
+            found |= {table.find(prefix + name.replace(".", "_")) for prefix in FLAT_PREFIXES}
+            assert len(found) == 1, name
+            assert None not in found, name
+
+
+# -- PEFT and diffusers ------------------------------------------------------------------------------------------------
+
+PEFT_CONFIGS: dict[str, dict[str, Any]] = {
+    "alpha 16 of rank 4": {"r": 4, "lora_alpha": 16},
+    "rank-stabilized": {"r": 4, "lora_alpha": 4, "use_rslora": True},
+    "DoRA": {"r": 4, "lora_alpha": 8, "use_dora": True},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 4,
+        "rank_pattern": {r"attention\.(to_q|qkv)": 8},
+        "alpha_pattern": {r"attention\.(to_q|qkv)": 2, "w1": 9},
+    },
+}
+PEFT_ROWS = rows(
+    *((name, Z_IMAGE, "transformer") for name in PEFT_CONFIGS),
+    *((f"{name}, fused", Z_IMAGE, "transformer") for name in PEFT_CONFIGS),
+    ("alpha 16 of rank 4", Z_IMAGE, "text_encoder"),
+    ("DoRA", Z_IMAGE, "text_encoder"),
+    *(
+        (f"{name}{how}", FLUX2_KLEIN, "transformer")
+        for name in ("alpha 16 of rank 4", "DoRA")
+        for how in ("", ", fused")
+    ),
+)
+
+
+def peft_model(
+    base: Base, component: str, is_original: bool, config: Mapping[str, Any]
+) -> tuple[Any, Callable[[float], Tensor]]:
+    """Return PEFT's model of a component, and what diffusers answers with its weights at a weight."""
+    targets = base.reference.targets[is_original]
+    module = base.trained(component, is_original)
+    model = get_peft_model(cast(Any, module), LoraConfig(target_modules=targets, **config))
+    randomize(model)
+    return model, lambda weight: base.with_weights({component: merged_by_peft(model, weight)}, is_original=is_original)
+
+
+def merged_by_peft(model: Any, weight: float) -> Weights:
+    """Return the weights of a copy of PEFT's model, its layers' own scaling times the weight."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(getattr(layer, "scaling", None), dict):
+            layer.scaling = {name: value * weight for name, value in layer.scaling.items()}
+    return model.merge_and_unload().state_dict()
+
+
+@pytest.mark.parametrize(("label", "tiny", "component", "weights"), PEFT_ROWS)
+def test_a_peft_folder_gives_what_peft_makes(
+    base: Base, tmp_path: Path, label: str, component: str, weights: Sequence[float]
+) -> None:
+    """The fused ones are as diffusion-pipe saves them: names of ComfyUI in a folder of PEFT."""
+    config, is_original = label.removesuffix(", fused"), label.endswith(", fused")
+    model, expected = peft_model(base, component, is_original, PEFT_CONFIGS[config])
+    model.save_pretrained(str(tmp_path))
+    if is_original:
+        file = tmp_path / "adapter_model.safetensors"
+        names = {name: f"diffusion_model.{name.removeprefix('base_model.model.')}" for name in load_file(file)}
+        save_file({names[name]: each for name, each in load_file(file).items()}, file)
+    require_equal(base, tmp_path, weights, expected)
+
+
+RENAMED = {
+    "DoRA, ai-toolkit": renamed("diffusion_model.", "lora_A.weight", "lora_B.weight", "magnitude"),
+    "DoRA, VideoX-Fun's names": renamed("lora_unet__", "lora_down.weight", "lora_up.weight", "magnitude", flat=True),
+    "DoRA, converted to kohya by diffusers": converted_to_kohya("transformer."),
+}
+RENAMED_ROWS = rows(
+    *((label, Z_IMAGE, False) for label in RENAMED),
+    ("DoRA, ai-toolkit, fused", Z_IMAGE, True),
+    *((label, FLUX2_KLEIN, label == "DoRA, ai-toolkit") for label in RENAMED),
+)
+
+
+@pytest.mark.parametrize(("label", "tiny", "is_original", "weights"), RENAMED_ROWS)
+def test_dora_under_other_names_gives_what_peft_makes(
+    base: Base, tmp_path: Path, label: str, is_original: bool, weights: Sequence[float]
+) -> None:
+    model, expected = peft_model(base, "transformer", is_original, {"r": 4, "lora_alpha": 4, "use_dora": True})
+    save_file(RENAMED[label.removesuffix(", fused")](get_peft_model_state_dict(model)), tmp_path / "a.safetensors")
+    require_equal(base, tmp_path / "a.safetensors", weights, expected)
+
+
+DIFFUSERS_ROWS = rows(*((name, Z_IMAGE) for name in ("alpha 16 of rank 4", "patterns", "DoRA", "transformer alone")))
+
+
+@pytest.mark.parametrize(("config", "tiny", "weights"), DIFFUSERS_ROWS)
+def test_what_diffusers_saves_gives_what_peft_makes(
+    base: Base, tmp_path: Path, config: str, weights: Sequence[float]
+) -> None:
+    """The transformer alone is saved by its own `save_lora_adapter`, which names no component."""
+    alone = config == "transformer alone"
+    model, expected = peft_model(base, "transformer", False, PEFT_CONFIGS["patterns" if alone else config])
+    module: Any = base.trained("transformer", False)
+    module.add_adapter(model.peft_config["default"])
+    module.load_state_dict(model.base_model.model.state_dict())
+    if alone:
+        module.save_lora_adapter(str(tmp_path))
+    else:
+        diffusers.ZImagePipeline.save_lora_weights(
+            str(tmp_path),
+            transformer_lora_layers=get_peft_model_state_dict(module),
+            transformer_lora_adapter_metadata=module.peft_config["default"].to_dict(),
+        )
+    require_equal(base, tmp_path, weights, expected)
+
+
+# -- LyCORIS and musubi-tuner ------------------------------------------------------------------------------------------
+
+WITHOUT_CONVOLUTIONS = [name for name, options in LYCORIS.items() if options["preset"] == "attn-mlp"]
+OF_KLEIN = ("locon", "LoHa", "LoKr", "LoKr full", "LoKr full as factors", "LoKr low-rank")
+LYCORIS_ROWS = rows(
+    *((name, Z_IMAGE, False) for name in WITHOUT_CONVOLUTIONS),
+    *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
+    *((name, FLUX2_KLEIN, True) for name in OF_KLEIN),
+)
+
+
+@pytest.mark.parametrize(("label", "tiny", "is_original", "weights"), LYCORIS_ROWS)
+def test_what_lycoris_saves_gives_what_lycoris_makes(
+    base: Base, tmp_path: Path, label: str, is_original: bool, weights: Sequence[float]
+) -> None:
+    """Of Z-Image the text encoder is changed, too."""
+    algorithm = label.removesuffix(", fused")
+    modules = {"transformer": base.trained("transformer", is_original), "text_encoder": nn.Module()}
+    if base.tiny is Z_IMAGE:
+        modules["text_encoder"] = base.trained("text_encoder", False)
+    network = lycoris_network(modules, **LYCORIS[algorithm])
+    path = tmp_path / "adapter.safetensors"
+    network.save_weights(str(path), None, {"ss_network_module": "lycoris.kohya"})
+    flat = {
+        f"{prefix}_{name}".replace(".", "_"): (component, name)
+        for prefix, component in (("lora_unet", "transformer"), ("lora_te", "text_encoder"))
+        for name, _ in modules[component].named_modules()
+    }
+
+    @torch.no_grad()
+    def expected(weight: float) -> Tensor:
+        if weight == 0:  # LyCORIS' own DoRA keeps the whole change at 0: no weight means no adapter here
+            return base.plain
+        merged: dict[str, dict[str, Tensor]] = {}
+        for layer in network.loras:
+            component, name = flat[layer.lora_name]
+            layer.multiplier = weight
+            inputs = torch.eye(layer.org_module[0].in_features)  # its own merged weight has the scale of LoHa twice
+            merged.setdefault(component, {})[f"{name}.weight"] = (layer(inputs) - layer(0 * inputs)).T
+        return base.with_weights(merged, is_original=is_original)
+
+    require_equal(base, path, weights, expected, factored="as factors" in algorithm)
+
+
+MUSUBI_ROWS = rows(
+    *(
+        (f"{kind}{how}", Z_IMAGE)
+        for kind in ("LoRA", "LoHa")
+        for how in ("", ", converted for ComfyUI", ", both in one file")
+    )
+)
+
+
+@pytest.mark.parametrize(("label", "tiny", "weights"), MUSUBI_ROWS)
+def test_what_musubi_tuner_saved_gives_the_merged_result(
+    base: Base, tmp_path: Path, label: str, weights: Sequence[float]
+) -> None:
+    """Files that it wrote and converted itself, by `musubi_tuner/recipe.py`.
+
+    Its converter puts the changes of queries, keys and values into one of three times the rank, beside zeros. Some
+    people publish both in one file (diffusers #13203).
+    """
+    kind = label.partition(",")[0].lower()
+    plain, path = MUSUBI / f"{kind}.safetensors", tmp_path / "adapter.safetensors"
+    tensors, converted = load_file(plain), load_file(MUSUBI / f"{kind}_comfy.safetensors")
+    names = {layer.replace(".", "_"): layer for layer in base.family.components["transformer"].layers}
+    changes: dict[str, Tensor] = {}
+    for stem in {name.partition(".")[0] for name in tensors}:
+        part = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")}
+        if kind == "lora":
+            down, change = part["lora_down.weight"], part["lora_up.weight"] @ part["lora_down.weight"]
+        else:
+            down = part["hada_w1_b"]
+            change = part["hada_w1_a"] @ down * (part["hada_w2_a"] @ part["hada_w2_b"])
+        changes[f"{names[stem.removeprefix('lora_unet_')]}.weight"] = change * float(part["alpha"]) / down.shape[0]
+    save_file(converted if "converted" in label else tensors | converted if "both" in label else tensors, path)
+    require_equal(base, path, weights, base.changed_by(changes, "transformer", is_original=False))
+    ranks = [{name: made.rank for name, made in base.read(each)["transformer"].items()} for each in (plain, path)]
+    assert ranks[0] == ranks[1]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+FLUX1 = "looks like a FLUX.1 LoRA, this base is FLUX.2 klein 4B: choose a base model of that family"
+
+
+def pair(stem: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{stem}.lora_down.weight": (4, inputs), f"{stem}.lora_up.weight": (outputs, 4)}
+
+
+Refused = Sequence[tuple[Mapping[str, tuple[int, ...]], str]]
+REFUSED_BY_Z_IMAGE: Refused = (
+    (pair("diffusion_model.layers.0.attention.qkv", 32, 95), r"attention.qkv: .* do not fit .*\(96, 32\)"),
+    ({"lora_unet_layers_0_attention_qkv.lokr_w1": (1, 1), "lora_unet_layers_0_attention_qkv.lokr_w2": (96, 32)},
+     r"rank 32 of transformer.layers.0.attention.to_q, this server takes 8"),
+    ({"layers.0.attention.norm_q.lora_A.weight": (4, 16)}, "the base model has no such layers: layers.0"),
+    ({"transformer.layers.9.attention.to_q.lora_A.weight": (4, 32)}, "the base model has no such layers: transf"),
+    ({"transformer.base_model.model.layers.0.attention.to_q.lora_A.weight": (4, 32)}, "has no such layers: transf"),
+    ({"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": (4, 3072)}, "looks like a Flux LoRA, this base is Z-I"),
+    ({"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight": (4, 3072)}, "like a FLUX.2 LoRA"),
+    ({"lora_unet_transformer_blocks_0_img_mlp_net_2.lora_down.weight": (4, 32)}, "looks like a Qwen-Image LoRA, this"),
+    ({"transformer.transformer_blocks.0.attn.to_q.lora_A.weight": (4, 32)}, "like a LoRA of a diffusion transformer, th"),
+    ({"diffusion_model.blocks.0.cross_attn.k.lora_A.weight": (4, 32)}, "looks like a Wan LoRA, this base is Z-Image"),
+    ({"lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k.lora_down.weight": (4, 2048)},
+     "looks like an SDXL LoRA, this base is Z-Image: choose a base model of that family, or a LoRA for this one$"),
+    ({"lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_down.weight": (4, 768)}, "looks like an SD 1 or SD 2 or SDXL LoRA"),
+)  # fmt: skip
+REFUSED_BY_KLEIN: Refused = (
+    (pair("lora_unet_double_blocks_18_img_attn_qkv", 3072, 9216), FLUX1),
+    (pair("lora_unet_double_blocks_0_img_mod_lin", 3072, 18432), FLUX1),
+    (pair("lora_unet_single_blocks_7_linear1", 3072, 21504), FLUX1),
+    (pair("lora_unet_single_blocks_7_linear2", 15360, 3072), FLUX1),
+    (pair("diffusion_model.double_blocks.0.img_mlp.0", 3072, 12288), FLUX1),
+    (pair("transformer.single_transformer_blocks.0.attn.to_q", 3072, 3072), FLUX1),
+    (pair("transformer.single_transformer_blocks.0.proj_mlp", 3072, 12288), FLUX1),
+    (pair("transformer.transformer_blocks.0.ff.net.0.proj", 3072, 12288), "has no such layers: transformer.tr"),
+    (pair("diffusion_model.double_blocks.0.img_attn.qkv", 4096, 12288), "looks like a FLUX.2 klein 9B LoRA"),
+    (pair("transformer.transformer_blocks.0.attn.to_q", 4096, 4096), "looks like a FLUX.2 klein 9B LoRA"),
+    (pair("diffusion_model.single_blocks.30.linear1", 6144, 55296), "looks like a FLUX.2 dev LoRA"),
+    (pair("diffusion_model.layers.0.attention.qkv", 3840, 11520), "looks like a Z-Image LoRA"),
+    (pair("lora_unet_transformer_blocks_0_img_mlp_net_2", 12288, 3072), "looks like a Qwen-Image LoRA"),
+    (pair("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", 2048, 9), "looks like an SDXL LoRA"),
+)
+
+
+Tables = Mapping[TinyTransformer, LayerTable]
+
+
+@pytest.fixture(scope="module")
+def tables(bases: Bases) -> Tables:
+    """The layers of tiny Z-Image and of klein 4B, sizes of which tell it from others."""
+    with torch.device("meta"):
+        components = {**bases(FLUX2_KLEIN).family.components, "transformer": Flux2KleinFamily.component(real_klein())}
+    return {Z_IMAGE: bases(Z_IMAGE).table, FLUX2_KLEIN: LayerTable(components, "transformer")}
+
+
+@pytest.mark.parametrize(("tiny", "shapes", "reason"), [
+    *(pytest.param(Z_IMAGE, *each, id=f"z_image-{next(iter(each[0]))}") for each in REFUSED_BY_Z_IMAGE),
+    *(pytest.param(FLUX2_KLEIN, *each, id=f"flux2_klein-{next(iter(each[0]))}") for each in REFUSED_BY_KLEIN),
+])  # fmt: skip
+def test_what_is_of_another_model_or_size_is_refused_by_name(
+    tables: Tables, tmp_path: Path, tiny: TinyTransformer, shapes: Mapping[str, tuple[int, ...]], reason: str
+) -> None:
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "a.safetensors")
+    with pytest.raises(UnusableAdapter, match=reason):
+        read_adapter(tmp_path / "a.safetensors", tables[tiny], max_rank=8, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("metadata", "reason"), [
+    ({"ss_base_model_version": "zimage"}, ""),
+    ({"modelspec.architecture": "Z-Image/lora"}, ""),
+    ({"ss_base_model_version": "flux2_klein_4b"}, "looks like a FLUX.2 LoRA .ss_base_model_version: flux2_klein_4b"),
+])  # fmt: skip
+def test_a_text_encoder_that_two_families_have_goes_where_its_metadata_say(
+    bases: Bases, tmp_path: Path, metadata: dict[str, str], reason: str
+) -> None:
+    stem, path = "text_encoder.layers.0.self_attn.q_proj", tmp_path / "a.safetensors"
+    tensors = {f"{stem}.lora_A.weight": torch.ones(4, 32), f"{stem}.lora_B.weight": torch.ones(32, 4)}
+    save_file(tensors, path, metadata=metadata)
+    if not reason:
+        assert bases(Z_IMAGE).read(path).keys() == {"text_encoder"}
+        return
+    with pytest.raises(UnusableAdapter, match=reason):
+        bases(Z_IMAGE).read(path)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["text_encoder.", "text_encoder.model.", "text_encoders.qwen3_4b.transformer.model."]
+)
+def test_an_adapter_of_kleins_text_encoder_alone_is_found_and_fits_z_image_too(tables: Tables, prefix: str) -> None:
+    layer, table = "layers.26.self_attn.q_proj", tables[FLUX2_KLEIN]
+    flat = f"lora_te_{layer.replace('.', '_')}"
+    for stem in (prefix + layer, flat, flat.replace("_te_", "_te1_")):
+        assert table.find(stem) == ("text_encoder", layer)
+        assert also_fits({f"{stem}.lora_down.weight": (4, 16)}, table, {}) == ["Z-Image"]
+    said = {"ss_base_model_version": "flux2_klein_4b"}
+    assert also_fits({f"{flat}.lora_down.weight": (4, 16)}, table, said) == []
+
+
+def test_the_table_for_users_has_every_row() -> None:
+    """`python -m tests.engine.format_table` writes it anew."""
+    assert {each for each in documented() if each[2] in map(str, TINY_TRANSFORMERS)} == rows_of({
+        "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
+        "test_every_spelling_of_lokr_gives_the_product": LOKR_ROWS,
+        "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
+        "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,
+        "test_dora_under_other_names_gives_what_peft_makes": RENAMED_ROWS,
+        "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
+        "test_what_musubi_tuner_saved_gives_the_merged_result": MUSUBI_ROWS,
+    })  # fmt: skip

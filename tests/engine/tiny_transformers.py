@@ -1,0 +1,135 @@
+"""What the tests of a transformer family know of it: how a tiny one is written, and how diffusers draws with it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from serve_app.engine import RunRequest
+from tests.engine import tiny_flux2_klein, tiny_z_image
+from tests.engine.diffusers_reference import PeftReference
+from tests.engine.tiny_models import ATTENTION
+
+
+class ZImageReference(PeftReference):
+    """diffusers' pipeline, which counts guidance from 0 and takes only the sizes that it makes."""
+
+    def caption(self, prompt: str) -> Tensor:
+        return self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False)[0][0]
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        sides = {"width": _multiple_of_16(request.width), "height": _multiple_of_16(request.height)}
+        return super()._call(replace(request, adapter=None, guidance=request.guidance - 1, **sides), output)
+
+
+class Flux2KleinReference(PeftReference):
+    """diffusers' pipeline with a negative prompt, which it takes encoded alone, and latents of its own shape."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._encoded = cache(lambda prompt: self.pipeline.encode_prompt(prompt)[0])
+
+    def caption(self, prompt: str) -> Tensor:
+        return self._encoded(prompt)[0]
+
+    def scale(self, scale: float) -> None:
+        super().scale(scale)
+        self._encoded.cache_clear()
+
+    def latents(self, request: RunRequest) -> Tensor:
+        self._call(request, "latent")
+        return self.trace[-1]
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        self.trace: list[Tensor] = []
+        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
+
+        def keep(_pipeline: Any, _step: int, _timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            self.trace.append(tensors["latents"][0].T.unflatten(1, (height // 16, width // 16)).clone())
+            return tensors
+
+        return self.pipeline(
+            image=None if request.image is None else Image.fromarray(request.image),
+            prompt_embeds=self._encoded(request.prompt),
+            negative_prompt_embeds=self._encoded(request.negative_prompt) if request.guidance > 1 else None,
+            generator=torch.Generator().manual_seed(request.seed),
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance,
+            height=height,
+            width=width,
+            output_type=output,
+            callback_on_step_end=keep,
+        ).images
+
+
+def _multiple_of_16(side: int) -> int:
+    return -(-side // 16) * 16
+
+
+@dataclass(frozen=True, eq=False)
+class TinyTransformer:
+    """A family with tiny random weights of its true architecture."""
+
+    name: str
+    write: Callable[..., Path]
+    variants: Mapping[str, Mapping[str, Any]]
+    """Options of `write` for models of other shapes, the first of which is the one that files are made of."""
+    reference: Callable[[Path], Any]
+    original_names: Callable[..., dict[str, Tensor]]
+    """Puts a transformer's weights under the original code's names, behind a prefix."""
+    linears: Sequence[str]
+    """Ends of the names of all linears of the transformer."""
+    some_linears: Sequence[Sequence[str]]
+    """Targets of adapters that change only a few of them."""
+    unread: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Weights that its files hold and nothing reads."""
+    unguided: Sequence[str] = ()
+    """Variants that have no guidance."""
+    sees_pictures: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def original_weights(self, folder: Path, prefix: str = "") -> dict[str, Tensor]:
+        """Return the weights of a folder's transformer under the original code's names."""
+        return self.original_names(load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors"), prefix)
+
+
+Z_IMAGE = TinyTransformer(
+    "z_image",
+    tiny_z_image.write_z_image,
+    {"turbo": {}, "base": {"shift": None, "dim": 48, "heads": 3, "seed": 1}},
+    ZImageReference,
+    tiny_z_image.original_names,
+    linears=(
+        "to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3", "adaLN_modulation.0", "adaLN_modulation.1",
+        "x_embedder.2-1", "linear", "mlp.0", "mlp.2", "cap_embedder.1",
+    ),
+    some_linears=(ATTENTION, ("w1", "w3"), ("cap_embedder.1",)),
+    unread={"norm_final.weight": torch.ones(4)},
+)  # fmt: skip
+"""Z-Image-Turbo, whose schedule is the same for all sizes, and Z-Image, with a head of another width."""
+
+FLUX2_KLEIN = TinyTransformer(
+    "flux2_klein",
+    tiny_flux2_klein.write_flux2_klein,
+    {"base": {}, "distilled": {"distilled": True, "heads": 3, "blocks": 2, "seed": 1}},
+    Flux2KleinReference,
+    tiny_flux2_klein.original_names,
+    linears=(
+        *tiny_flux2_klein.BLOCK_LINEARS, "x_embedder", "context_embedder", "linear_1", "linear_2",
+        "modulation_img.linear", "modulation_txt.linear", "stream_modulation.linear", "norm_out.linear", "proj_out",
+    ),
+    some_linears=(("to_q", "to_k", "to_v"), ("to_qkv_mlp_proj",), ("context_embedder",)),
+    unguided=("distilled",),
+    sees_pictures=True,
+)  # fmt: skip
+"""A base model, which is guided, and a distilled one, which is not."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN)
