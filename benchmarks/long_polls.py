@@ -31,7 +31,7 @@ from benchmarks.serve import Server, atelier_up, title_of
 from benchmarks.servers import finish, roomy_settings
 from serve_app.domain.accounts import Caller
 from serve_app.domain.jobs import JobKind, Lease
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.domain.requests import GenerationDraft, LoraUse, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
@@ -109,11 +109,10 @@ async def claimed_jobs(resources: Resources, accounts: Sequence[Account], count:
     async def accept(number: int) -> tuple[str, Account]:
         account = accounts[number % len(accounts)]
         caller = Caller(account_id=account.id, account_name="benchmark", key_id="key_x", variant=Variant.A, plan=plan)
-        request = GenerationRequest(
-            prompt=f"lighthouse {number}", loras=(LoraUse(adapter.id, 0.75),), width=512, height=512,
-            guidance_scale=7.5, steps=30, seeds=(number,),
-        )  # fmt: skip
-        acceptance = await resources.submission.generate(caller, request)
+        draft = GenerationDraft(
+            prompt=f"lighthouse {number}", loras=(LoraUse(adapter.id),), seed=number, interface=Variant.A
+        )
+        acceptance = await resources.submission.submit(caller, draft)
         return acceptance.job.id, account
 
     polls: list[Poll] = []

@@ -1,13 +1,13 @@
 """Makes jobs for tests: they are accepted, claimed, finished with small images, or failed."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, Job, JobKind, NewJob, StoredImage, kind_of, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, LoraUse, Request, Variant
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Request, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.composition import Resources
 from tests.support import existing
@@ -35,6 +35,11 @@ def new_job(
     request = request or GenerationRequest(**asked)
     facts: dict[str, Any] = {"job_id": new_job_id(kind_of(request)), "variant": Variant.A, "loras": loras, **of_the_job}
     return NewJob(account_id=account_id, request=request, **facts)
+
+
+def draft_of(request: GenerationRequest, interface: Variant | None = Variant.A) -> GenerationDraft:
+    """Return how a caller asks for the request, by default on interface A."""
+    return replace(GenerationDraft.like(request), interface=interface)
 
 
 async def accept(resources: Resources, account_id: str = ACCOUNT, **more: Any) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from serve_app.domain.accounts import Caller
+from serve_app.domain.digests import Digests
 from serve_app.domain.durations import MILLI, from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
@@ -28,7 +30,7 @@ from serve_app.domain.jobs import (
     kind_of,
     kind_of_pool,
 )
-from serve_app.domain.requests import GenerationRequest, Priority
+from serve_app.domain.requests import GenerationRequest, LoraUse, Priority, Variant
 from serve_app.jobs.acceptance import Acceptance, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
@@ -106,7 +108,7 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
-        names = ("accept", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        names = ("accept", "find_accepted", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
     async def accept(self, new: NewJob) -> Acceptance:
@@ -115,15 +117,11 @@ class JobQueue:
         Raises `Forbidden`; `QueueFull`; `NotFound` where one of its `pictures` is gone; `IdempotencyConflict` when the
         key came with another body before.
         """
-        key, replicas = new.idempotency_key, self._settings.accept_replicas
+        replicas = self._settings.accept_replicas
         args: Mapping[str, Argument] = {
             "new": encoded_rows(accept_row(new)),
-            "idempotency_digest": "" if key is None else _digest(key),
-            "given_digest": new.body.given,
-            "body_digest": new.body.before,
+            **_key_args(new.account_id, new.variant, new.idempotency_key, new.body),
             "idempotency_ms": milliseconds(self._settings.idempotency_life),
-            "variant": new.variant,
-            "account": new.account_id,
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
             "max_stored": new.max_stored,
@@ -137,6 +135,19 @@ class JobQueue:
         accept = self.scripts["accept"]
         answer = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
         return read_acceptance(answer, self._settings)
+
+    async def find_accepted(
+        self, caller: Caller, idempotency_key: str, body: Digests, loras: Sequence[LoraUse]
+    ) -> Acceptance | None:
+        """Return the job that an earlier call with this key and body made; None where there is none.
+
+        Raises `Forbidden` where the account may no longer use its LoRAs, and `IdempotencyConflict` for another body.
+        """
+        answer = await self.scripts["find_accepted"](
+            **_key_args(caller.account_id, caller.variant, idempotency_key, body),
+            loras=json.dumps([(lora.id,) for lora in loras]),
+        )
+        return read_acceptance(answer, self._settings) if answer else None
 
     async def claim(
         self, worker: str, *, kind: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
@@ -256,6 +267,17 @@ class JobQueue:
         """
         state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
         return read_state(state) if state else None
+
+
+def _key_args(account_id: str, variant: Variant, key: str | None, body: Digests) -> dict[str, Argument]:
+    """Return how the scripts are told whose idempotency key a call has, and with what it must come again."""
+    return {
+        "account": account_id,
+        "variant": variant,
+        "idempotency_digest": "" if key is None else _digest(key),
+        "given_digest": body.given,
+        "body_digest": body.before,
+    }
 
 
 def accept_row(new: NewJob) -> Mapping[str, Any]:

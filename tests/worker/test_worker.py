@@ -18,10 +18,9 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState
 from serve_app.domain.metrics import Metric
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant, image_seeds
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
-from serve_app.jobs.wishes import Wish
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import redis_key
@@ -152,7 +151,7 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
         for job_id in [await draw(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
             await ended(resources, job_id)
     executor.steps = []
-    jobs = [(await resources.submission.create(caller, Wish.like(each))).job for each in asked]
+    jobs = [(await resources.submission.submit(caller, GenerationDraft.like(each))).job for each in asked]
     async with working(resources, executor):
         assert {(await ended(resources, each.id)).state for each in jobs} == {JobState.COMPLETED}
     steps = [*executor.steps, *take(engine.measured.steps)]

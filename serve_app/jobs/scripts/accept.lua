@@ -1,6 +1,6 @@
 -- include queue
--- args: new, idempotency_digest, given_digest, body_digest, idempotency_ms:number
--- args: variant, account, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
+-- include repeats
+-- args: new, idempotency_ms:number, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
 -- `write_job` takes a job. Its account must be allowed to use its `loras`, whose weights are the job's group; without
@@ -26,24 +26,6 @@ local function no_space()
   if waiting >= max_queued then return 'full' end
   if num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then return 'account_full' end
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
-end
-
--- Return what the answer says of a job's LoRAs: their base model, and the trigger words of each as JSON.
-local function lora_facts(loras)
-  local facts = {''}
-  for _, lora in ipairs(loras) do
-    local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
-    facts[1] = found[1] or ''
-    facts[#facts + 1] = found[2] or '[]'
-  end
-  return facts
-end
-
-local function may_use_all(loras)
-  for _, lora in ipairs(loras) do
-    if not may_use_adapter(account, lora[1]) then return false end
-  end
-  return true
 end
 
 -- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
@@ -120,19 +102,10 @@ end
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. new.id)) == 1 then
-  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras)}
+  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras, new.base)}
 end
-if not may_use_all(new.loras) then return {'forbidden', {}, {}} end
-
-local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
-if idempotency_digest ~= '' then
-  local previous = redis.call('HMGET', idempotency_key, 'job', 'given', 'body')
-  if previous[1] and redis.call('EXISTS', K('job:' .. previous[1])) == 1 then
-    local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
-    if not is_repeat then return {'conflict', {}, {}} end
-    return {'replay', snapshot(read_job(previous[1])), lora_facts(new.loras)}
-  end
-end
+local answer = forbidden_or_repeat(new.loras, new.base)
+if answer then return answer end
 
 for _, image_id in ipairs(new.pictures or {}) do
   if redis.call('EXISTS', K('upload:' .. image_id), K('image:' .. image_id)) == 0 then return {'no_image', {}, {}} end
@@ -146,4 +119,4 @@ if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', new.id, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
-return {'ok', snapshot(job), lora_facts(new.loras)}
+return {'ok', snapshot(job), lora_facts(new.loras, new.base)}
