@@ -23,7 +23,7 @@ from serve_app.jobs.resolution import Resolution
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
 from serve_app.jobs.uploads import UploadRecords, Uploads
-from serve_app.jobs.waits import JobWaits
+from serve_app.jobs.waits import JobWaits, SharedCalls
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
 from serve_app.loras.applied_catalog import AppliedCatalog
@@ -118,6 +118,7 @@ class JobParts:
         self.previews = PreviewStore(redis)
         moderation = Moderation(settings)
         shown = self.previews if settings.previews and not moderation.is_on else None
+        self.shared_calls = SharedCalls(redis)
         self.waits = JobWaits(self.reader, most=settings.waiting_polls, previews=shown)
         self.webhooks = WebhookStore(redis, settings)
         self.deletion = JobDeletion(

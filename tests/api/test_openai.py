@@ -23,9 +23,10 @@ from serve_app.jobs.deletion import remove_listed_objects
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
 from tests.api.app import LORA
 from tests.live import Live, live_service
-from tests.support import png_of, store_image, wait_until
+from tests.support import plain_redis, png_of, store_image, wait_until
 
 PNG = b"\x89PNG"
 _names = count(1)
@@ -272,6 +273,32 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):
         caller.openai.images.generate(prompt="a ship", extra_headers=key)
+
+
+@pytest.mark.parametrize("leaver", ["first", "second"])
+async def test_a_job_goes_on_while_anybody_waits_for_it(caller: Caller, leaver: str) -> None:
+    caller.live.outcome = "leave"
+    live, generate = caller.live, caller.openai.images.generate
+    key, callers = {"Idempotency-Key": "order-4713"}, redis_key("shared_calls", caller.account.id, "*")
+
+    def counted() -> list[str]:
+        with plain_redis(live.resources.redis_url) as redis:
+            return [redis.get(name) for name in redis.keys(callers)]
+
+    def leaving() -> Any:
+        return generate(prompt="a boat", stream=True, extra_headers=key)
+
+    stream = leaving() if leaver == "first" else None
+    staying = asyncio.create_task(asyncio.to_thread(generate, prompt="a boat", extra_headers=key))
+    await wait_until(lambda: counted() == [str(1 + (leaver == "first"))])
+    stream = stream or leaving()
+    stream.close()
+    await wait_until(lambda: counted() == ["1"])
+    claim = caller.claim()
+    image = live.run(store_image(live.resources.images, claim))
+    live.run(live.resources.queue.finish(claim.lease, [image], seconds=0.5))
+    assert (len((await staying).data or []), caller.states()) == (1, [JobState.COMPLETED])
+    await wait_until(lambda: not counted())
 
 
 @pytest.mark.parametrize("key", ["order-4712", ""])

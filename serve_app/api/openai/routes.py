@@ -249,20 +249,29 @@ async def _states(
 ) -> AsyncGenerator[Job]:
     """Create a job, and yield what is known of it, twice a second and once it has ended.
 
-    Whoever closes this before cancels the job. A repeated idempotency key whose job was so canceled creates another.
-    Raises what `Submission.submit` raises, `Overloaded` where no more callers may wait, and `WaitEnded` after so many
-    seconds or when this process drains: then a job with an idempotency key goes on, since a repeat of it can wait on.
+    Whoever closes this before cancels the job, unless others wait with the same idempotency key. A repeat of a key whose
+    job was so canceled creates another. Raises what `Submission.submit` raises, `Overloaded` where no more callers may
+    wait, and `WaitEnded` after so many seconds or when this process drains: then a job with an idempotency key goes on,
+    since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
+    own_key, job = call.idempotency_key, None
 
     def wait_is_over() -> bool:
         return parts.waits.is_draining or time.monotonic() >= ends_at
 
-    for times in count():
-        key = call.idempotency_key and f"{call.idempotency_key}#{times}"
-        acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
-        job = acceptance.job
-        try:
+    async def give_up(left: Job | None) -> None:
+        is_last = own_key is None or await parts.shared_calls.end(caller, own_key)
+        if is_last and left and not left.state.is_terminal and not (own_key and wait_is_over()):
+            await parts.queue.cancel(left.id, account_id=account_id)
+
+    if own_key is not None:
+        await parts.shared_calls.begin(caller, own_key)
+    try:
+        for times in count():
+            key = own_key and f"{own_key}#{times}"
+            acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
+            job = acceptance.job
             while not job.state.is_terminal:
                 yield job
                 has_place = await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
@@ -273,12 +282,11 @@ async def _states(
                     raise WaitEnded(WAIT_ENDED)
                 if not has_place:
                     raise Overloaded("no more callers may wait")
-        finally:
-            if not job.state.is_terminal and not (call.idempotency_key and wait_is_over()):
-                parts.submission.background.spawn(parts.queue.cancel(job.id, account_id=account_id))
-        if not (acceptance.replayed and job.state is JobState.CANCELED):
-            yield found(await parts.reader.get(job.id, account_id=account_id), "job")
-            return
+            if not (acceptance.replayed and job.state is JobState.CANCELED):
+                yield found(await parts.reader.get(job.id, account_id=account_id), "job")
+                return
+    finally:
+        parts.submission.background.spawn(give_up(job))
 
 
 async def _events(
