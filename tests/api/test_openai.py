@@ -130,7 +130,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     stored = [caller.live.run(images.get(each.uri)) for each in (request.image, request.mask) if each]
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
-    wrong: list[Any] = [({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
+    wrong: list[Any] = [({"mask": image}, "mask"), ({"mask": b""}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
     wrong += [({"image": png_of((64, 640))}, "image"), ({"extra_body": {"n": "9" * 5000}}, "n")]
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:

@@ -174,7 +174,9 @@ async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[Imag
             folder = await places.enter_async_context(loras_of(request).uploads.folder())
             names = [*ImagesRequest.model_fields, _FIDELITY]
             files = dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
-            texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
+            texts = await read_multipart(
+                request, folder, texts=names, files=files, before_block=space.disk.check, may_be_empty=False
+            )
         numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
         texts.pop(_FIDELITY, None)
