@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ class Resolution:
     async def _generation(self, caller: Caller, draft: GenerationDraft, seed: int) -> Resolved:
         adapters = [await self._adapter(caller, use.id, place) for place, use in enumerate(draft.loras)]
         base = _base_model(draft, adapters, await self.applied_catalog.applied_base_models())
-        self._check_loras(adapters)
+        self._check_loras(draft, adapters)
         image, mask = [await self._picture(caller, draft, name) for name in ("image_id", "mask_image_id")]
         abilities = abilities_of(base.pipeline)
         width, height = _size(draft, base, abilities, image)
@@ -132,12 +133,19 @@ class Resolution:
             )
         return request
 
-    def _check_loras(self, adapters: list[Adapter]) -> None:
+    def _check_loras(self, draft: GenerationDraft, adapters: list[Adapter]) -> None:
         if len({adapter.id for adapter in adapters}) < len(adapters):
             raise InvalidParameter("loras: each may be named once")
         rank = sum(int(adapter.found.get("rank", 0)) for adapter in adapters)
         if len(adapters) > 1 and rank > self.max_rank:
             raise InvalidParameter(f"loras: their ranks add up to {rank}, and must to at most {self.max_rank}")
+        acting = [
+            adapter.found.get("factored") for use, adapter in zip(draft.loras, adapters, strict=True) if use.weight
+        ]
+        if any(count > 1 for digest, count in Counter(acting).items() if digest):
+            raise InvalidParameter(
+                "loras: two are LoKrs of whole factors, which cannot be added: use one of them without the other"
+            )
 
 
 def _base_model(draft: GenerationDraft, adapters: list[Adapter], offered: list[BaseModel]) -> BaseModel:
