@@ -5,9 +5,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -98,27 +100,19 @@ class GenerationExecutor(Executor):
         mask = request.mask and stored_mask(await self._picture(request.mask, "mask"))
         image, mask = await asyncio.to_thread(begun, image, mask, request.width, request.height, is_seen=is_seen)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
+        named: dict[str, Any] = {each.name: getattr(request, each.name, None) for each in fields(RunRequest)}
+        named.update(
+            adapter=applied.adapter,
+            scale=applied.scale,
+            guidance=request.guidance_scale,
+            base_model=base_model,
+            sampler=next(filter(None, samplers), None),
+            image=image,
+            mask=mask,
+        )
+        run = RunRequest(**named)
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
-            self._engine.add(
-                RunRequest(
-                    run_id=run_id,
-                    prompt=request.prompt,
-                    negative_prompt=request.negative_prompt,
-                    adapter=applied.adapter,
-                    scale=applied.scale,
-                    seed=seed,
-                    steps=request.steps,
-                    guidance=request.guidance_scale,
-                    width=request.width,
-                    height=request.height,
-                    base_model=base_model,
-                    sampler=next(filter(None, samplers), None),
-                    prompt_weights=request.prompt_weights,
-                    image=image,
-                    strength=request.strength,
-                    mask=mask,
-                )
-            )
+            self._engine.add(replace(run, run_id=run_id, seed=seed))
 
     async def prefetch(self, lora_id: str) -> str | None:
         adapter = await self._catalog.adapter(lora_id)
