@@ -168,7 +168,7 @@ async def _accept(resources: Resources, account: Account, lora_id: str, number: 
 
 async def _finish(resources: Resources, uris: Sequence[str]) -> None:
     """End what waits."""
-    claims = await resources.queue.claim("benchmark", kind=JobKind.GENERATION, nonce=new_nonce(), limit=AT_ONCE)
+    claims = await resources.queue.claim("benchmark", pool=JobKind.GENERATION, nonce=new_nonce(), limit=AT_ONCE)
     for claim in claims:
         assert isinstance(claim.request, GenerationRequest)
         uri = uris[claim.request.seeds[0] % len(uris)]

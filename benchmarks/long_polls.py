@@ -129,7 +129,7 @@ async def claimed_jobs(resources: Resources, accounts: Sequence[Account], count:
 async def _claim(resources: Resources, group: str) -> list[Lease]:
     """Claim as a worker that holds the jobs' LoRA, or they would be left to the generator, which holds it."""
     claims = await resources.queue.claim(
-        "benchmark", kind=JobKind.GENERATION, nonce=new_nonce(), resident=[group], limit=AT_ONCE
+        "benchmark", pool=JobKind.GENERATION, nonce=new_nonce(), resident=[group], limit=AT_ONCE
     )
     return [claim.lease for claim in claims]
 

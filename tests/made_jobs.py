@@ -50,7 +50,7 @@ async def accept(resources: Resources, account_id: str = ACCOUNT, **more: Any) -
 async def claim(
     resources: Resources, *, worker: str = "w", limit: int = 1, pool: str = JobKind.GENERATION
 ) -> list[Claim]:
-    return await resources.queue.claim(worker, kind=pool, nonce=new_nonce(), limit=limit)
+    return await resources.queue.claim(worker, pool=pool, nonce=new_nonce(), limit=limit)
 
 
 async def job_of(resources: Resources, job_id: str) -> Job:

@@ -56,7 +56,7 @@ NEWER_RECORD_PAUSE = timedelta(seconds=5)
 """A job that a newer version wrote is offered again after this long, until a worker of that version takes it."""
 
 MAX_RESIDENT = 1_000
-"""One claim names at most this many groups, which cost the script 0.2 µs each where jobs wait."""
+"""One claim names at most this many weights, which cost the script 0.2 µs each where jobs wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def new_nonce() -> str:
 
 
 def named_in_claim(resident: Sequence[str]) -> str:
-    """Return the groups that a claim names, one a line; of more than it can name, each claim names others."""
+    """Return the weights that a claim names, one a line; of more than it can name, each claim names others."""
     return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 
@@ -150,9 +150,9 @@ class JobQueue:
         return read_acceptance(answer, self._settings) if answer else None
 
     async def claim(
-        self, worker: str, *, kind: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
+        self, worker: str, *, pool: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
     ) -> list[Claim]:
-        """Hand jobs of the pool `kind` to a worker that can start `limit` images and holds the adapters `resident`.
+        """Hand jobs of a pool to a worker that can start `limit` images and holds the adapters `resident`.
 
         A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
         A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
@@ -160,7 +160,7 @@ class JobQueue:
         """
         fairness = self._fairness
         answer: list[Any] = await self.scripts["claim"](
-            kind=kind,
+            pool=pool,
             worker=worker,
             nonce=nonce,
             capacity=limit,
@@ -170,15 +170,15 @@ class JobQueue:
             max_lead=fairness.max_lead,
             owner_wait_ms=milliseconds(fairness.owner_wait),
             worker_life_ms=milliseconds(WORKER_LIFE),
-            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind_of_pool(kind)],
+            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind_of_pool(pool)],
             retention_ms=self._retention_ms,
-            resident_groups=named_in_claim(resident),
+            resident_weights=named_in_claim(resident),
         )
         claims: list[Claim] = []
         for job_id, attempt, cells in answer:
             lease, fields = Lease(job_id, attempt), pairs(cells)
             try:
-                claims.append(_read_claim(kind_of_pool(kind), lease, fields))
+                claims.append(_read_claim(kind_of_pool(pool), lease, fields))
             except UnreadableRecord as error:
                 await self._give_up(lease, record_version(fields.get("version")), error)
         return claims
@@ -284,8 +284,8 @@ def accept_row(new: NewJob) -> Mapping[str, Any]:
     """Return a job as `write_job` in `accept.lua` takes it; None stands for what it does not have."""
     row: Mapping[str, Any] = {
         "id": new.job_id,
-        "kind": kind_of(new.request),
-        "group": new.group,
+        "pool": kind_of(new.request),
+        "weights": new.weights,
         "work": work_of(new.request),
         "prices": prices(new.request) if isinstance(new.request, GenerationRequest) else None,
         "queue_share": new.queue_share,
@@ -318,7 +318,7 @@ def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim
         raise UnreadableRecord(f"created or work: {type(error).__name__}") from error
     return Claim(
         lease=lease,
-        group=fields.get("group", ""),
+        weights=fields.get("group", ""),
         account_id=fields.get("account", ""),
         request=request,
         created_at=created_at,

@@ -63,7 +63,7 @@ class Caller:
     def claim(self) -> Claim:
         """Take the account's waiting job, as a worker does."""
         queue = self.live.resources.queue
-        claims = self.live.run(queue.claim("tests", kind="generation", nonce=new_nonce(), limit=16))
+        claims = self.live.run(queue.claim("tests", pool="generation", nonce=new_nonce(), limit=16))
         return next(claim for claim in claims if claim.account_id == self.account.id)
 
     async def all_are(self, *states: JobState) -> None:

@@ -44,7 +44,7 @@ async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resourc
     assert accepted.job.id.startswith("gen_")
     (claimed,) = await claim(resources)
     adapter = existing(await resources.catalog.adapter(REQUEST.lora_id))
-    assert (claimed.group, claimed.account_id, claimed.request) == (adapter.sha256, caller.account_id, REQUEST)
+    assert (claimed.weights, claimed.account_id, claimed.request) == (adapter.sha256, caller.account_id, REQUEST)
 
 
 async def test_an_upscale_is_of_a_stored_image(resources: Resources, caller: Caller) -> None:

@@ -46,7 +46,7 @@ async def test_what_was_registered_is_served_by_every_process_and_gone_when_remo
     assert await remove_lora(resources.adapter_registry, resources.lora_weights, mine.id) == "removed"
     with pytest.raises(Forbidden):
         await other.submission.submit(caller, request)
-    assert await other.queue.claim("w", kind=JobKind.GENERATION, nonce="n") == []
+    assert await other.queue.claim("w", pool=JobKind.GENERATION, nonce="n") == []
     assert (await failure_of(other, waiting.job.id)).code is FailureCode.LORA_UNAVAILABLE
 
 

@@ -78,7 +78,7 @@ def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outli
 async def draw(resources: Resources, request: GenerationRequest) -> str:
     """Accept a request in the group of its weights."""
     adapter = await resources.catalog.adapter(request.lora_id)
-    return await accept(resources, request=request, group=adapter.sha256 if adapter else "")
+    return await accept(resources, request=request, weights=adapter.sha256 if adapter else "")
 
 
 async def ended(resources: Resources, job_id: str) -> Job:
@@ -325,7 +325,7 @@ async def test_a_hung_step_loses_its_lease_and_its_late_images(hasty: Resources,
         claims: list[Claim] = []
 
         async def is_claimed_elsewhere() -> bool:
-            claims.extend(await hasty.queue.claim("another", kind=JobKind.GENERATION, nonce="n"))
+            claims.extend(await hasty.queue.claim("another", pool=JobKind.GENERATION, nonce="n"))
             return bool(claims)
 
         await wait_until(is_claimed_elsewhere)

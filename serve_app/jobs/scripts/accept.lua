@@ -3,8 +3,8 @@
 -- args: new, idempotency_ms:number, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
--- `write_job` takes a job. Its account must be allowed to use its `loras`, whose weights are the job's group; without
--- one `group` is. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
+-- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests are the job's `weights`; without
+-- one they are named. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
 -- plan, or ''. `request_id`: of the HTTP request, for logs, or ''.
 -- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict,
 -- no_image, full, account_full, account_stored.
@@ -30,7 +30,7 @@ end
 
 -- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
 -- `as_one` (serve_app/engine/run.py) says; '' without one.
-local function group_of(loras)
+local function weights_of(loras)
   local parts = {}
   for i, lora in ipairs(loras) do
     parts[i] = {digest = redis.call('HGET', K('lora:' .. lora[1]), 'sha256'), weight = lora[2]}
@@ -50,10 +50,10 @@ end
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
-  if adapters[1] then job.group = group_of(job.loras) end
+  if adapters[1] then job.weights = weights_of(job.loras) end
   local model = base_model_of({adapters = adapters, base = job.base})
   if model then
-    job.kind = pool_of(model)
+    job.pool = pool_of(model)
     local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost') or {}
     local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
     local cost = job.cost or num(own[1], model.passes or 1) * (1 + num(own[2], 0))
@@ -65,7 +65,7 @@ local function write_job(job)
   local fields = packed_fields('', job.request)
   for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
-    version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
+    version = version, state = 'queued', kind = job.pool, variant = variant, account = account, group = job.weights,
     work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images,
     created = now, waiting_since = now,
     sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
@@ -81,8 +81,8 @@ local function write_job(job)
   end
   redis.call('HSET', K('job:' .. job.id), unpack(fields))
   redis.call('HINCRBY', K('unfinished'), account, 1)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'accepted_work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'accepted_work', job.work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
   local written = read_job(job.id)
   begin_uses(written)
