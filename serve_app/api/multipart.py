@@ -87,6 +87,7 @@ class _Form:
 
     @property
     def empty_files(self) -> list[str]:
+        """Return the fields whose files were sent without a byte."""
         return [name for name, size in self._sizes.items() if not size]
 
     def on_part_begin(self) -> None:

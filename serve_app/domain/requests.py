@@ -198,6 +198,8 @@ class GenerationRequest(_AnyGeneration):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AnyUpscale(_AnyRequest):
+    """What a draft and the request that it becomes say alike."""
+
     image_id: str
     scale_factor: int = 2
 
@@ -220,6 +222,7 @@ class UpscaleRequest(_AnyUpscale):
 
     @classmethod
     def made_of(cls, draft: UpscaleDraft, **source: Any) -> Self:
+        """Return the request of a draft, and of what was found of its image."""
         return cls(**_told(cls, draft), **source)
 
     @property

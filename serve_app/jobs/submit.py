@@ -96,6 +96,7 @@ class Submission:
             )
             if earlier is None:
                 raise
+            self._announce(caller, earlier.job, call.request_id, replayed=True)
             return earlier
 
     async def _check_prompt(self, caller: Caller, draft: Draft, job_id: str) -> None:

@@ -81,6 +81,7 @@ class SharedCalls:
         self._redis = redis
 
     async def begin(self, caller: Caller, idempotency_key: str) -> None:
+        """Count one who begins to wait, who calls `end` when it has gone or been answered."""
         pipeline = self._redis.pipeline()
         pipeline.incr(_shared_key(caller, idempotency_key))
         pipeline.pexpire(_shared_key(caller, idempotency_key), COUNTED_FOR)
