@@ -16,6 +16,7 @@ MOST_FILES = 6
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_field_is_added_as_the_page_says(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in listed.splitlines():
