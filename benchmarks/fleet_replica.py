@@ -88,9 +88,9 @@ class SimulatedReplica:
 
     def take(self, claim: Claim) -> bool:
         """Begin a job; return whether its adapter was here."""
-        is_resident = claim.group in self.held
-        self.held[claim.group] = None
-        self.held.move_to_end(claim.group)
+        is_resident = claim.weights in self.held
+        self.held[claim.weights] = None
+        self.held.move_to_end(claim.weights)
         job = ClaimedJob(claim, self.now if is_resident else self.now + self.engine.load_ms)
         self.pending.extend(Run(job) for _ in range(job.images_left))
         self._evict()
@@ -153,7 +153,7 @@ class SimulatedReplica:
     def _evict(self) -> None:
         if len(self.held) <= self.engine.slots:
             return
-        used = {run.job.claim.group for run in (*self.active, *self.pending)}
+        used = {run.job.claim.weights for run in (*self.active, *self.pending)}
         oldest = next((group for group in self.held if group not in used), None)
         if oldest is not None:
             del self.held[oldest]

@@ -129,7 +129,7 @@ class Simulation:
                 request=GenerationRequest(
                     prompt="a boat", loras=(LoraUse("model_x"),), seeds=tuple(range(arrival.images))
                 ),
-                group=arrival.lora,
+                weights=arrival.lora,
             )
         )
         if self._waiting == 0:
@@ -193,7 +193,7 @@ class Simulation:
 
     async def _finish(self, job: ClaimedJob) -> None:
         assert await self._queue_now().finish(job.claim.lease, [], seconds=job.seconds) is CommitReply.OK
-        self._recent_adapters.append(job.claim.group)
+        self._recent_adapters.append(job.claim.weights)
         assert job.began is not None
         arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
         waits = self._outcome.burst_waits if arrival.in_burst else self._outcome.waits
@@ -206,7 +206,7 @@ class Simulation:
             self._outcome.asked += 1
             claims = await self._queue_now().claim(
                 replica.name,
-                kind=KIND,
+                pool=KIND,
                 nonce=str(self._outcome.asked),
                 resident=sorted(replica.held),
                 limit=replica.free_runs,

@@ -150,7 +150,7 @@ async def _fail(queue: JobQueue, job_ids: Sequence[str]) -> None:
 
 
 async def _with_each(queue: JobQueue, end: Callable[[Claim], Awaitable[None]]) -> None:
-    while claims := await queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=100):
+    while claims := await queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce(), limit=100):
         for claim in claims:
             await end(claim)
 

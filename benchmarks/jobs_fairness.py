@@ -131,7 +131,7 @@ async def _serve_one(
 ) -> int | None:
     """Return how long the worker is busy with what it got; None when it got nothing."""
     resident = tuple(worker.held) if grouped else ()
-    claims = await queue.claim(worker.name, kind=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1)
+    claims = await queue.claim(worker.name, pool=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1)
     if not claims:
         return None
     (claim,) = claims
@@ -213,7 +213,7 @@ async def _accept(queue: LogicalQueue, number: int, arrival: Arrival, *, fair: b
             variant=Variant.A,
             account_id=arrival.account if fair else "everyone",
             request=GenerationRequest(prompt="a boat", loras=(LoraUse("model_x"),), seeds=(number,)),
-            group=arrival.group,
+            weights=arrival.group,
         )
     )
 

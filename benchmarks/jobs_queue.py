@@ -152,7 +152,7 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
         variant=Variant.A,
         account_id=f"acct_{number % shape.accounts:026}",
         request=request,
-        group=_group(number * 7919 % shape.adapters),
+        weights=_group(number * 7919 % shape.adapters),
         rate_token="r" * 16,
     )
     return ACCEPT.encode(
@@ -181,7 +181,7 @@ def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | byte
     fairness, hour = Fairness(), 3_600_000
     return CLAIM.encode(
         {
-            "kind": JobKind.GENERATION,
+            "pool": JobKind.GENERATION,
             "worker": f"w{turn % 64}",
             "nonce": str(turn),
             "capacity": capacity,
@@ -193,7 +193,7 @@ def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | byte
             "worker_life_ms": milliseconds(WORKER_LIFE),
             "default_seconds_per_unit": DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION],
             "retention_ms": 720 * hour,
-            "resident_groups": named_in_claim(resident),
+            "resident_weights": named_in_claim(resident),
         }
     )
 

@@ -12,7 +12,7 @@ from deployments.ray_internals import (
     until_generators_have_run,
 )
 from deployments.requirements import require_shared
-from serve_app.api.jobs.schemas import job_record
+from serve_app.api.jobs.records import job_record
 from serve_app.operations.housekeeping import Housekeeping, reap_forever
 from serve_app.settings import Settings
 from serve_app.store.loop_watch import watch_loop

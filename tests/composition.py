@@ -17,7 +17,7 @@ from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sessions import SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
 from serve_app.accounts.usage import UsageReader
-from serve_app.api.jobs.schemas import job_record
+from serve_app.api.jobs.records import job_record
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.app import create_app
 from serve_app.jobs.backlog import QueueStats

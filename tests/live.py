@@ -32,7 +32,7 @@ class Live(Served):
     async def hint(self, kind: str, job_id: str) -> None:
         if self.outcome == "leave":
             return
-        for claim in await self.resources.queue.claim("live", kind=kind, nonce=new_nonce(), limit=16):
+        for claim in await self.resources.queue.claim("live", pool=kind, nonce=new_nonce(), limit=16):
             await self._work(claim)
 
     async def _work(self, claim: Claim) -> None:

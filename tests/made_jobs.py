@@ -1,13 +1,13 @@
 """Makes jobs for tests: they are accepted, claimed, finished with small images, or failed."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, Job, JobKind, NewJob, StoredImage, kind_of, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, LoraUse, Request, Variant
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Request, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.composition import Resources
 from tests.support import existing
@@ -37,6 +37,11 @@ def new_job(
     return NewJob(account_id=account_id, request=request, **facts)
 
 
+def draft_of(request: GenerationRequest, interface: Variant | None = Variant.A) -> GenerationDraft:
+    """Return how a caller asks for the request, by default on interface A."""
+    return replace(GenerationDraft.like(request), interface=interface)
+
+
 async def accept(resources: Resources, account_id: str = ACCOUNT, **more: Any) -> str:
     """Accept a job that `new_job` makes; return its id."""
     return (await resources.queue.accept(new_job(account_id, **more))).job.id
@@ -45,7 +50,7 @@ async def accept(resources: Resources, account_id: str = ACCOUNT, **more: Any) -
 async def claim(
     resources: Resources, *, worker: str = "w", limit: int = 1, pool: str = JobKind.GENERATION
 ) -> list[Claim]:
-    return await resources.queue.claim(worker, kind=pool, nonce=new_nonce(), limit=limit)
+    return await resources.queue.claim(worker, pool=pool, nonce=new_nonce(), limit=limit)
 
 
 async def job_of(resources: Resources, job_id: str) -> Job:

@@ -158,9 +158,7 @@ IdempotencyKeyDep = Annotated[str | None, Depends(read_idempotency_key)]
 
 
 async def read_call(request: Request, idempotency_key: IdempotencyKeyDep) -> Call:
-    seed_is_given = "seed" in await request.json()
-    request_id = RequestContext.of(request).request_id
-    return Call(request_id=request_id, idempotency_key=idempotency_key, seed_is_given=seed_is_given)
+    return Call(request_id=RequestContext.of(request).request_id, idempotency_key=idempotency_key)
 
 
 def caller_address(request: Request) -> str:

@@ -29,10 +29,12 @@ async def read_multipart(
     texts: Collection[str],
     files: Mapping[str, int],
     before_block: Callable[[], Awaitable[None]],
+    may_be_empty: bool = True,
 ) -> dict[str, str]:
     """Return the text fields; write each file to `folder` under its field's name.
 
-    `files` are the most bytes of each. `before_block` is called before each block is written. Raises `PayloadTooLarge`
+    `files` are the most bytes of each. Nothing is written of an empty one, as browsers' forms send it where none was
+    chosen, unless it is refused. `before_block` is called before each block is written. Raises `PayloadTooLarge`
     (before a byte is read, where the declared length is too large), `UnsupportedMediaType`, `RequestTimeout`,
     `InvalidParameter`, in that order, and what `before_block` raises.
     """
@@ -55,6 +57,8 @@ async def read_multipart(
         raise InvalidParameter("body: is not a multipart form") from None
     if not form.is_whole:
         raise InvalidParameter("body: the multipart form is incomplete")
+    if not may_be_empty and form.empty_files:
+        raise InvalidParameter(f"{form.empty_files[0]}: the file is empty")
     return form.fields
 
 
@@ -80,6 +84,11 @@ class _Form:
         self._name = ""
         self._text = bytearray()
         self._header, self._value, self._disposition = b"", b"", b""
+
+    @property
+    def empty_files(self) -> list[str]:
+        """Return the fields whose files were sent without a byte."""
+        return [name for name, size in self._sizes.items() if not size]
 
     def on_part_begin(self) -> None:
         self._name, self._disposition = "", b""

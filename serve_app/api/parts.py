@@ -19,11 +19,11 @@ from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.polling import Poller
 from serve_app.jobs.previews import PreviewStore
 from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.resolution import Resolution
 from serve_app.jobs.samples import LoraSamples
 from serve_app.jobs.submit import Hint, Submission
 from serve_app.jobs.uploads import UploadRecords, Uploads
-from serve_app.jobs.waits import JobWaits
-from serve_app.jobs.wishes import Wishes
+from serve_app.jobs.waits import JobWaits, SharedCalls
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
 from serve_app.loras.applied_catalog import AppliedCatalog
@@ -116,25 +116,11 @@ class JobParts:
         make_space = (loras.uploads.sweep, loras.weights.make_space)
         self.space = Space(DiskReserve(settings, self.images.local_folder, *make_space), MemoryReserve(redis))
         self.previews = PreviewStore(redis)
-        uploaded = UploadRecords(redis, settings)
         moderation = Moderation(settings)
         shown = self.previews if settings.previews and not moderation.is_on else None
+        self.shared_calls = SharedCalls(redis)
         self.waits = JobWaits(self.reader, most=settings.waiting_polls, previews=shown)
         self.webhooks = WebhookStore(redis, settings)
-        self.submission = Submission(
-            settings=settings,
-            queue=self.queue,
-            jobs=self.reader,
-            uploads=uploaded,
-            catalog=loras.catalog,
-            images=self.images,
-            space=self.space,
-            moderation=moderation,
-            traces=process.traces,
-            background=process.background,
-            wishes=Wishes(loras.catalog, loras.applied_catalog, loras.max_rank),
-            hint=hint,
-        )
         self.deletion = JobDeletion(
             deletions=Deletions(redis, self.images),
             images=self.images,
@@ -143,11 +129,22 @@ class JobParts:
         )
         self.uploads = Uploads(
             settings=settings,
-            records=uploaded,
+            records=UploadRecords(redis, settings),
             jobs=self.reader,
             images=self.images,
             deletion=self.deletion,
             background=process.background,
+        )
+        self.submission = Submission(
+            settings=settings,
+            queue=self.queue,
+            catalog=loras.catalog,
+            space=self.space,
+            moderation=moderation,
+            traces=process.traces,
+            background=process.background,
+            resolution=Resolution(loras.catalog, loras.applied_catalog, self.uploads, loras.max_rank),
+            hint=hint,
         )
 
 

@@ -1,6 +1,5 @@
 """Field types and base models that the request and response models of several interfaces share."""
 
-import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -10,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode, InvalidParameter
 from serve_app.domain.jobs import JOB_PREFIXES
-from serve_app.domain.requests import MAX_RANDOM_SEED, GenerationRequest
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
 
 MAX_PROMPT = 4000
 """A prompt has at most this many code points after trimming."""
@@ -34,10 +33,12 @@ class RequestBody(BaseModel):
 class GenerationBody(RequestBody):
     """A request for images: its fields are called as the domain's, and an interface's own name of one is its alias."""
 
-    def to_domain(self) -> GenerationRequest:
-        """Return the domain's request; the service draws a seed that was left out."""
-        drawn: dict[str, Any] = {"seed": secrets.randbelow(MAX_RANDOM_SEED)}
-        return GenerationRequest.asked(**drawn | self.model_dump(exclude_none=True))
+    interface: ClassVar[Variant]
+
+    def to_domain(self) -> GenerationDraft:
+        fields = self.model_dump()
+        lora = LoraUse(fields.pop("lora_id"), fields.pop("lora_weight"))
+        return GenerationDraft(**fields, loras=(lora,), interface=self.interface)
 
     @classmethod
     def fields_of(cls, request: GenerationRequest) -> dict[str, Any]:
@@ -119,6 +120,7 @@ UtcTime = Annotated[
     PlainSerializer(utc_text, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"}),
 ]
+Count = Annotated[int, Field(ge=0)]
 Pixels = Annotated[int, Field(ge=1, description="Pixels.")]
 UnfinishedProgress = Annotated[int, Field(ge=0, le=99, description="Percent; never decreases.")]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, Self
 
@@ -9,9 +10,8 @@ from typing import Any, NamedTuple, Self
 class Digests(NamedTuple):
     """The SHA-256 (hex) of what a caller gave, which the same idempotency key must come with again.
 
-    Versions until November 2026 wrote and compared `before` alone, by `repr`: a field added since is declared with
-    `repr=False`. It can go in the release after the first with `given`, when no such version runs beside it and the
-    records of these (24 hours) are gone.
+    Versions until November 2026 wrote and compared `before` alone, the text by which their dataclasses printed. It can
+    go when no such version runs beside this one and the records of these (24 hours) are gone.
     """
 
     given: str = ""
@@ -38,6 +38,21 @@ def given_fields(asked: Any) -> dict[str, Any]:
         if value != (each.default if each.default_factory is MISSING else each.default_factory()):
             given[each.name] = value
     return given
+
+
+_OF_ANY = "output_format metadata priority start_within"
+_PRINTED: Mapping[str, str] = {
+    "GenerationRequest": f"{_OF_ANY} prompt loras base_model negative_prompt width height guidance_scale steps sampler "
+    "seeds prompt_weights image strength mask",
+    "Wish": "prompt seed num_images loras base_model negative_prompt width height steps guidance_scale sampler "
+    f"prompt_weights image_id strength mask_image_id {_OF_ANY}",
+    "UpscaleRequest": f"{_OF_ANY} image_id scale_factor source_uri source_width source_height",
+}
+
+
+def printed_before(name: str, asked: Any) -> str:
+    """Return how a dataclass of this name, with these fields, printed in the versions that digested that."""
+    return f"{name}({', '.join(f'{each}={getattr(asked, each)!r}' for each in _PRINTED[name].split())})"
 
 
 def _sha256(text: str) -> str:

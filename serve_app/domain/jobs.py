@@ -26,7 +26,7 @@ def pool_of(group: str) -> str:
     """Return the name of the pool in which the jobs of a group's base models wait and run.
 
     A pool is what the same workers take: its queue, fairness, estimates and scaling are its own. Upscales are the pool
-    `upscale`. Scripts, keys and scaling policies call a pool's name `kind`.
+    `upscale`. The record's field, metrics and scaling policies call a pool's name `kind`.
     """
     return str(JobKind.GENERATION) if group == DEFAULT_GROUP else f"{JobKind.GENERATION}.{group}"
 
@@ -141,12 +141,12 @@ class Lease:
 class Claim:
     """A job handed to a worker, with the lease under which it may write.
 
-    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale. `request_id` is
-    that of the HTTP request, for logs.
+    `weights` is the same for jobs that use the same: the LoRA's sha256, or that of several together; empty for an
+    upscale. `request_id` is that of the HTTP request, for logs.
     """
 
     lease: Lease
-    group: str
+    weights: str
     account_id: str
     request: Request
     created_at: datetime
@@ -237,10 +237,10 @@ class NewJob:
     variant: Variant
     account_id: str
     request: Request
-    group: str = ""
-    """The batching group of a job without `loras`; otherwise accept.lua sets it."""
+    weights: str = ""
+    """The weights of a job without `loras`; otherwise accept.lua sets them."""
     loras: tuple[LoraUse, ...] = ()
-    """The account must be allowed to use these adapters, whose weights are then the job's group."""
+    """The account must be allowed to use these LoRAs, whose digests are then the job's weights."""
     cost: float | None = None
     """How many times its denoising counts; None where the catalog says it, by the sampler's passes."""
     idempotency_key: str | None = None

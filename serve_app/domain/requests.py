@@ -1,18 +1,20 @@
-"""Requests: immutable, already valid, the same for both variants."""
+"""What callers ask for: a draft, the same for every door, and the whole request that it becomes. Both are immutable."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Self
 
-from serve_app.domain.digests import Digests, given_fields
+from serve_app.domain.digests import Digests, given_fields, printed_before
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`seeded_generator` in `engine/runner.py`)."""
 
 
+USUAL_STEPS, USUAL_GUIDANCE, USUAL_WEIGHT = 30, 7.5, 0.75
+"""What is drawn where neither the caller nor a LoRA nor its base model says anything."""
 MAX_RANDOM_SEED = 2**53
 """Seeds that the service draws are below this, and so exact in every JSON reader."""
 
@@ -59,7 +61,7 @@ class LoraUse:
     """A LoRA of a request, and how strongly it acts. Only `POST /v1/jobs` takes weights below 0."""
 
     id: str
-    weight: float = 0.75
+    weight: float = USUAL_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +85,71 @@ class _AnyRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationRequest(_AnyRequest):
-    """A request for images of a prompt.
-
-    Interfaces A and B name one LoRA; `POST /v1/jobs` names up to four, and fills in what their base model says.
-    """
+class _AnyGeneration(_AnyRequest):
+    """What a draft and the request that it becomes say alike, because no LoRA and no base model has a word on it."""
 
     prompt: str
+    negative_prompt: str = ""
     loras: tuple[LoraUse, ...] = ()
     """They act together, each on the base model alone, in whatever order they are named."""
+    prompt_weights: bool = False
+    """Whether `(red:1.5)` and `[green]` in its prompts weight their words, as A1111 reads them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationDraft(_AnyGeneration):
+    """What a caller asks for, by whichever door, until `jobs/resolution.py` makes a request of it.
+
+    None is left to the LoRAs, their base model or the service.
+    """
+
+    interface: Variant | None = None
+    """The contract by which it was asked for; None stands for all other doors. A's and B's have bounds and defaults of
+    their own, so that nothing is left to a base model."""
+    seed: int | None
+    """Image i takes `seed + i`; the service draws what is None."""
+    num_images: int = 1
+    base_model: str | None = None
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance_scale: float | None = None
+    sampler: str | None = None
+    image_id: str | None = None
+    strength: float | None = None
+    mask_image_id: str | None = None
+
+    @classmethod
+    def like(cls, request: "GenerationRequest", *, seed: int | None = None) -> Self:
+        """Return the draft of the same images, or of those of another seed."""
+        named: dict[str, Any] = {
+            "seed": request.seed if seed is None else seed,
+            "base_model": request.base_model or None,
+            "sampler": request.sampler or None,
+            "image_id": request.image and request.image.image_id,
+            "strength": request.strength if request.image else None,
+            "mask_image_id": request.mask and request.mask.image_id,
+        }
+        return cls(**_told(cls, request) | named)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest(_AnyGeneration):
+    """A request for images of a prompt, whole: its record and the worker that draws it have no other.
+
+    A record leaves out what is as its default here, so that no default may change.
+    """
+
     base_model: str = ""
-    """The base model of a request without a LoRA; empty means that of its LoRAs."""
-    negative_prompt: str = ""
+    """Empty means that of its LoRAs."""
     width: int = 512
     height: int = 512
-    guidance_scale: float = 7.5
-    steps: int = 30
+    guidance_scale: float = USUAL_GUIDANCE
+    steps: int = USUAL_STEPS
     sampler: str = ""
     """Empty means that of its first LoRA that has one of its own, or else that of its base model."""
     seeds: tuple[int, ...]
     """An unsigned 64-bit seed for each image, fixed at accept."""
-    prompt_weights: bool = False
-    """Whether `(red:1.5)` and `[green]` in its prompts weight their words, as A1111 reads them."""
     image: Picture | None = None
     """The image that it begins from, scaled to its size."""
     strength: float = 0.8
@@ -113,9 +158,9 @@ class GenerationRequest(_AnyRequest):
     """White where `image` is redrawn, black where it is kept."""
 
     @classmethod
-    def asked(cls, *, seed: int, lora_id: str, lora_weight: float = 0.75, num_images: int = 1, **fields: Any) -> Self:
-        """Return the request that the fields of interface A or B ask for: image i takes `seed + i`."""
-        return cls(**fields, loras=(LoraUse(lora_id, lora_weight),), seeds=image_seeds(seed, num_images))
+    def made_of(cls, draft: GenerationDraft, seed: int, **resolved: Any) -> Self:
+        """Return the request of a draft: what it names, `resolved`, and the defaults of what neither names."""
+        return cls(**_told(cls, draft) | resolved, seeds=image_seeds(seed, draft.num_images))
 
     @property
     def lora_id(self) -> str:
@@ -145,16 +190,45 @@ class GenerationRequest(_AnyRequest):
         """Return its megapixel-steps, as its caller is told; `jobs/price.py` says what they cost."""
         return self.steps_taken * self.width * self.height / 1e6
 
+    @property
+    def picture_ids(self) -> tuple[str, ...]:
+        """Return the images that are not deleted before its job has ended."""
+        return tuple(each.image_id for each in (self.image, self.mask) if each)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UpscaleRequest(_AnyRequest):
-    """A larger copy of a stored image. The source's URI and size in pixels are resolved at accept."""
+class _AnyUpscale(_AnyRequest):
+    """What a draft and the request that it becomes say alike."""
 
     image_id: str
     scale_factor: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpscaleDraft(_AnyUpscale):
+    """What a caller asks for who wants a larger copy of an image of the account."""
+
+    interface: Variant | None = None
+    """The contract by which it was asked for, which knows images of its own jobs alone; None knows all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpscaleRequest(_AnyUpscale):
+    """A larger copy of a stored image. The source's URI and size in pixels are resolved at accept."""
+
     source_uri: str
     source_width: int
     source_height: int
+
+    @classmethod
+    def made_of(cls, draft: UpscaleDraft, **source: Any) -> Self:
+        """Return the request of a draft, and of what was found of its image."""
+        return cls(**_told(cls, draft), **source)
+
+    @property
+    def picture_ids(self) -> tuple[str, ...]:
+        """Return the images that are not deleted before its job has ended."""
+        return (self.image_id,)
 
     @property
     def num_images(self) -> int:
@@ -174,20 +248,38 @@ class UpscaleRequest(_AnyRequest):
         return self.width * self.height / 1e6
 
 
+Draft = GenerationDraft | UpscaleDraft
 Request = GenerationRequest | UpscaleRequest
 
 
-def fingerprint(request: Request, *, seed_is_given: bool) -> Digests:
-    """Return the digests of what a caller asked for, with texts trimmed.
+def _told(cls: type[Draft | Request], source: Draft | Request) -> dict[str, Any]:
+    """Return what one says of the fields that another has too."""
+    told = {each.name: getattr(source, each.name, None) for each in fields(cls)}
+    return {name: value for name, value in told.items() if value is not None}
 
-    Seeds that the service drew, and what it found of an upscale's source, are no part of it.
+
+def loras_of(asked: Draft | Request) -> tuple[LoraUse, ...]:
+    """Return the LoRAs of a generation; an upscale has none."""
+    return asked.loras if isinstance(asked, _AnyGeneration) else ()
+
+
+def digests_of(draft: Draft, request: Request | None) -> Digests:
+    """Return the digests of what a caller asked for, with texts trimmed. Without its request, only `given` is known.
+
+    Seeds that the service drew, and what it found of an upscale's source, are no part of it. A's and B's drafts are
+    digested as the requests that they are, without their defaults.
     """
-    before = repr(request)
-    given = {name: value for name, value in given_fields(request).items() if not name.startswith("source_")}
-    if isinstance(request, GenerationRequest) and not seed_is_given:
-        before = f"{request.num_images} {replace(request, seeds=())}"
-        given["seeds"] = request.num_images
-    return Digests.of(given, before)
+    given = {name: value for name, value in given_fields(draft).items() if name != "interface"}
+    name, asked, more = "Wish", draft, ""
+    if isinstance(draft, UpscaleDraft):
+        name, asked = "UpscaleRequest", request
+    elif draft.interface is not None:
+        whole = GenerationRequest.made_of(draft, draft.seed or 0)
+        given = given_fields(whole) | {"seeds": draft.num_images if draft.seed is None else whole.seeds}
+        if draft.seed is None:
+            whole, more = replace(whole, seeds=()), f"{draft.num_images} "
+        name, asked = "GenerationRequest", whole
+    return Digests.of(given, more + printed_before(name, asked) if asked else "")
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@
 {"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
 """
 
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -160,6 +161,7 @@ def _describe(weights: "AdapterWeights", placed: Placed, table: LayerTable, base
         "algorithm": algorithm,
         "rank": rank,
         "work_rank": work_rank,
+        "factored": _digest_of_factored(weights),
         "layers": len(layers),
         "targets": kinds,
         "components": sorted(weights),
@@ -167,6 +169,14 @@ def _describe(weights: "AdapterWeights", placed: Placed, table: LayerTable, base
         "metadata": training_metadata(source.declared),
         "suggested_trigger_words": suggested_trigger_words(source.metadata),
     }
+
+
+def _digest_of_factored(weights: AdapterWeights) -> str:
+    """Return what two LoKrs have alike that apply the same layers by whole factors, and so cannot be added; '' for none."""
+    names = [
+        f"{component}.{layer}" for component in weights for layer, made in weights[component].items() if made.factors
+    ]
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16] if names else ""
 
 
 def _kind(layer: str, dimensions: int) -> str:

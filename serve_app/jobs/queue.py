@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from serve_app.domain.accounts import Caller
+from serve_app.domain.digests import Digests
 from serve_app.domain.durations import MILLI, from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
@@ -28,7 +30,7 @@ from serve_app.domain.jobs import (
     kind_of,
     kind_of_pool,
 )
-from serve_app.domain.requests import GenerationRequest, Priority
+from serve_app.domain.requests import GenerationRequest, LoraUse, Priority, Variant
 from serve_app.jobs.acceptance import Acceptance, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
@@ -54,7 +56,7 @@ NEWER_RECORD_PAUSE = timedelta(seconds=5)
 """A job that a newer version wrote is offered again after this long, until a worker of that version takes it."""
 
 MAX_RESIDENT = 1_000
-"""One claim names at most this many groups, which cost the script 0.2 µs each where jobs wait."""
+"""One claim names at most this many weights, which cost the script 0.2 µs each where jobs wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,7 @@ def new_nonce() -> str:
 
 
 def named_in_claim(resident: Sequence[str]) -> str:
-    """Return the groups that a claim names, one a line; of more than it can name, each claim names others."""
+    """Return the weights that a claim names, one a line; of more than it can name, each claim names others."""
     return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 
@@ -106,7 +108,7 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
-        names = ("accept", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        names = ("accept", "find_accepted", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
     async def accept(self, new: NewJob) -> Acceptance:
@@ -115,15 +117,11 @@ class JobQueue:
         Raises `Forbidden`; `QueueFull`; `NotFound` where one of its `pictures` is gone; `IdempotencyConflict` when the
         key came with another body before.
         """
-        key, replicas = new.idempotency_key, self._settings.accept_replicas
+        replicas = self._settings.accept_replicas
         args: Mapping[str, Argument] = {
             "new": encoded_rows(accept_row(new)),
-            "idempotency_digest": "" if key is None else _digest(key),
-            "given_digest": new.body.given,
-            "body_digest": new.body.before,
+            **_key_args(new.account_id, new.variant, new.idempotency_key, new.body),
             "idempotency_ms": milliseconds(self._settings.idempotency_life),
-            "variant": new.variant,
-            "account": new.account_id,
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
             "max_stored": new.max_stored,
@@ -138,10 +136,23 @@ class JobQueue:
         answer = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
         return read_acceptance(answer, self._settings)
 
+    async def find_accepted(
+        self, caller: Caller, idempotency_key: str, body: Digests, loras: Sequence[LoraUse]
+    ) -> Acceptance | None:
+        """Return the job that an earlier call with this key and body made; None where there is none.
+
+        Raises `Forbidden` where the account may no longer use its LoRAs, and `IdempotencyConflict` for another body.
+        """
+        answer = await self.scripts["find_accepted"](
+            **_key_args(caller.account_id, caller.variant, idempotency_key, body),
+            loras=json.dumps([(lora.id,) for lora in loras]),
+        )
+        return read_acceptance(answer, self._settings) if answer else None
+
     async def claim(
-        self, worker: str, *, kind: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
+        self, worker: str, *, pool: str, nonce: str, resident: Sequence[str] = (), limit: int = 1
     ) -> list[Claim]:
-        """Hand jobs of the pool `kind` to a worker that can start `limit` images and holds the adapters `resident`.
+        """Hand jobs of a pool to a worker that can start `limit` images and holds the adapters `resident`.
 
         A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
         A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
@@ -149,7 +160,7 @@ class JobQueue:
         """
         fairness = self._fairness
         answer: list[Any] = await self.scripts["claim"](
-            kind=kind,
+            pool=pool,
             worker=worker,
             nonce=nonce,
             capacity=limit,
@@ -159,15 +170,15 @@ class JobQueue:
             max_lead=fairness.max_lead,
             owner_wait_ms=milliseconds(fairness.owner_wait),
             worker_life_ms=milliseconds(WORKER_LIFE),
-            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind_of_pool(kind)],
+            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind_of_pool(pool)],
             retention_ms=self._retention_ms,
-            resident_groups=named_in_claim(resident),
+            resident_weights=named_in_claim(resident),
         )
         claims: list[Claim] = []
         for job_id, attempt, cells in answer:
             lease, fields = Lease(job_id, attempt), pairs(cells)
             try:
-                claims.append(_read_claim(kind_of_pool(kind), lease, fields))
+                claims.append(_read_claim(kind_of_pool(pool), lease, fields))
             except UnreadableRecord as error:
                 await self._give_up(lease, record_version(fields.get("version")), error)
         return claims
@@ -258,12 +269,23 @@ class JobQueue:
         return read_state(state) if state else None
 
 
+def _key_args(account_id: str, variant: Variant, key: str | None, body: Digests) -> dict[str, Argument]:
+    """Return how the scripts are told whose idempotency key a call has, and with what it must come again."""
+    return {
+        "account": account_id,
+        "variant": variant,
+        "idempotency_digest": "" if key is None else _digest(key),
+        "given_digest": body.given,
+        "body_digest": body.before,
+    }
+
+
 def accept_row(new: NewJob) -> Mapping[str, Any]:
     """Return a job as `write_job` in `accept.lua` takes it; None stands for what it does not have."""
     row: Mapping[str, Any] = {
         "id": new.job_id,
-        "kind": kind_of(new.request),
-        "group": new.group,
+        "pool": kind_of(new.request),
+        "weights": new.weights,
         "work": work_of(new.request),
         "prices": prices(new.request) if isinstance(new.request, GenerationRequest) else None,
         "queue_share": new.queue_share,
@@ -296,7 +318,7 @@ def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim
         raise UnreadableRecord(f"created or work: {type(error).__name__}") from error
     return Claim(
         lease=lease,
-        group=fields.get("group", ""),
+        weights=fields.get("group", ""),
         account_id=fields.get("account", ""),
         request=request,
         created_at=created_at,

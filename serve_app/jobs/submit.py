@@ -1,7 +1,6 @@
-"""Submits a request: one durable accept, which checks permission, then a hint to a replica."""
+"""Submits what a caller asks for: resolved, accepted by one durable script, then a hint to a replica."""
 
 import logging
-import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -10,25 +9,15 @@ from typing import Any
 
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
-from serve_app.domain.digests import Digests
+from serve_app.domain.digests import NO_DIGESTS, Digests
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import Job, JobKind, NewJob, StoredImage, new_job_id
-from serve_app.domain.requests import (
-    MAX_RANDOM_SEED,
-    GenerationRequest,
-    Request,
-    UpscaleRequest,
-    Variant,
-    fingerprint,
-)
+from serve_app.domain.jobs import Job, JobKind, NewJob, new_job_id
+from serve_app.domain.requests import Draft, Request, UpscaleDraft, Variant, digests_of, loras_of
 from serve_app.jobs.acceptance import Acceptance
-from serve_app.jobs.history import JobReader
-from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation
 from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.records import JOB_BYTES
-from serve_app.jobs.uploads import UploadRecords
-from serve_app.jobs.wishes import Wish, Wishes
+from serve_app.jobs.resolution import Resolution, Resolved
 from serve_app.log import log_ids
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
@@ -40,7 +29,6 @@ log = logging.getLogger(__name__)
 
 ADAPTER_PREFIX = "model_"
 """Ids in a catalog begin with this, by convention."""
-MAX_OUTPUT_PIXELS = 16_000_000
 USUAL_JOB_BYTES = JOB_BYTES + 512
 """A job whose prompts have a thousand characters together takes this many bytes of Redis."""
 ONE_DAY = timedelta(days=1)
@@ -59,15 +47,15 @@ class Call:
 
     request_id: str = ""
     idempotency_key: str | None = None
-    seed_is_given: bool = False
-    """Whether the idempotency key stands for the request's seeds too, or for any that the service draws."""
     webhook: str = ""
     """This checked address is told of the job's end."""
     start_within: int | None = None
-    """The door's own limit, for a wish that has none: a repeat need not come with it."""
+    """The door's own limit, for a draft that has none: a repeat need not come with it."""
 
 
 NO_CALL = Call()
+_OWN_NAMES = {Variant.A: ("prompt", "lora_id"), Variant.B: ("positive_prompt", "model_id")}
+"""What interfaces A and B call a prompt and a LoRA, for which all other doors have the names of `POST /v1/jobs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,171 +64,97 @@ class Submission:
 
     settings: Settings
     queue: JobQueue
-    jobs: JobReader
-    uploads: UploadRecords
     catalog: CatalogReader
-    images: ImageStore
     space: Space
     moderation: Moderation
     traces: tracing.Traces
     background: Background
-    wishes: Wishes
+    resolution: Resolution
     hint: Hint | None = None
 
     @to_its_end
-    async def generate(self, caller: Caller, request: GenerationRequest, call: Call = NO_CALL) -> Acceptance:
-        """Accept a generation. A client that disconnects does not stop it.
+    async def submit(self, caller: Caller, draft: Draft, call: Call = NO_CALL) -> Acceptance:
+        """Accept what a caller asks for, of either kind, by whichever door. A client that disconnects does not stop it.
 
-        Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
-        `IdempotencyConflict`, `StoreUnavailable`.
+        The repeat of an accepted call gives its job, also where the same draft would be refused by now. Raises what
+        `Resolution.resolve` raises; `QueueFull`, `IdempotencyConflict`, `StoreUnavailable`.
         """
-        if not caller.may_use(request.lora_id):  # the answer is the same whether the LoRA exists or not
-            raise Forbidden(f"This API key may only be used with {', '.join(sorted(caller.adapters or ()))}.")
-        job_id = new_job_id(JobKind.GENERATION)
-        await self._check_prompt(caller, request, job_id)
+        kind = JobKind.UPSCALE if isinstance(draft, UpscaleDraft) else JobKind.GENERATION
+        job_id = new_job_id(kind, "gen" if draft.interface else "job")
         try:
-            return await self._accept(caller, request, call, job_id)
+            whole = replace(draft, start_within=draft.start_within or call.start_within)
+            resolved = await self.resolution.resolve(caller, whole)
+            await self._check_prompt(caller, draft, job_id)
+            return await self._accept(caller, draft, resolved, call, job_id)
         except Forbidden as error:
-            raise Forbidden(await self._id_of_name(caller, request.lora_id) or error.message) from None
-
-    @to_its_end
-    async def create(self, caller: Caller, wish: Wish, call: Call = NO_CALL) -> Acceptance:
-        """Accept what `POST /v1/jobs` asks for. A client that disconnects does not stop it.
-
-        Raises what `Wishes.resolve` and `generate` raise, and `NotFound` for an image that is not the account's.
-        """
-        whole = replace(wish, start_within=wish.start_within or call.start_within)
-        image, mask = [await self._picture(caller, wish, name) for name in ("image_id", "mask_image_id")]
-        seed = secrets.randbelow(MAX_RANDOM_SEED) if wish.seed is None else wish.seed
-        try:
-            request, cost = await self.wishes.resolve(caller, whole, seed=seed, image=image, mask=mask)
-        except Forbidden as error:
-            named = [await self._id_of_name(caller, use.id, f"loras[{i}].id") for i, use in enumerate(wish.loras)]
-            raise Forbidden(next(filter(None, named), error.message)) from None
-        job_id = new_job_id(JobKind.GENERATION, "job")
-        await self._check_prompt(caller, request, job_id, "prompt")
-        accepted = await self._accept(caller, request, call, job_id, cost=cost, body=Digests.of(wish, repr(whole)))
-        return replace(accepted, base_model=request.base_model)
-
-    async def _picture(self, caller: Caller, wish: Wish, field: str) -> StoredImage | None:
-        image_id: str | None = getattr(wish, field)
-        if image_id is None:
-            return None
-        try:
-            return await self.stored_image(caller, image_id)
-        except NotFound:
-            raise NotFound(f"{field}: your account has no such image") from None
-
-    async def stored_image(self, caller: Caller, image_id: str, variant: Variant | None = None) -> StoredImage:
-        """Return an image of the account: of a job of one interface, or of any job or uploaded where `variant` is None.
-
-        Raises `NotFound`.
-        """
-        uploaded = await self.uploads.get(image_id, account_id=caller.account_id) if variant is None else None
-        image = uploaded.image if uploaded else None
-        if image is None and (found := await self.jobs.image(image_id, account_id=caller.account_id, variant=variant)):
-            _, image = found
-        if image is None or not await self.images.exists(image.image_uri):
-            raise NotFound("There is no such image.")
-        return image
-
-    @to_its_end
-    async def upscale(
-        self,
-        caller: Caller,
-        image_id: str,
-        scale_factor: int = 2,
-        call: Call = NO_CALL,
-        *,
-        of_any_job: bool = False,
-        **asked: Any,
-    ) -> Acceptance:
-        """Accept an upscale of a stored image of the account, made on the caller's interface or by `of_any_job`.
-
-        `asked` is what `POST /v1/jobs` may say besides. Raises `NotFound`, `InvalidParameter` over 16 megapixels, and
-        what `generate` raises for the queue.
-        """
-        image = await self.stored_image(caller, image_id, None if of_any_job else caller.variant)
-        request = UpscaleRequest(
-            image_id=image_id,
-            scale_factor=scale_factor,
-            source_uri=image.image_uri,
-            source_width=image.width,
-            source_height=image.height,
-            **asked,
-        )
-        if request.width * request.height > MAX_OUTPUT_PIXELS:
-            raise InvalidParameter(
-                f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
+            raise Forbidden(await self._ids_of_names(caller, draft) or error.message) from None
+        except (InvalidParameter, NotFound):
+            if call.idempotency_key is None:
+                raise
+            earlier = await self.queue.find_accepted(
+                caller, call.idempotency_key, _digests(draft, call), loras_of(draft)
             )
-        return await self._accept(caller, request, call, new_job_id(JobKind.UPSCALE))
+            if earlier is None:
+                raise
+            self._announce(caller, earlier.job, call.request_id, replayed=True)
+            return earlier
 
-    async def _check_prompt(
-        self, caller: Caller, request: GenerationRequest, job_id: str, field: str | None = None
-    ) -> None:
+    async def _check_prompt(self, caller: Caller, draft: Draft, job_id: str) -> None:
         """Raise `InvalidParameter` for a prompt that the operator's moderation refuses."""
+        if isinstance(draft, UpscaleDraft):
+            return
         verdict = await self.moderation.prompt(
             account_id=caller.account_id,
             job_id=job_id,
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
+            prompt=draft.prompt,
+            negative_prompt=draft.negative_prompt,
         )
         if not verdict.allowed:
-            field = field or ("prompt" if caller.variant is Variant.A else "positive_prompt")
+            field = _OWN_NAMES[draft.interface][0] if draft.interface else "prompt"
             refused = f"{field}: refused by this service's moderation"
             raise InvalidParameter(f"{refused}: {verdict.reason}" if verdict.reason else refused)
 
-    async def _id_of_name(self, caller: Caller, lora_id: str, field: str | None = None) -> str:
-        """Return a message with the ids of the adapters of a name; '' if the account may use no adapter of that name.
+    async def _ids_of_names(self, caller: Caller, draft: Draft) -> str:
+        """Return a message with the ids of the LoRAs of the first name among a draft's LoRAs; '' where it has none.
 
-        The account's adapters are read for every name, so that the time does not tell whether a name exists.
+        The account's LoRAs are read for every name, so that the time does not tell whether a name exists.
         """
-        if lora_id.startswith(ADAPTER_PREFIX):
-            return ""
-        usable = await self.catalog.adapters(caller.account_id)
-        ids = [adapter.id for adapter in usable if adapter.name.casefold() == lora_id.strip().casefold()]
-        field = field or ("lora_id" if caller.variant is Variant.A else "model_id")
-        return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
+        for place, lora in enumerate(loras_of(draft)):
+            if lora.id.startswith(ADAPTER_PREFIX) or (draft.interface and not caller.may_use(lora.id)):
+                continue
+            usable = await self.catalog.adapters(caller.account_id)
+            ids = [adapter.id for adapter in usable if adapter.name.casefold() == lora.id.strip().casefold()]
+            field = _OWN_NAMES[draft.interface][1] if draft.interface else f"loras[{place}].id"
+            if ids:
+                return f"{field}: must be an id, not a name; send {' or '.join(ids)}"
+        return ""
 
-    async def _accept(self, caller: Caller, request: Request, call: Call, job_id: str, **of_the_job: Any) -> Acceptance:
+    async def _accept(self, caller: Caller, draft: Draft, resolved: Resolved, call: Call, job_id: str) -> Acceptance:
         memory = await self.space.check()
         span = self._span(caller, job_id)
-        new = replace(self._new_job(caller, request, call, span, memory, job_id), **of_the_job)
-        if call.webhook:  # whoever repeats an idempotency key names the same address too
-            new = replace(new, body=new.body.beside(call.webhook))
-        acceptance = await self.queue.accept(new)
-        span.end()
-        self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
-        return acceptance
-
-    def _new_job(
-        self,
-        caller: Caller,
-        request: Request,
-        call: Call,
-        span: tracing.Span,
-        memory: RedisMemory | None,
-        job_id: str,
-    ) -> NewJob:
-        sources = (request.image, request.mask) if isinstance(request, GenerationRequest) else (request,)
-        return NewJob(
+        new = NewJob(
             job_id=job_id,
             variant=caller.variant,
             account_id=caller.account_id,
-            request=request,
+            request=resolved.request,
+            cost=resolved.cost,
             idempotency_key=call.idempotency_key,
-            body=fingerprint(request, seed_is_given=call.seed_is_given),
+            body=_digests(draft, call, resolved.request),
             queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
             rate_token=caller.rate_token,
-            loras=request.loras if isinstance(request, GenerationRequest) else (),
+            loras=loras_of(resolved.request),
             key_id=caller.key_id,
             plan=caller.plan.name,
             request_id=call.request_id,
             traceparent=span.traceparent,
             webhook=call.webhook,
-            pictures=tuple(source.image_id for source in sources if source),
+            pictures=resolved.request.picture_ids,
             max_stored=self._most_stored(caller.plan, memory),
         )
+        acceptance = await self.queue.accept(new)
+        span.end()
+        self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
+        return acceptance
 
     def _most_stored(self, plan: Plan, memory: RedisMemory | None) -> int | None:
         """Return how many bytes an account's stored jobs may take on the plan's interface.
@@ -263,6 +177,14 @@ class Submission:
             log.info("job %s: %s", job.id, "replayed" if replayed else "accepted")
         if self.hint is not None and not replayed:
             self.background.spawn(self.hint(job.pool, job.id))
+
+
+def _digests(draft: Draft, call: Call, request: Request | None = None) -> Digests:
+    """Return what a repeat of the call must come with again, which includes the address that it has named."""
+    if call.idempotency_key is None:
+        return NO_DIGESTS
+    digests = digests_of(draft, request)
+    return digests.beside(call.webhook) if call.webhook else digests
 
 
 def plan_queue_share(plan: Plan, plans: Iterable[Plan]) -> float:

@@ -23,6 +23,7 @@ from serve_app.domain.audit import Actor
 from serve_app.domain.durations import Position, from_epoch_ms, milliseconds
 from serve_app.domain.errors import Forbidden, IdempotencyConflict, ImageQuotaExceeded, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Job, StoredImage, new_image_id
+from serve_app.domain.requests import Variant
 from serve_app.jobs.deletion import JobDeletion
 from serve_app.jobs.history import LOOKED_AT_ONCE, JobReader, PageSearch
 from serve_app.jobs.images import ImageStore
@@ -192,14 +193,25 @@ class Uploads:
         finally:
             await self._release(hold)
 
-    async def find(self, caller: Caller, image_id: str) -> Upload:
-        """Return an image that the account uploaded, or that one of its jobs has made. Raises `NotFound`."""
-        upload = await self.records.get(image_id, account_id=caller.account_id)
-        if upload is None and (made := await self.jobs.image(image_id, account_id=caller.account_id)):
+    async def find(self, caller: Caller, image_id: str, *, interface: Variant | None = None) -> Upload:
+        """Return an image that the account uploaded, or that one of its jobs has made; with `interface`, a job of it.
+
+        Raises `NotFound`.
+        """
+        account_id = caller.account_id
+        upload = await self.records.get(image_id, account_id=account_id) if interface is None else None
+        if upload is None and (made := await self.jobs.image(image_id, account_id=account_id, variant=interface)):
             upload = self._made(*made)
         if upload is None:
             raise NotFound(NO_SUCH)
         return upload
+
+    async def stored(self, caller: Caller, image_id: str, *, interface: Variant | None = None) -> StoredImage:
+        """Return an image that `find` finds, whose file is there. Raises `NotFound`."""
+        image = (await self.find(caller, image_id, interface=interface)).image
+        if not await self.images.exists(image.image_uri):
+            raise NotFound(NO_SUCH)
+        return image
 
     async def delete(self, caller: Caller, image_id: str, *, by: Actor) -> None:
         """Delete an image that the account uploaded.

@@ -1,18 +1,23 @@
 """Lets callers wait until jobs end, and listen to what becomes of them, with one look at Redis for all of them."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import NamedTuple
 
+from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import JobState
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.previews import WATCHED_FOR, EncodedPreview, PreviewStore, read_previews
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +25,7 @@ LOOK_EVERY_S = 0.25
 SHARE_OF_ACCOUNT = 4
 """One account may take at most a quarter of the places."""
 ANNOUNCE_EVERY_S = WATCHED_FOR.total_seconds() / 2
+COUNTED_FOR = timedelta(days=1)
 
 
 class JobLook(NamedTuple):
@@ -63,6 +69,38 @@ class Watch:
     def end(self) -> None:
         self.is_over = True
         self._told.set()
+
+
+class SharedCalls:
+    """Counts who waits with one idempotency key, in all processes: its job goes on while anybody does.
+
+    Who waited in a process that died stays counted for a day, and the job goes on to its end.
+    """
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
+
+    async def begin(self, caller: Caller, idempotency_key: str) -> None:
+        """Count one who begins to wait, who calls `end` when it has gone or been answered."""
+        pipeline = self._redis.pipeline()
+        pipeline.incr(_shared_key(caller, idempotency_key))
+        pipeline.pexpire(_shared_key(caller, idempotency_key), COUNTED_FOR)
+        await pipeline.execute()
+
+    async def end(self, caller: Caller, idempotency_key: str) -> bool:
+        """Return whether nobody waits any more."""
+        pipeline = self._redis.pipeline()
+        pipeline.decr(_shared_key(caller, idempotency_key))
+        (left,) = await pipeline.execute()
+        if left > 0:
+            return False
+        await self._redis.delete(_shared_key(caller, idempotency_key))
+        return True
+
+
+def _shared_key(caller: Caller, idempotency_key: str) -> str:
+    digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
+    return redis_key("shared_calls", caller.account_id, caller.variant, digest)
 
 
 @dataclass(slots=True)

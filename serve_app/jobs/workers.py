@@ -17,15 +17,15 @@ class RecentAdapters:
         self._sample = Script(redis, "jobs/recent_adapters", rewrite, writes=False)
         self._add_owner = Script(redis, "jobs/add_owner", rewrite)
 
-    async def sample(self, kind: str, count: int) -> list[str]:
+    async def sample(self, pool: str, count: int) -> list[str]:
         """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely."""
         draws: list[str | int] = [random.randint(0, _LARGEST_DRAW) for _ in range(count)]
-        drawn: list[str] = await self._sample(kind=kind, draws=draws)
+        drawn: list[str] = await self._sample(pool=pool, draws=draws)
         return list(dict.fromkeys(drawn))
 
-    async def add_owner(self, kind: str, group: str, worker: str) -> None:
-        """Remember that the worker holds the group's adapter: its jobs are left to it for a moment."""
-        await self._add_owner(kind=kind, group=group, worker=worker)
+    async def add_owner(self, pool: str, weights: str, worker: str) -> None:
+        """Remember that the worker holds the weights of a LoRA: its jobs are left to it for a moment."""
+        await self._add_owner(pool=pool, weights=weights, worker=worker)
 
 
 FAILURE_LIFE = timedelta(hours=1)

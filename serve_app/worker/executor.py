@@ -84,7 +84,7 @@ class Executor(ABC):
     else returns at once and may be called from any thread.
     """
 
-    kind: str
+    pool: str
     """The pool whose jobs it runs."""
     shows_unfinished = False
     """Whether `unfinished` can show anything."""
@@ -96,7 +96,7 @@ class Executor(ABC):
 
     @property
     def resident(self) -> Sequence[str]:
-        """Return the groups (adapters) whose weights are in memory: their jobs wait for no file."""
+        """Return the weights (digests of LoRAs) that are in memory: their jobs wait for no file."""
         return ()
 
     @property
@@ -133,7 +133,7 @@ class Executor(ABC):
         return ()
 
     async def prefetch(self, lora_id: str) -> str | None:
-        """Read a LoRA into free memory; return its group, or None where it is here, unknown, or has no space.
+        """Read a LoRA into free memory; return its digest, or None where it is here, unknown, or has no space.
 
         Raises `AdapterUnavailable` and `StoreUnavailable`.
         """

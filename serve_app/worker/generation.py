@@ -5,9 +5,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -61,7 +63,7 @@ class GenerationExecutor(Executor):
         *,
         group: str = DEFAULT_GROUP,
     ) -> None:
-        self.kind = pool_of(group)
+        self.pool = pool_of(group)
         self._engine = engine
         self._warming = warming
         self._catalog, self._weights, self._images = catalog, weights, images
@@ -91,34 +93,26 @@ class GenerationExecutor(Executor):
         (base_model,) = base_models
         if base_model not in self._engine.base_models:
             raise NotLoaded(f"base model {base_model} is not loaded here")
-        files = [await self._fetch(adapter, claim.group) for adapter in adapters]
+        files = [await self._fetch(adapter, claim.weights) for adapter in adapters]
         applied = as_one(zip(files, (lora.weight for lora in request.loras), strict=True))
         is_seen = not self._engine.model(base_model).family.begins_from_images
         image = request.image and await self._picture(request.image, "image to begin from")
         mask = request.mask and stored_mask(await self._picture(request.mask, "mask"))
         image, mask = await asyncio.to_thread(begun, image, mask, request.width, request.height, is_seen=is_seen)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
+        named: dict[str, Any] = {each.name: getattr(request, each.name, None) for each in fields(RunRequest)}
+        named.update(
+            adapter=applied.adapter,
+            scale=applied.scale,
+            guidance=request.guidance_scale,
+            base_model=base_model,
+            sampler=next(filter(None, samplers), None),
+            image=image,
+            mask=mask,
+        )
+        run = RunRequest(**named)
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
-            self._engine.add(
-                RunRequest(
-                    run_id=run_id,
-                    prompt=request.prompt,
-                    negative_prompt=request.negative_prompt,
-                    adapter=applied.adapter,
-                    scale=applied.scale,
-                    seed=seed,
-                    steps=request.steps,
-                    guidance=request.guidance_scale,
-                    width=request.width,
-                    height=request.height,
-                    base_model=base_model,
-                    sampler=next(filter(None, samplers), None),
-                    prompt_weights=request.prompt_weights,
-                    image=image,
-                    strength=request.strength,
-                    mask=mask,
-                )
-            )
+            self._engine.add(replace(run, run_id=run_id, seed=seed))
 
     async def prefetch(self, lora_id: str) -> str | None:
         adapter = await self._catalog.adapter(lora_id)
@@ -146,12 +140,12 @@ class GenerationExecutor(Executor):
     def measure(self, measures: Measures) -> Mapping[Metric, float]:
         measured = self._engine.measured
         for step in take(measured.steps):
-            measures.observe(metrics.STEP_SECONDS, step.seconds, self.kind)
-            measures.observe(metrics.STEP_ROWS, step.rows, self.kind)
-            measures.observe(metrics.STEP_ADAPTERS, step.adapters, self.kind)
+            measures.observe(metrics.STEP_SECONDS, step.seconds, self.pool)
+            measures.observe(metrics.STEP_ROWS, step.rows, self.pool)
+            measures.observe(metrics.STEP_ADAPTERS, step.adapters, self.pool)
         for seconds in take(measured.loads):
-            measures.observe(metrics.ADAPTER_LOADS, seconds, self.kind)
-        measures.count(metrics.ADAPTER_EVICTIONS, self.kind, by=len(list(take(measured.evictions))))
+            measures.observe(metrics.ADAPTER_LOADS, seconds, self.pool)
+        measures.count(metrics.ADAPTER_EVICTIONS, self.pool, by=len(list(take(measured.evictions))))
         return {
             metrics.RUNS: len(self._engine.progress()),
             metrics.RUNS_LIMIT: self._engine.options.runs,
@@ -194,17 +188,17 @@ class GenerationExecutor(Executor):
             raise RunFailed(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
         return adapter
 
-    async def _fetch(self, adapter: Adapter, group: str) -> AdapterFile:
+    async def _fetch(self, adapter: Adapter, weights: str) -> AdapterFile:
         """Fetch the adapter's file to this machine."""
         self._lora_ids[adapter.sha256] = adapter.id
-        self._fetching[group] += 1
+        self._fetching[weights] += 1
         try:
             path = await self._weights.fetch(adapter)
         except AdapterUnavailable as error:
             outage = isinstance(error.__cause__, StoreUnavailable)  # another try may find the storage back
             raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
-            self._fetching[group] -= 1
+            self._fetching[weights] -= 1
         return AdapterFile(id=adapter.sha256, path=path)
 
 

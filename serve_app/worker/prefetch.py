@@ -49,14 +49,14 @@ class AdapterPrefetch:
 
     async def prefetch_one(self) -> str | None:
         """Prefetch one recent adapter that is not here; return its LoRA, or None. Raises `StoreUnavailable`."""
-        kind = self._executor.kind
+        pool = self._executor.pool
         if await in_storage_thread(self._is_disk_short, doing="look at free space"):
             return None
-        for lora_id in await self._parts.recent_adapters.sample(kind, DRAWS):
-            group = await self._fetch(lora_id)
-            if group is not None:
-                self._parts.measures.count(metrics.ADAPTER_PREFETCHES, kind)
-                await self._parts.recent_adapters.add_owner(kind, group, self._worker)
+        for lora_id in await self._parts.recent_adapters.sample(pool, DRAWS):
+            weights = await self._fetch(lora_id)
+            if weights is not None:
+                self._parts.measures.count(metrics.ADAPTER_PREFETCHES, pool)
+                await self._parts.recent_adapters.add_owner(pool, weights, self._worker)
                 return lora_id
         return None
 

@@ -92,5 +92,5 @@ async def report(measures: Measures, executor: Executor, *, worker: str) -> None
     gauges = {metric.name: value for metric, value in executor.measure(measures).items()}
     gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
     loaded = executor.loaded_models()
-    await measures.show(executor.kind, worker, gauges, base_models=loaded.base_models, loras=loaded.loras[:MOST_LORAS])
+    await measures.show(executor.pool, worker, gauges, base_models=loaded.base_models, loras=loaded.loras[:MOST_LORAS])
     await measures.send()

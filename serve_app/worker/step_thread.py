@@ -43,7 +43,7 @@ class StepThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name=f"{self._executor.kind}-steps", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{self._executor.pool}-steps", daemon=True)
         self._thread.start()
 
     def expect(self, run_ids: Sequence[str], work: float = 1.0) -> list[asyncio.Future[FinishedRun]]:
@@ -124,7 +124,7 @@ class StepThread:
         return None
 
     def _fail_live_runs(self, error: Exception) -> None:
-        log.error("a step failed; every run of the %s executor starts over", self._executor.kind, exc_info=error)
+        log.error("a step failed; every run of the %s executor starts over", self._executor.pool, exc_info=error)
         self._failed_steps += 1
         cleared = threading.Event()
         self._call(self._fail_all, error, cleared)

@@ -44,7 +44,7 @@ class _Aborted(Exception):
 class UpscaleExecutor(Executor):
     """Upscales one image a step; an abort of its job stops it between tiles."""
 
-    kind = JobKind.UPSCALE
+    pool = JobKind.UPSCALE
 
     def __init__(self, upscaler: Upscaler, images: ImageStore, *, max_runs: int = 2) -> None:
         self._upscaler = upscaler
@@ -109,7 +109,7 @@ class UpscaleExecutor(Executor):
         with self._lock:
             seconds, self._seconds = self._seconds, []
         for each in seconds:
-            measures.observe(metrics.STEP_SECONDS, each, self.kind)
+            measures.observe(metrics.STEP_SECONDS, each, self.pool)
         return {
             metrics.RUNS: len(self.progress()),
             metrics.RUNS_LIMIT: self._max_runs,

@@ -137,7 +137,7 @@ class Worker:
         if capacity <= 0 or self.open_jobs >= self._timing.open_jobs or self._is_stuck:
             return []
         return await self._parts.queue.claim(
-            self._name, kind=self._executor.kind, nonce=nonce, resident=self._executor.resident, limit=capacity
+            self._name, pool=self._executor.pool, nonce=nonce, resident=self._executor.resident, limit=capacity
         )
 
     async def _wait_for_wake(self) -> None:

@@ -20,7 +20,7 @@ async def _complete(queue: LogicalQueue, request: Request, *, key_id: str, secon
     queue.sync.hset("{job:0}:lora:model_x", mapping={"owner": "", "open": "1", "sha256": "weights"})
     adapter_id = "model_x" if kind is JobKind.GENERATION else ""
     await queue.accept(new_job("ann", request=request, lora_id=adapter_id, key_id=key_id))
-    [claim] = await queue.claim("w", kind=kind, nonce=new_nonce(), limit=4)
+    [claim] = await queue.claim("w", pool=kind, nonce=new_nonce(), limit=4)
     images = [stored_image(f"memory://{index}") for index in range(request.num_images)]
     assert await queue.finish(claim.lease, images, seconds=seconds) is CommitReply.OK
     assert await queue.finish(claim.lease, images, seconds=seconds) is CommitReply.DUPLICATE

@@ -129,7 +129,7 @@ class TestService:
         kind = JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION
         async with self._claiming:  # of two callers at once, one may be given both jobs
             while job_id not in self.claims:
-                claims = await self.resources.queue.claim("tests", kind=kind, nonce=new_nonce(), limit=64)
+                claims = await self.resources.queue.claim("tests", pool=kind, nonce=new_nonce(), limit=64)
                 assert claims, f"{job_id} is not waiting"
                 self.claims |= {claim.lease.job_id: claim for claim in claims}
         return self.claims[job_id].lease

@@ -173,6 +173,19 @@ async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, memb
     assert "their ranks add up to 200, and must to at most 128" in error_of(refused)["message"]
 
 
+async def test_two_lokrs_of_the_same_whole_factors_are_refused_at_once(service: TestService, member: Member) -> None:
+    for name, layers in (("one", "a"), ("same", "a"), ("other", "b")):
+        found = {"rank": 8, "factored": layers}
+        await service.resources.adapter_registry.register(
+            adapter_of(member.account.id, id=f"model_{name}", found=found)
+        )
+    for weight, other, status in ((0.5, "same", 400), (0, "same", 202), (0.5, "other", 202)):
+        loras = [{"id": "model_one"}, {"id": f"model_{other}", "weight": weight}]
+        answer = await create(service, member, **SHORTEST, loras=loras)
+        assert answer.status_code == status, answer.text
+        assert status == 202 or error_of(answer)["message"].startswith("loras: two are LoKrs of whole factors")
+
+
 async def test_a_lora_counts_by_what_takes_as_long(service: TestService, member: Member) -> None:
     """Beyond a generator's highest rank the first counts too: a LoKr of few numbers may take longer than any LoRA."""
     found = {"small": {"rank": 2, "work_rank": 94}, "slow": {"rank": 120, "work_rank": 768}, "lora": {"rank": 8}}

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.domain.requests import Variant
 from tests.api.app import ACCEPTED, BODIES, BODY_A, ID_FIELD, LORA, PROMPT_FIELD, Member, TestService, refused
+from tests.api.test_creation import SHORTEST, upload
 from tests.made_jobs import generation_of
 
 A, B = Variant.A, Variant.B
@@ -172,6 +173,22 @@ async def test_a_repeat_stays_one_whichever_version_accepted_the_job(
         assert other.status_code == 409
         written += await service.keep_digests_of_before(member)
     assert [written[0]["given"], written[0]["body"]] == digests
+
+
+@pytest.mark.parametrize("asked", [SHORTEST, {"kind": "upscale"}], ids=["generation", "upscale"])
+async def test_a_repeat_gets_its_job_though_the_picture_was_deleted(
+    service: TestService, member: Member, asked: dict[str, str]
+) -> None:
+    body = asked | {"image_id": await upload(service, member, 64, 64)}
+    first = await post(service, member, A, "k1", body, "/v1/jobs")
+    await service.complete(first.json()["id"])
+    deleted = await service.client.delete(f"/v1/images/{body['image_id']}", headers=member.a)
+    assert deleted.status_code == 204
+    again = await post(service, member, A, "k1", body, "/v1/jobs")
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert again.headers["idempotency-replayed"] == "true"
+    refused(await post(service, member, A, "k1", body | {"priority": "low"}, "/v1/jobs"), 409, "idempotency_conflict")
+    refused(await post(service, member, A, "k2", body, "/v1/jobs"), 404, "not_found")
 
 
 async def test_keys_are_the_account_s_own(service: TestService, member: Member) -> None:

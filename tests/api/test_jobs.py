@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.api.jobs.schemas import Job
+from serve_app.api.jobs.records import Job
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant

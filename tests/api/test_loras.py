@@ -433,7 +433,7 @@ async def test_a_lora_is_shared_with_another_account_until_that_ends(service: Te
         answer = await service.client.delete(f"{path}/grants/{who}", headers=member.a)
     assert answer.status_code == 404, "the second time"
     assert (await service.client.get(path, headers=other.b)).status_code == 404
-    await service.resources.queue.claim("tests", kind=(await _job(service, job_id)).kind, nonce="ends", limit=64)
+    await service.resources.queue.claim("tests", pool=(await _job(service, job_id)).kind, nonce="ends", limit=64)
     assert (await _job(service, job_id)).state is JobState.FAILED
     acts = [[row.act for row in await service.resources.audit.rows(who.account.id)] for who in (member, other)]
     assert acts == [["lora_granted", "lora_revoked"]] * 2

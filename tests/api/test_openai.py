@@ -23,9 +23,10 @@ from serve_app.jobs.deletion import remove_listed_objects
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
 from tests.api.app import LORA
 from tests.live import Live, live_service
-from tests.support import png_of, store_image, wait_until
+from tests.support import plain_redis, png_of, store_image, wait_until
 
 PNG = b"\x89PNG"
 _names = count(1)
@@ -62,7 +63,7 @@ class Caller:
     def claim(self) -> Claim:
         """Take the account's waiting job, as a worker does."""
         queue = self.live.resources.queue
-        claims = self.live.run(queue.claim("tests", kind="generation", nonce=new_nonce(), limit=16))
+        claims = self.live.run(queue.claim("tests", pool="generation", nonce=new_nonce(), limit=16))
         return next(claim for claim in claims if claim.account_id == self.account.id)
 
     async def all_are(self, *states: JobState) -> None:
@@ -129,7 +130,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     stored = [caller.live.run(images.get(each.uri)) for each in (request.image, request.mask) if each]
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
-    wrong: list[Any] = [({"mask": image}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
+    wrong: list[Any] = [({"mask": image}, "mask"), ({"mask": b""}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
     wrong += [({"image": png_of((64, 640))}, "image"), ({"extra_body": {"n": "9" * 5000}}, "n")]
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
@@ -272,6 +273,32 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):
         caller.openai.images.generate(prompt="a ship", extra_headers=key)
+
+
+@pytest.mark.parametrize("leaver", ["first", "second"])
+async def test_a_job_goes_on_while_anybody_waits_for_it(caller: Caller, leaver: str) -> None:
+    caller.live.outcome = "leave"
+    live, generate = caller.live, caller.openai.images.generate
+    key, callers = {"Idempotency-Key": "order-4713"}, redis_key("shared_calls", caller.account.id, "*")
+
+    def counted() -> list[str]:
+        with plain_redis(live.resources.redis_url) as redis:
+            return [redis.get(name) for name in redis.keys(callers)]
+
+    def leaving() -> Any:
+        return generate(prompt="a boat", stream=True, extra_headers=key)
+
+    stream = leaving() if leaver == "first" else None
+    staying = asyncio.create_task(asyncio.to_thread(generate, prompt="a boat", extra_headers=key))
+    await wait_until(lambda: counted() == [str(1 + (leaver == "first"))])
+    stream = stream or leaving()
+    stream.close()
+    await wait_until(lambda: counted() == ["1"])
+    claim = caller.claim()
+    image = live.run(store_image(live.resources.images, claim))
+    live.run(live.resources.queue.finish(claim.lease, [image], seconds=0.5))
+    assert (len((await staying).data or []), caller.states()) == (1, [JobState.COMPLETED])
+    await wait_until(lambda: not counted())
 
 
 @pytest.mark.parametrize("key", ["order-4712", ""])

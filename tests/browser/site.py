@@ -65,7 +65,7 @@ class Site(Served):
             UpscaleExecutor(upscaler, self.resources.images),
         )
         for executor in executors:
-            self._workers.append(Worker(self.resources.for_workers, executor, name=executor.kind))
+            self._workers.append(Worker(self.resources.for_workers, executor, name=executor.pool))
             self._workers[-1].start()
         yield
         for worker in self._workers:

@@ -304,7 +304,7 @@ def test_events_tell_each_change_and_end_with_the_job(
 
 
 async def claims(live: Live) -> list[Claim]:
-    return list(await live.resources.queue.claim("live", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1))
+    return list(await live.resources.queue.claim("live", pool=JobKind.GENERATION, nonce=new_nonce(), limit=1))
 
 
 def test_a_terminal_shows_a_bar_and_a_log_none(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from serve_app.api.jobs.creation import GenerationWish, UpscaleWish
+from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish
 from serve_app.client import (
     AsyncClient,
     Client,

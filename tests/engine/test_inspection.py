@@ -83,10 +83,17 @@ def test_the_algorithm_is_named(
 def test_a_lokr_is_as_large_as_its_factors_and_takes_as_long_as_they_do(
     tables: Mapping[str, LayerTable], tmp_path: Path
 ) -> None:
-    stem = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
-    save_file({f"{stem}.lokr_w1": torch.ones(8, 8), f"{stem}.lokr_w2": torch.ones(8, 8)}, tmp_path / "a.safetensors")
-    seen = found(tmp_path / "a.safetensors", tables["sd"])
+    def seen_of(layer: str, number: int) -> dict[str, Any]:
+        stem, factor = (
+            f"lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_{layer}",
+            torch.full((8, 8), float(number)),
+        )
+        save_file({f"{stem}.lokr_w1": factor, f"{stem}.lokr_w2": factor.clone()}, tmp_path / "a.safetensors")
+        return found(tmp_path / "a.safetensors", tables["sd"])
+
+    seen = seen_of("to_q", 1)
     assert (seen["rank"], seen["work_rank"], seen["summary"]) == (1, 40, "pocket, LoKr, as large as rank 1, attention")
+    assert seen["factored"] == seen_of("to_q", 2)["factored"] != seen_of("to_k", 1)["factored"], "its layers are told"
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class Environment:
                 account,
                 request=request,
                 job_id=job_id or new_job_id(JobKind.GENERATION),
-                group=adapter.sha256 if adapter else "",
+                weights=adapter.sha256 if adapter else "",
                 lora_id=adapter_id,
                 idempotency_key=key,
                 body=Digests("body"),

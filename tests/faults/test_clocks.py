@@ -88,7 +88,7 @@ async def strict(tmp_path: Path) -> AsyncIterator[Environment]:
 async def _one_waits_one_runs(env: Environment) -> Lease:
     for seed in range(2):
         await env.accept(seed=seed, may_end_as=[JobState.CANCELED])
-    (claim,) = await env.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    (claim,) = await env.resources.queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce())
     return claim.lease
 
 

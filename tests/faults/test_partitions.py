@@ -110,10 +110,10 @@ async def _one_life(env: Environment, proxy: RedisProxy, *, lost: str, rewrite: 
         return await call
 
     await through_proxy("accept", env.accept(queue=queue))
-    (claim,) = await through_proxy("claim", queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce()))
+    (claim,) = await through_proxy("claim", queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce()))
     await through_proxy("heartbeat", queue.heartbeat(claim.lease, progress=40))
     await through_proxy("release", queue.release(claim.lease))
-    (claim,) = await queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    (claim,) = await queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce())
     image = await store_image(env.resources.images, claim)
     reply = await through_proxy("finish", queue.finish(claim.lease, [image], seconds=0.1))
     if reply not in (CommitReply.OK, CommitReply.DUPLICATE):
@@ -136,7 +136,7 @@ async def _also_fails(env: Environment, queue: JobQueue, through_proxy: Any) -> 
     await env.accept(seed=8, may_end_as=[JobState.FAILED], queue=env.resources.queue)
     canceled = await env.accept(seed=9, may_end_as=[JobState.CANCELED], queue=env.resources.queue)
     await through_proxy("cancel", queue.cancel(canceled, account_id=None))
-    (claim,) = await queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    (claim,) = await queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce())
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="boom")
     await through_proxy("fail", queue.fail(claim.lease, failure, retry=False))
 

@@ -112,10 +112,10 @@ async def test_a_full_redis_takes_nothing_in_and_lets_running_jobs_end(tmp_path:
 
 
 async def test_heartbeats_that_need_memory_would_lose_the_job_on_a_full_redis(env: Environment) -> None:
-    without_the_freeing_write = replacing("jobs/heartbeat", "redis.call('ZREM', K('lease:' .. job.kind), job_id)\n", "")
+    without_the_freeing_write = replacing("jobs/heartbeat", "redis.call('ZREM', K('lease:' .. job.pool), job_id)\n", "")
     await env.accept(may_end_as=CANCELED)
     tampered = JobQueue(connect(env.redis_url), env.settings, rewrite=without_the_freeing_write)
-    (claim,) = await tampered.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    (claim,) = await tampered.claim("w", pool=JobKind.GENERATION, nonce=new_nonce())
     with env.redis() as client, memory_limit(client):
         await env.resources.queue.heartbeat(claim.lease, progress=1)
         with pytest.raises(StoreUnavailable):
@@ -157,7 +157,7 @@ async def test_both_versions_of_the_scripts_work_side_by_side(env: Environment) 
     env.worker(WorkerBehavior(reaps=True))
     for seed in range(8):
         await env.accept(seed=seed, queue=(env.resources.queue, following)[seed % 2])
-    claims = await following.claim("next", kind=JobKind.GENERATION, nonce=new_nonce(), limit=2)
+    claims = await following.claim("next", pool=JobKind.GENERATION, nonce=new_nonce(), limit=2)
     for claim in claims:
         await following.heartbeat(claim.lease, progress=5)
         assert await env.resources.queue.release(claim.lease) is CommitReply.REQUEUED

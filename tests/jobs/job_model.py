@@ -166,7 +166,7 @@ class JobModel:
         answers: list[list[Claim]] = []
 
         async def call() -> list[Claim]:
-            answers.append(await self.queue.claim(worker, kind=kind, nonce=nonce, resident=resident, limit=limit))
+            answers.append(await self.queue.claim(worker, pool=kind, nonce=nonce, resident=resident, limit=limit))
             return answers[-1]
 
         await self._maybe_twice(call, lambda first, second: first == second or not first)
@@ -179,7 +179,7 @@ class JobModel:
             assert claim.lease.attempt == job.attempt + 1, (
                 f"{job.id}: attempt {claim.lease.attempt} after {job.attempt}"
             )
-            assert (claim.group, claim.account_id) == (job.group, job.account), f"{job.id} handed out as another's"
+            assert (claim.weights, claim.account_id) == (job.group, job.account), f"{job.id} handed out as another's"
             beside = [other for other in self._of(kind, "running") if other.worker == worker and other is not job]
             assert not (beside and job.is_quarantined), f"{job.id} lost two workers and runs beside {beside[0].id}"
             assert not any(other.is_quarantined for other in beside), f"{job.id} runs beside a quarantined job"
@@ -368,7 +368,7 @@ class JobModel:
                 variant=job.variant,
                 account_id=job.account,
                 request=request,
-                group=job.group,
+                weights=job.group,
                 idempotency_key=idempotency_key,
                 body=Digests(body),
                 queue_share=queue_share,

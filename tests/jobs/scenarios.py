@@ -458,19 +458,19 @@ async def a_newer_record_waits_for_a_newer_worker(queue: LogicalQueue) -> None:
 
 async def a_worker_that_asks_again_later_gets_new_jobs(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 2)
-    again = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
-    assert again == await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
-    other = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n2")
+    again = await queue.claim("w1", pool=JobKind.GENERATION, nonce="n1")
+    assert again == await queue.claim("w1", pool=JobKind.GENERATION, nonce="n1")
+    other = await queue.claim("w1", pool=JobKind.GENERATION, nonce="n2")
     assert again[0].lease != other[0].lease
 
 
 async def a_nonce_is_one_workers_own(queue: LogicalQueue) -> None:
     await _accept(queue, "ann", 3)
-    first = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
-    other = await queue.claim("w2", kind=JobKind.GENERATION, nonce="n1")
+    first = await queue.claim("w1", pool=JobKind.GENERATION, nonce="n1")
+    other = await queue.claim("w2", pool=JobKind.GENERATION, nonce="n1")
     assert first[0].lease != other[0].lease
-    await queue.claim("w2", kind=JobKind.GENERATION, nonce="n2")
-    assert await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1") == first
+    await queue.claim("w2", pool=JobKind.GENERATION, nonce="n2")
+    assert await queue.claim("w1", pool=JobKind.GENERATION, nonce="n1") == first
 
 
 async def an_idempotency_key_is_one_accounts_own(queue: LogicalQueue) -> None:
@@ -641,7 +641,7 @@ async def _accept(queue: LogicalQueue, account: str, number: int, *, group: str 
     jobs: list[Job] = []
     for _ in range(number):
         job_id = f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}"
-        jobs.append((await queue.accept(new_job(account, job_id=job_id, group=group, **more))).job)
+        jobs.append((await queue.accept(new_job(account, job_id=job_id, weights=group, **more))).job)
     return jobs
 
 
@@ -667,7 +667,7 @@ async def _claim_one(queue: LogicalQueue, *, limit: int = 1) -> Lease:
 
 async def _claims(queue: LogicalQueue, worker: str, limit: int, resident: Sequence[str]) -> list[Claim]:
     nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
-    return await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
+    return await queue.claim(worker, pool=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
 
 
 async def _seen(queue: LogicalQueue, job_id: str) -> Job:
@@ -680,7 +680,7 @@ async def _failure(queue: LogicalQueue, job_id: str) -> FailureCode | None:
 
 
 async def _groups(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[str]:
-    return [claim.group for claim in await _claims(queue, worker, limit, resident)]
+    return [claim.weights for claim in await _claims(queue, worker, limit, resident)]
 
 
 async def _serve(queue: LogicalQueue, number: int) -> list[str]:

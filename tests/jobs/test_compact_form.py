@@ -51,7 +51,7 @@ async def _accept(resources: Resources, *, images: int = 1, prompt: str = PROMPT
         resources,
         ACCOUNT,
         request=request,
-        group="9" * 64,
+        weights="9" * 64,
         idempotency_key=new_job_id(JobKind.GENERATION),
         rate_token="token",
         key_id="key_" + "z4y6" * 6 + "ef",
@@ -159,7 +159,7 @@ async def test_a_failed_job_that_is_queued_again_is_worked_on_and_ends_like_any(
     job = await _fail(resources)
     assert await resources.dead_letters.requeue(job.id)
     (claimed,) = await claim(resources)
-    assert (claimed.request, claimed.group, claimed.account_id) == (job.request, "9" * 64, ACCOUNT)
+    assert (claimed.request, claimed.weights, claimed.account_id) == (job.request, "9" * 64, ACCOUNT)
     await resources.queue.finish(claimed.lease, [], seconds=1)
     assert not {"group", "work", "sequence", "code"} & _fields(redis_db, job.id).keys()
     assert audit(redis_db, max_attempts=5) == []

@@ -39,7 +39,7 @@ POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this dev
 
 
 async def _claim(queue: JobQueue, *, limit: int = 8) -> list[Lease]:
-    claims = await queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=limit)
+    claims = await queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce(), limit=limit)
     return [claim.lease for claim in claims]
 
 
@@ -49,7 +49,7 @@ async def test_a_request_comes_back_word_for_word(resources: Resources, request_
     read = existing(await resources.jobs.get(accepted.job.id, account_id="acct_a", variant=Variant.A))
     assert read.request == request_
     assert (read.state, read.progress, read.attempt, accepted.replayed) == (JobState.QUEUED, 0, 0, False)
-    (claim,) = await resources.queue.claim("w", kind=read.kind, nonce="n")
+    (claim,) = await resources.queue.claim("w", pool=read.kind, nonce="n")
     assert (claim.request, claim.created_at, claim.account_id) == (request_, read.created_at, "acct_a")
 
 
@@ -288,5 +288,5 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
 async def test_a_worker_that_holds_ten_thousand_adapters_claims_jobs(resources: Resources) -> None:
     job_id = await accept(resources)
     held = [f"{number:064x}" for number in range(10_000)]
-    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), resident=held)
+    claims = await resources.queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce(), resident=held)
     assert [claim.lease.job_id for claim in claims] == [job_id]

@@ -5,7 +5,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from serve_app.domain.accounts import BUILTIN_PLANS, Caller
 from serve_app.domain.errors import FailureCode, InvalidParameter, StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.domain.requests import GenerationDraft, LoraUse, Variant
 from serve_app.jobs.moderation import BadModeration, Moderation
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
@@ -24,7 +24,9 @@ from tests.support import adapter_id, free_port
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 PROMPT = "a boat on a lake of glass"
-REQUEST = GenerationRequest(prompt=PROMPT, negative_prompt="rain", loras=(LoraUse(adapter_id("outline")),), seeds=(1,))
+DRAFT = GenerationDraft(
+    prompt=PROMPT, negative_prompt="rain", loras=(LoraUse(adapter_id("outline")),), seed=1, interface=Variant.A
+)
 ALLOWED, REFUSED = b'{"allowed": true}', b'{"allowed": false, "reason": "too   plain"}'
 GARBAGE = (
     b"",
@@ -84,7 +86,7 @@ def stored(resources: Resources) -> list[Path]:
 
 
 async def test_without_moderation_nothing_is_asked(resources: Resources) -> None:
-    assert (await resources.submission.generate(caller(), REQUEST)).job.state is JobState.QUEUED
+    assert (await resources.submission.submit(caller(), DRAFT)).job.state is JobState.QUEUED
 
 
 @pytest.mark.parametrize(("variant", "name"), [(Variant.A, "prompt"), (Variant.B, "positive_prompt")])
@@ -94,7 +96,7 @@ async def test_a_refused_prompt_is_not_accepted(
     service = Service(REFUSED)
     async with moderated(settings, service) as moderated_resources:
         with pytest.raises(InvalidParameter, match=rf"^{name}: refused by this service's moderation: too plain$"):
-            await moderated_resources.submission.generate(caller(variant), REQUEST)
+            await moderated_resources.submission.submit(caller(variant), replace(DRAFT, interface=variant))
     [question] = service.questions
     job_id = question.pop("job")
     assert job_id.startswith("gen_")
@@ -108,7 +110,7 @@ async def test_an_allowed_prompt_is_accepted_under_the_id_that_was_asked_about(
 ) -> None:
     service = Service(ALLOWED)
     async with moderated(settings, service) as moderated_resources:
-        accepted = await moderated_resources.submission.generate(caller(), REQUEST)
+        accepted = await moderated_resources.submission.submit(caller(), DRAFT)
     assert service.questions[0]["job"] == accepted.job.id
 
 
@@ -129,10 +131,10 @@ async def test_without_an_answer_the_setting_decides(
     changes = {"moderation_timeout": limit, "moderation_fails": fails}
     async with moderated(settings, service, **changes) as moderated_resources:
         if fails == "open":
-            assert await moderated_resources.submission.generate(caller(), REQUEST)
+            assert await moderated_resources.submission.submit(caller(), DRAFT)
         else:
             with pytest.raises(StoreUnavailable):
-                await moderated_resources.submission.generate(caller(), REQUEST)
+                await moderated_resources.submission.submit(caller(), DRAFT)
     assert "moderation of job gen_" in caplog.text
     assert PROMPT not in caplog.text
 

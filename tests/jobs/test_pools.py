@@ -7,9 +7,8 @@ import redis
 
 from serve_app.domain.errors import QueueFull
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationDraft, GenerationRequest
 from serve_app.jobs.queue import JobQueue
-from serve_app.jobs.wishes import Wish
 from serve_app.operations.metrics_page import render_metrics
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -47,7 +46,7 @@ async def test_a_job_waits_in_the_pool_of_its_base_models_group(resources: Resou
     assert audit(redis_db, max_attempts=3) == []
 
 
-async def test_a_wish_is_accepted_into_the_pool_too(resources: Resources) -> None:
+async def test_a_draft_of_jobs_is_accepted_into_the_pool_too(resources: Resources) -> None:
     await regroup(resources, "sdxl")
     caller = await caller_of(resources)
     hinted: list[str] = []
@@ -58,7 +57,7 @@ async def test_a_wish_is_accepted_into_the_pool_too(resources: Resources) -> Non
     async with open_resources(resources.settings, hint=hint) as service:
         request = existing((await job_of(service, await accept(service, lora_id=NEON))).request)
         assert isinstance(request, GenerationRequest)
-        job = (await service.submission.create(caller, Wish.like(request))).job
+        job = (await service.submission.submit(caller, GenerationDraft.like(request))).job
         await service.background.wait()
     assert (job.pool, hinted) == (SDXL, [SDXL])
 

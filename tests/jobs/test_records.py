@@ -169,6 +169,6 @@ async def test_a_claim_asked_again_fails_its_unreadable_job_once(resources: Reso
     _damage(redis_db, job_id, **_request({}))
     nonce = new_nonce()
     for _ in range(2):
-        assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=nonce) == []
+        assert await resources.queue.claim("w", pool=JobKind.GENERATION, nonce=nonce) == []
     assert (await resources.queue_stats.counts())["failed"] == 1
     assert [job.attempt for job in await resources.dead_letters.list()] == [1]

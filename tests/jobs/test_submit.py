@@ -11,16 +11,17 @@ from serve_app.domain.errors import (
     QueueFull,
 )
 from serve_app.domain.jobs import JobKind, StoredImage
-from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, UpscaleDraft, UpscaleRequest, Variant
 from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, plan_queue_share
 from serve_app.settings import Settings
 from serve_app.store import measures as redis_memory
 from serve_app.store.keys import redis_key
 from tests.composition import Resources, open_resources
-from tests.made_jobs import caller_of, claim, job_of, put, stored_image
+from tests.made_jobs import caller_of, claim, draft_of, job_of, put, stored_image
 from tests.support import adapter_id, existing, memory_limit, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse(adapter_id("neon")),), seeds=(7,))
+DRAFT = draft_of(REQUEST)
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ async def caller(resources: Resources) -> Caller:
 
 async def _stored(resources: Resources, caller: Caller, *, width: int = 512, height: int = 512) -> StoredImage:
     """An image that the caller's account has made."""
-    accepted = await resources.submission.generate(caller, REQUEST)
+    accepted = await resources.submission.submit(caller, DRAFT)
     (claimed,) = await claim(resources)
     uri = await put(resources, accepted.job.id, account_id=caller.account_id, when=accepted.job.created_at)
     image = stored_image(uri, width=width, height=height)
@@ -39,16 +40,16 @@ async def _stored(resources: Resources, caller: Caller, *, width: int = 512, hei
 
 
 async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resources, caller: Caller) -> None:
-    accepted = await resources.submission.generate(caller, REQUEST)
+    accepted = await resources.submission.submit(caller, DRAFT)
     assert accepted.job.id.startswith("gen_")
     (claimed,) = await claim(resources)
     adapter = existing(await resources.catalog.adapter(REQUEST.lora_id))
-    assert (claimed.group, claimed.account_id, claimed.request) == (adapter.sha256, caller.account_id, REQUEST)
+    assert (claimed.weights, claimed.account_id, claimed.request) == (adapter.sha256, caller.account_id, REQUEST)
 
 
 async def test_an_upscale_is_of_a_stored_image(resources: Resources, caller: Caller) -> None:
     image = await _stored(resources, caller)
-    accepted = await resources.submission.upscale(caller, image.image_id, 4)
+    accepted = await resources.submission.submit(caller, UpscaleDraft(image_id=image.image_id, scale_factor=4))
     assert accepted.job.id.startswith("up_")
     job = await job_of(resources, accepted.job.id)
     assert job.request == UpscaleRequest(
@@ -65,10 +66,10 @@ async def test_an_upscale_is_at_most_sixteen_megapixels(
 ) -> None:
     image = await _stored(resources, caller, width=width, height=height)
     if is_taken:
-        await resources.submission.upscale(caller, image.image_id, factor)
+        await resources.submission.submit(caller, UpscaleDraft(image_id=image.image_id, scale_factor=factor))
         return
     with pytest.raises(InvalidParameter, match="16 megapixels"):
-        await resources.submission.upscale(caller, image.image_id, factor)
+        await resources.submission.submit(caller, UpscaleDraft(image_id=image.image_id, scale_factor=factor))
 
 
 async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources: Resources, caller: Caller) -> None:
@@ -79,8 +80,8 @@ async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources:
         raise RuntimeError("no replica there")
 
     async with open_resources(settings, hint=hint) as hinting:
-        accepted = await hinting.submission.generate(caller, REQUEST, Call(idempotency_key="k"))
-        again = await hinting.submission.generate(caller, REQUEST, Call(idempotency_key="k"))
+        accepted = await hinting.submission.submit(caller, DRAFT, Call(idempotency_key="k"))
+        again = await hinting.submission.submit(caller, DRAFT, Call(idempotency_key="k"))
         await wait_until(lambda: hints)
     assert again.replayed
     assert hints == [(JobKind.GENERATION, accepted.job.id)]
@@ -107,7 +108,7 @@ async def test_an_account_may_store_its_share_of_redis_and_never_less_than_its_p
         service = resources.with_parts(settings=resources.settings.model_copy(update={"account_share": share}))
         with memory_limit(redis_db, 8 << 30):
             redis_db.hset(stored, day, most - 1)
-            await service.submission.generate(caller, REQUEST)
+            await service.submission.submit(caller, DRAFT)
             with pytest.raises(QueueFull, match="share of the service's memory"):
-                await service.submission.generate(caller, REQUEST)
-    await resources.submission.generate(caller, REQUEST)  # of a Redis without a limit, nobody has a share
+                await service.submission.submit(caller, DRAFT)
+    await resources.submission.submit(caller, DRAFT)  # of a Redis without a limit, nobody has a share

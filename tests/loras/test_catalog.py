@@ -219,7 +219,7 @@ async def test_work_counts_texts_and_rows_and_usage_the_megapixel_steps_alone(
     await resources.queue.accept(job)
     work = redis_db.hget(redis_key("job", job.job_id), "work")
     assert int(str(work)) / 1000 == pytest.approx(denoising + encoding, abs=0.02)
-    (claim,) = await resources.queue.claim("w", kind="generation", nonce="n")
+    (claim,) = await resources.queue.claim("w", pool="generation", nonce="n")
     await resources.queue.finish(claim.lease, [await store_image(resources.images, claim)], seconds=1)
     (usage,) = await resources.usage.days(acme.id, await resources.usage.today(), 1)
     assert usage.megapixel_steps == pytest.approx(job.request.work, abs=0.001)

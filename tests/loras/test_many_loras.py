@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from serve_app.domain.accounts import Caller
-from serve_app.domain.requests import GenerationRequest, LoraUse
+from serve_app.domain.requests import GenerationDraft, LoraUse, Variant
 from tests.composition import Resources
 from tests.made_jobs import caller_of, claim
 from tests.support import adapter_id, lora_record
 
-REQUEST = GenerationRequest(prompt="a boat", loras=(LoraUse(adapter_id("neon")),), seeds=(7,))
+NEON = adapter_id("neon")
+DRAFT = GenerationDraft(prompt="a boat", loras=(LoraUse(NEON),), seed=7, interface=Variant.A)
 FEW, MANY = 8, 1_000
 VARIES = 200
 """Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of
@@ -69,13 +70,13 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str)
 
     async def claim_and_finish() -> None:
         (claimed,) = await claim(resources)
-        assert await resources.catalog.adapter(REQUEST.lora_id)
+        assert await resources.catalog.adapter(NEON)
         await resources.queue.finish(claimed.lease, [], seconds=1)
 
     return {
-        "accept": await meter.cost(lambda: resources.submission.generate(caller, REQUEST)),
+        "accept": await meter.cost(lambda: resources.submission.submit(caller, DRAFT)),
         "claim and finish": await meter.cost(claim_and_finish),
-        "grant": await meter.cost(lambda: resources.adapter_grants.grant(REQUEST.lora_id, caller.account_id)),
+        "grant": await meter.cost(lambda: resources.adapter_grants.grant(NEON, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
         "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW)),
         "page of the owner": await meter.cost(lambda: resources.catalog.newest(owner, limit=FEW)),

@@ -14,7 +14,7 @@ from serve_app.domain.audit import Actor
 from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
-from serve_app.domain.requests import GenerationRequest, LoraUse
+from serve_app.domain.requests import GenerationDraft, LoraUse, Variant
 from serve_app.loras import registration
 from serve_app.loras.registration import remove_lora
 from tests.composition import Resources
@@ -41,12 +41,12 @@ async def test_what_was_registered_is_served_by_every_process_and_gone_when_remo
     assert (mine.found["rank"], mine.found["layers"], mine.found["components"]) == (8, 78, ["unet"])
     assert await other.catalog.adapter(mine.id) == mine
     assert (await other.weights.fetch(mine)).read_bytes() == OUTLINE.read_bytes()
-    request = GenerationRequest(prompt="a boat", loras=(LoraUse(mine.id),), seeds=(7,))
-    waiting = await other.submission.generate(caller, request)
+    request = GenerationDraft(prompt="a boat", loras=(LoraUse(mine.id),), seed=7, interface=Variant.A)
+    waiting = await other.submission.submit(caller, request)
     assert await remove_lora(resources.adapter_registry, resources.lora_weights, mine.id) == "removed"
     with pytest.raises(Forbidden):
-        await other.submission.generate(caller, request)
-    assert await other.queue.claim("w", kind=JobKind.GENERATION, nonce="n") == []
+        await other.submission.submit(caller, request)
+    assert await other.queue.claim("w", pool=JobKind.GENERATION, nonce="n") == []
     assert (await failure_of(other, waiting.job.id)).code is FailureCode.LORA_UNAVAILABLE
 
 

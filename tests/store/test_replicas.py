@@ -56,7 +56,7 @@ async def test_an_acknowledged_job_is_on_the_replica_when_the_primary_dies(
     await client.aclose()
     _admin(pair[1]).replicaof("no", "one")
     client, queue = _queue(pair[1], tmp_path, replicas=0)
-    claims = await queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=20)
+    claims = await queue.claim("w", pool=JobKind.GENERATION, nonce="n", limit=20)
     assert {claim.lease.job_id for claim in claims} == {job.job_id for job in jobs}
     await client.aclose()
 

@@ -53,7 +53,7 @@ async def test_a_full_redis_lets_jobs_end_and_go_and_their_owners_and_operators_
     if most is not None:
         redis_db.config_set("maxmemory", most)
     waiting, deleted, *_ = full[::-1]
-    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    (claim,) = await resources.queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce())
     assert await resources.queue.heartbeat(claim.lease, progress=5) is HeartbeatReply.OK
     for job_id in (claim.lease.job_id, waiting, deleted):
         canceled = await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)

@@ -177,7 +177,7 @@ async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
     file = (POCKET / "loras" / "outline.safetensors").read_bytes()
     added = await service.client.post("/v1/loras", headers=member.a, data=said, files={"file": file})
     assert added.status_code == 201, added.text
-    assert not await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce()), "a worker is there"
+    assert not await service.resources.queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce()), "a worker is there"
     job_id = await service.resources.for_housekeeping.samples.draw_next()
     assert "No picture yet" in (await browser.open("/console/loras")).text
     await service.complete(job_id)

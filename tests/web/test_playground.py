@@ -11,11 +11,18 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse, Picture, UpscaleRequest, Variant
+from serve_app.domain.requests import (
+    GenerationDraft,
+    GenerationRequest,
+    ImageFormat,
+    LoraUse,
+    Picture,
+    UpscaleRequest,
+    Variant,
+)
 from serve_app.jobs.previews import Preview
-from serve_app.jobs.wishes import Wish
 from serve_app.loras.vocabulary import known_words, unknown_words
-from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_wish, values_of
+from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_draft, values_of
 from tests.api.app import LORA, TestService
 from tests.composition import Resources
 from tests.support import POCKET, adapter_id, adapter_of, change_base_model
@@ -78,16 +85,16 @@ def test_a_request_fills_in_the_form_that_makes_it() -> None:
         replace(REQUEST, loras=(), sampler="", prompt_weights=False, image=picture, strength=0.35, mask=picture),
     ):
         fields = values_of(request)
-        assert read_wish(fields, chosen_loras(fields)) == replace(
-            Wish.like(request), base_model=None if request.loras else "pocket"
+        assert read_draft(fields, chosen_loras(fields)) == replace(
+            GenerationDraft.like(request), base_model=None if request.loras else "pocket"
         )
-    drawn = [read_wish({**FIELDS, "seed": ""}, {}).seed for _ in range(2)]
+    drawn = [read_draft({**FIELDS, "seed": ""}, {}).seed for _ in range(2)]
     assert drawn[0] != drawn[1]
 
 
 def test_what_is_left_empty_is_left_to_the_base_model() -> None:
-    wish = read_wish({**DEFAULTS, "prompt": "a boat", "seed": "7"}, {})
-    assert wish == Wish(prompt="a boat", seed=7)
+    draft = read_draft({**DEFAULTS, "prompt": "a boat", "seed": "7"}, {})
+    assert draft == GenerationDraft(prompt="a boat", seed=7)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +107,13 @@ def test_what_is_left_empty_is_left_to_the_base_model() -> None:
 )  # fmt: skip
 def test_a_field_that_breaks_its_rule_is_named(field: str, value: str, name: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{name}: (must be|choose|is required)"):
-        read_wish({**FIELDS, field: value}, {})
+        read_draft({**FIELDS, field: value}, {})
 
 
 @pytest.mark.parametrize("loras", [{LORA: "2.1"}, {LORA: "much"}, dict.fromkeys("abcde", "1")])
 def test_loras_beyond_what_acts_together_are_refused(loras: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter, match=r"^(loras|LoRA 1, weight): "):
-        read_wish(FIELDS, loras)
+        read_draft(FIELDS, loras)
 
 
 @pytest.mark.slow

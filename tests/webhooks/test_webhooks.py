@@ -15,7 +15,7 @@ from aiodns import DNSResolver
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from deployments.node_certificate import new_authority, write_certificate
-from serve_app.api.jobs.schemas import job_record
+from serve_app.api.jobs.records import job_record
 from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant

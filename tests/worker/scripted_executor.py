@@ -36,7 +36,7 @@ class ScriptedExecutor(Executor):
     A run that hangs stays until it is aborted.
     """
 
-    kind = JobKind.GENERATION
+    pool = JobKind.GENERATION
 
     def __init__(self, *results: Result) -> None:
         self._results = list(results)

@@ -98,7 +98,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tes
 
 def claim_of(request: GenerationRequest) -> Claim:
     lease = Lease(job_id=new_job_id(JobKind.GENERATION), attempt=1)
-    return Claim(lease=lease, group="g", account_id="acct", request=request, created_at=datetime.now(UTC))
+    return Claim(lease=lease, weights="g", account_id="acct", request=request, created_at=datetime.now(UTC))
 
 
 async def images_of(executor: GenerationExecutor, request: GenerationRequest) -> list[Pixels]:
@@ -174,7 +174,7 @@ def test_the_tables_above_name_every_field(variant: Variant) -> None:
 async def claimed(service: TestService, job_id: str) -> GenerationRequest:
     """Return the request as a worker gets it."""
     while True:
-        claims = await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=64)
+        claims = await service.resources.queue.claim("w", pool=JobKind.GENERATION, nonce=new_nonce(), limit=64)
         assert claims, f"{job_id} is not waiting"
         for claim in claims:
             if claim.lease.job_id == job_id:
@@ -253,7 +253,7 @@ async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
     executor: GenerationExecutor, resources: Resources, engine: Engine
 ) -> None:
     adapter = existing(await resources.catalog.adapter(REQUEST.lora_id))
-    claim = dataclasses.replace(claim_of(REQUEST), group=adapter.sha256)
+    claim = dataclasses.replace(claim_of(REQUEST), weights=adapter.sha256)
     await executor.start(claim, ["1"])
     while executor.has_work:
         executor.step()

@@ -17,7 +17,7 @@ from serve_app.engine import Engine, EngineOptions
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.image_files import encode_png
 from tests.composition import Resources
-from tests.made_jobs import caller_of, job_of
+from tests.made_jobs import caller_of, draft_of, job_of
 from tests.support import POCKET, lora_record, wait_until
 from tests.worker.scripted_executor import working
 
@@ -72,7 +72,9 @@ async def _draw_interleaved(
     asked: list[tuple[str, Drawn]] = []
     for number in range(jobs):
         drawn = wanted[number % len(wanted)]
-        asked.append(((await resources.submission.generate(callers[drawn.account], drawn.request)).job.id, drawn))
+        asked.append(
+            ((await resources.submission.submit(callers[drawn.account], draft_of(drawn.request))).job.id, drawn)
+        )
     await _work(resources, engines, [job_id for job_id, _ in asked])
     wrong: Counter[str] = Counter()
     for job_id, drawn in asked:

@@ -80,10 +80,10 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     await wait_until(lambda: group in executor.resident)
     assert await prefetch.prefetch_one() is None, "it is here"
     assert group not in loaded.resident_adapters, "the slots are left to what is drawn"
-    await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
+    await resources.queue.claim("here", pool=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
     job_id = await accept(resources, lora_id=OUTLINE)
     assert await claim(resources, worker="third", limit=8) == [], "left to its holders"
-    (claimed,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
+    (claimed,) = await resources.queue.claim("here", pool=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
     assert claimed.lease.job_id == job_id
 
 

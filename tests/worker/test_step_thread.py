@@ -18,7 +18,7 @@ from tests.worker.scripted_executor import ScriptedRun
 class FragileExecutor(Executor):
     """Every step fails while a run named bad… is live; removing lost runs always succeeds."""
 
-    kind = JobKind.GENERATION
+    pool = JobKind.GENERATION
 
     def __init__(self) -> None:
         self._live: set[str] = set()

@@ -36,7 +36,7 @@ def claim_of(source_uri: str, *, factor: int = 2) -> Claim:
         image_id="img", scale_factor=factor, source_uri=source_uri, source_width=20, source_height=10
     )
     lease = Lease(job_id=new_job_id(JobKind.UPSCALE), attempt=1)
-    return Claim(lease=lease, group="", account_id="acct", request=request, created_at=datetime.now(UTC))
+    return Claim(lease=lease, weights="", account_id="acct", request=request, created_at=datetime.now(UTC))
 
 
 async def image_of(executor: UpscaleExecutor, claim: Claim) -> Pixels:

@@ -18,10 +18,9 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState
 from serve_app.domain.metrics import Metric
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant, image_seeds
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
-from serve_app.jobs.wishes import Wish
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import redis_key
@@ -79,7 +78,7 @@ def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outli
 async def draw(resources: Resources, request: GenerationRequest) -> str:
     """Accept a request in the group of its weights."""
     adapter = await resources.catalog.adapter(request.lora_id)
-    return await accept(resources, request=request, group=adapter.sha256 if adapter else "")
+    return await accept(resources, request=request, weights=adapter.sha256 if adapter else "")
 
 
 async def ended(resources: Resources, job_id: str) -> Job:
@@ -152,7 +151,7 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
         for job_id in [await draw(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
             await ended(resources, job_id)
     executor.steps = []
-    jobs = [(await resources.submission.create(caller, Wish.like(each))).job for each in asked]
+    jobs = [(await resources.submission.submit(caller, GenerationDraft.like(each))).job for each in asked]
     async with working(resources, executor):
         assert {(await ended(resources, each.id)).state for each in jobs} == {JobState.COMPLETED}
     steps = [*executor.steps, *take(engine.measured.steps)]
@@ -326,7 +325,7 @@ async def test_a_hung_step_loses_its_lease_and_its_late_images(hasty: Resources,
         claims: list[Claim] = []
 
         async def is_claimed_elsewhere() -> bool:
-            claims.extend(await hasty.queue.claim("another", kind=JobKind.GENERATION, nonce="n"))
+            claims.extend(await hasty.queue.claim("another", pool=JobKind.GENERATION, nonce="n"))
             return bool(claims)
 
         await wait_until(is_claimed_elsewhere)

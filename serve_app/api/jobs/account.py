@@ -10,11 +10,10 @@ from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.jobs.schemas import Count
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, line
+from serve_app.api.schemas import NO_NUL, NOT_NULL, Count, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter

@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.api.dependencies import found, image_signer, jobs_of, load_job, still_reads
 from serve_app.api.errors import EITHER_KEY_ERRORS, domain_error_response, error_responses
+from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import JobId
-from serve_app.api.jobs.schemas import job_record
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import encode
 from serve_app.api.routing import ContractRoute

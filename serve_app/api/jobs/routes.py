@@ -15,7 +15,7 @@ from serve_app.api.dependencies import (
     valid_job_id,
 )
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
-from serve_app.api.jobs.schemas import (
+from serve_app.api.jobs.records import (
     CANCELED_EXAMPLE,
     CURSOR,
     JOB_EXAMPLE,

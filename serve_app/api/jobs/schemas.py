@@ -1,28 +1,201 @@
-"""Response models of `/v1/jobs`: real states, the request with its defaults, the seed of each image."""
+"""What `POST /v1/jobs` may be asked for, by the kind of job, and how a job's record shows what it was asked for."""
 
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, RootModel, WithJsonSchema
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
-from serve_app.api.responses import estimated_completion, failure_of
-from serve_app.api.schemas import AnyJobId, Failure, ImageId, Pixels, ResponseBody, Url, UtcTime, utc_text
-from serve_app.domain import jobs
-from serve_app.domain.jobs import JobKind, JobState
-from serve_app.domain.requests import GenerationRequest, ImageFormat, Priority, Request, Variant
-
-CURSOR = "[0-9]{1,14}-(?:gen|job|up)_[a-z2-7]{26}"
-Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{CURSOR}$"})]
-
-Count = Annotated[int, Field(ge=0)]
-OptionalTime = UtcTime | SkipJsonSchema[None]
-ExpectedEnd = Annotated[OptionalTime, Field(description="Only for a single job, not in lists.")]
-
+from serve_app.api.schemas import (
+    NO_NUL,
+    NOT_NULL,
+    CatalogId,
+    Count,
+    ImageId,
+    OptionalPrompt,
+    Pixels,
+    Prompt,
+    RequestBody,
+    ResponseBody,
+    Seed,
+)
+from serve_app.domain.requests import (
+    USUAL_WEIGHT,
+    GenerationDraft,
+    GenerationRequest,
+    ImageFormat,
+    LoraUse,
+    Priority,
+    Request,
+    UpscaleDraft,
+)
+from serve_app.domain.samplers import Sampler, spacings_of
+from serve_app.jobs.resolution import SHORTEST_SIDE, SIDE_STEP
+from serve_app.webhooks.targets import LONGEST_URL
 
 MAX_LORAS = 4
+LONGEST_SIDE = 2048
+_SAMPLERS = "|".join(f"{each}(?:-(?:{'|'.join(spacings_of(each))}))?" for each in Sampler).replace("+", r"\+")
+_SAMPLER_PATTERN = f"^(?:{_SAMPLERS})$"
+
+OptionalId = Annotated[CatalogId | SkipJsonSchema[None], NOT_NULL]
+Side = Annotated[
+    Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
+    NOT_NULL,
+    Field(
+        description="Pixels; the base model says how many it takes, and how many are usual. Of an image to begin from "
+        "what is left out follows its proportions."
+    ),
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, description="Texts of yours that the job keeps, such as an order's number."),
+]
+
+
+class LoraWish(RequestBody):
+    """A LoRA, and how strongly it acts."""
+
+    id: Annotated[CatalogId, Field(description="A LoRA that your account may use.")]
+    weight: Annotated[float, Field(ge=-2, le=2, description="How strongly it acts; below 0 it acts the other way.")] = (
+        USUAL_WEIGHT
+    )
+
+
+class _AnyWish(RequestBody):
+    output_format: Annotated[
+        ImageFormat, Field(strict=False, description="The images' file format, by default `png`.")
+    ] = ImageFormat.PNG
+    priority: Annotated[
+        Priority,
+        Field(strict=False, description="`low` waits behind all other jobs of your account; by default `normal`."),
+    ] = Priority.NORMAL
+    start_within: Annotated[
+        Annotated[int, Field(ge=1, le=604_800)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="Seconds; a job that has not been started by then ends as `expired`."),
+    ] = None
+    metadata: Metadata = Field(default_factory=dict[str, str])
+    webhook_url: Annotated[
+        Annotated[str, Field(min_length=1, max_length=LONGEST_URL), NO_NUL] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="This HTTPS address is told by POST when the job ends, beside the account's webhooks."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields of the draft that it becomes; the order of `metadata` asks for nothing."""
+        told = self.model_dump(exclude={"kind", "webhook_url"})
+        return told | {"metadata": dict(sorted(self.metadata.items()))}
+
+
+class GenerationWish(_AnyWish):
+    """Images of a prompt. What is left out is as the LoRAs, or else their base model, say."""
+
+    other_api_fields: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n", "num_outputs"), "is called `num_images` here"),
+        **dict.fromkeys(("size", "image_size", "aspect_ratio", "resolution"), "send `width` and `height`, in pixels"),
+        **dict.fromkeys(("num_inference_steps", "num_steps"), "is called `steps` here"),
+        **dict.fromkeys(("cfg", "cfg_scale", "guidance"), "is called `guidance_scale` here"),
+        **dict.fromkeys(("scheduler", "sampler_name"), "is called `sampler` here"),
+        **dict.fromkeys(("lora", "lora_id", "model_id"), 'send `loras`, as in [{"id": "model_…", "weight": 0.8}]'),
+        "model": "send `base_model`, or LoRAs as `loras`",
+        "positive_prompt": "is called `prompt` here",
+        **dict.fromkeys(("image", "image_url"), "send the picture to `POST /v1/images`, and its id as `image_id`"),
+        **dict.fromkeys(("mask", "mask_url"), "send the picture to `POST /v1/images`, and its id as `mask_image_id`"),
+    }
+    kind: Literal["generation"] = "generation"
+    prompt: Annotated[Prompt, Field(description="What the images show. White space around it does not count.")]
+    negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""
+    loras: Annotated[
+        list[LoraWish],
+        Field(max_length=MAX_LORAS, description="LoRAs of one base model that act together; their order is no matter."),
+    ] = Field(default_factory=list[LoraWish])
+    base_model: Annotated[
+        OptionalId, Field(description="That of the LoRAs; without one, by default the first of `GET /v1/base-models`.")
+    ] = None
+    sampler: Annotated[
+        Annotated[str, Field(min_length=1, max_length=40, json_schema_extra={"pattern": _SAMPLER_PATTERN})]
+        | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="Such as `euler` or `dpm++2m-karras`."),
+    ] = None
+    steps: Annotated[
+        Annotated[int, Field(ge=1, le=150)] | SkipJsonSchema[None], NOT_NULL, Field(description="Denoising steps.")
+    ] = None
+    guidance_scale: Annotated[
+        Annotated[float, Field(ge=1, le=20)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="How closely the images follow the prompt; 1 is no guidance."),
+    ] = None
+    width: Side = None
+    height: Side = None
+    num_images: Annotated[int, Field(ge=1, le=8, description="How many images; image i uses seed + i.")] = 1
+    seed: Annotated[
+        Seed, Field(description="The same seed gives the same images. Left out: the service draws one.")
+    ] = None
+    prompt_weights: Annotated[
+        bool, Field(description="Read `(red:1.5)` and `[green]` in both prompts as weights of their words.")
+    ] = False
+    image_id: Annotated[
+        OptionalId,
+        Field(description="An image of your account to begin from; a width and height asked for take its middle."),
+    ] = None
+    strength: Annotated[
+        Annotated[float, Field(ge=0.01, le=1)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="How much of that image is redrawn, by default 0.8: it takes that part of the steps."),
+    ] = None
+    mask_image_id: Annotated[
+        OptionalId,
+        Field(description="An image of your account: white where `image_id` is redrawn, black where it is kept."),
+    ] = None
+
+    def to_domain(self) -> GenerationDraft:
+        given = self.given()
+        given["loras"] = tuple(LoraUse(**lora) for lora in given["loras"])
+        return GenerationDraft(**given)
+
+
+class UpscaleWish(_AnyWish):
+    """A larger copy of an image."""
+
+    kind: Literal["upscale"]
+    image_id: Annotated[CatalogId, Field(description="An image of your account.")]
+    scale_factor: Annotated[
+        Literal[2, 4],
+        Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
+    ] = 2
+
+    def to_domain(self) -> UpscaleDraft:
+        return UpscaleDraft(**self.given())
+
+
+def _kind_of(body: Any) -> Any:
+    return body.get("kind", "generation") if isinstance(body, dict) else body.kind  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+AnyWish = Annotated[
+    Annotated[GenerationWish, Tag("generation")] | Annotated[UpscaleWish, Tag("upscale")], Discriminator(_kind_of)
+]
+
+_SHORTEST: dict[str, Any] = {"prompt": "purple mountains under a black sky with a yellow moon"}
+WISHES: dict[str, dict[str, Any]] = {
+    "Shortest": _SHORTEST,
+    "With a LoRA": {
+        **_SHORTEST,
+        "loras": [{"id": EXAMPLE_ADAPTER_ID, "weight": 0.8}],
+        "sampler": "dpm++2m-karras",
+        "steps": 24,
+        "guidance_scale": 5,
+        "width": 768,
+        "num_images": 4,
+        "seed": 7,
+        "metadata": {"order": "4711"},
+    },
+    "Upscale": {"kind": "upscale", "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu", "scale_factor": 2},
+}
+
+
 SeedText = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
 OptionalText = Annotated[str | SkipJsonSchema[None], Field(description="Absent where the request names none.")]
 OptionalImage = Annotated[ImageId | SkipJsonSchema[None], Field(description="Absent where it begins from none.")]
@@ -70,144 +243,6 @@ class UpscaleFields(ResponseBody):
     metadata: dict[str, str]
 
 
-class Timings(ResponseBody):
-    """Seconds of the parts of a completed job."""
-
-    queue: Annotated[float, Field(description="Until the worker that completed it began.")]
-    load: Annotated[float, Field(description="Loading its LoRAs.")]
-    denoise: Annotated[float, Field(description="Denoising and decoding all images.")]
-    store: float
-
-
-class JobUsage(ResponseBody):
-    """What a completed job used."""
-
-    images: Count
-    megapixel_steps: Annotated[float, Field(description="Of an upscale, the megapixels of its result.")]
-    worker_seconds: float
-
-
-class Image(ResponseBody):
-    """A stored image, with what its file can be checked against."""
-
-    image_id: ImageId
-    url: Url
-    width: Pixels
-    height: Pixels
-    size_bytes: Count
-    sha256: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
-    seed: Annotated[
-        str | None,
-        WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"}),
-        Field(description="A decimal string, since JavaScript numbers are exact only up to 2^53. Absent for upscales."),
-    ] = None
-    seed_number: Annotated[int | SkipJsonSchema[None], Field(description="The same as a number.")] = None
-
-
-class _AnyJob(ResponseBody):
-    id: AnyJobId
-    kind: JobKind
-    interface: Variant
-    progress: Annotated[int, Field(ge=0, le=100, description="Percent; never decreases.")]
-    attempt: Annotated[Count, Field(description="Number of times a worker has started it.")]
-    created_at: UtcTime
-    request: Annotated[
-        GenerationFields | UpscaleFields | SkipJsonSchema[None],
-        Field(description="Absent when this version of the service cannot read it."),
-    ] = None
-    started_at: Annotated[OptionalTime, Field(description="Present once a worker has started it.")] = None
-
-
-class QueuedJob(_AnyJob):
-    """A job that waits."""
-
-    status: Literal["queued"]
-    jobs_ahead: Annotated[
-        Count | SkipJsonSchema[None], Field(description="How many jobs of your account are before it.")
-    ] = None
-    estimated_completion_time: ExpectedEnd = None
-
-
-class RunningJob(_AnyJob):
-    """A job that a worker has started."""
-
-    status: Literal["running"]
-    estimated_completion_time: ExpectedEnd = None
-
-
-class CompletedJob(_AnyJob):
-    """A job whose images are stored."""
-
-    status: Literal["completed"]
-    finished_at: Annotated[OptionalTime, Field(description="When it ended.")] = None
-    images: list[Image]
-    timings: Annotated[Timings | SkipJsonSchema[None], Field(description="Absent where they are not known.")] = None
-    usage: Annotated[JobUsage | SkipJsonSchema[None], Field(description="Absent where it is not known.")] = None
-
-
-class EndedJob(_AnyJob):
-    """A job that ended without images."""
-
-    status: Literal["failed", "canceled", "expired"]
-    finished_at: Annotated[OptionalTime, Field(description="When it ended.")] = None
-    error: Failure
-
-
-# TypeScript rules a shape out by `status` only where the shape has a single one.
-AnyJob = QueuedJob | RunningJob | CompletedJob | EndedJob
-
-
-class Job(RootModel[Annotated[AnyJob, Field(discriminator="status")]]):
-    """A job; `status` says which fields it has."""
-
-
-class Jobs(ResponseBody):
-    """A page of jobs, newest first."""
-
-    jobs: list[Job]
-    next_cursor: Annotated[
-        Cursor,
-        Field(
-            description=(
-                "Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
-            )
-        ),
-    ] = None
-
-
-def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
-    """Return a `Job` as plain values; a model of them costs a poll a tenth of its time.
-
-    `url_of` signs an image URI. Fields without a value are absent.
-    """
-    record: dict[str, Any] = {
-        "id": job.id,
-        "kind": job.kind,
-        "interface": job.variant,
-        "progress": job.progress,
-        "attempt": job.attempt,
-        "created_at": utc_text(job.created_at),
-    }
-    if job.request is not None:
-        record["request"] = request_record(job.request)
-    if job.started_at is not None:
-        record["started_at"] = utc_text(job.started_at)
-    record["status"] = job.state
-    if job.finished_at is not None and job.state.is_terminal:
-        record["finished_at"] = utc_text(job.finished_at)
-    if job.state is JobState.COMPLETED:
-        record["images"] = _images(job, url_of)
-        record |= _accounts_of(job)
-    elif job.state.is_terminal:
-        record["error"] = asdict(failure_of(job))
-    else:
-        if job.jobs_ahead is not None:
-            record["jobs_ahead"] = job.jobs_ahead
-        if job.finish_estimate is not None:
-            record["estimated_completion_time"] = utc_text(estimated_completion(job))
-    return record
-
-
 def request_record(request: Request) -> dict[str, Any]:
     """Return `GenerationFields` or `UpscaleFields` as plain values, in their order."""
     fields = GenerationFields if isinstance(request, GenerationRequest) else UpscaleFields
@@ -222,84 +257,3 @@ def request_record(request: Request) -> dict[str, Any]:
 
 
 _UNNAMED = ("base_model", "sampler")
-
-
-def _accounts_of(job: jobs.Job) -> dict[str, Any]:
-    """Return the `timings` and `usage` of a completed job, as far as they are known."""
-    known: dict[str, Any] = {}
-    if job.timings is not None and job.started_at is not None:
-        queue = (job.started_at - job.created_at).total_seconds()
-        known["timings"] = {"queue": queue, **asdict(job.timings)}
-    if job.seconds is not None and job.request is not None:
-        known["usage"] = {
-            "images": job.request.num_images,
-            "megapixel_steps": round(job.request.work, 6),
-            "worker_seconds": job.seconds,
-        }
-    return known
-
-
-def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return the images that were not deleted, each with its own seed."""
-    seeds = job.request.seeds if isinstance(job.request, GenerationRequest) else None
-    return [
-        {
-            "image_id": image.image_id,
-            "url": url_of(image.image_uri),
-            "width": image.width,
-            "height": image.height,
-            "size_bytes": image.size_bytes,
-            "sha256": image.sha256,
-            **({} if seeds is None else {"seed": str(seeds[image.index]), "seed_number": seeds[image.index]}),
-        }
-        for image in job.images
-    ]
-
-
-_REQUEST = GenerationRequest.asked(
-    prompt="purple mountains under a black sky with a yellow moon", lora_id=EXAMPLE_ADAPTER_ID, width=768, seed=7
-)
-_JOB: dict[str, Any] = {
-    "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
-    "kind": "generation",
-    "interface": "a",
-    "attempt": 1,
-    "created_at": "2026-11-21T12:00:00Z",
-    "request": request_record(_REQUEST),
-    "started_at": "2026-11-21T12:00:01Z",
-}
-_COMPLETED: dict[str, Any] = {
-    **_JOB,
-    "status": "completed",
-    "progress": 100,
-    "finished_at": "2026-11-21T12:00:08Z",
-    "images": [
-        {
-            "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu",
-            "url": "https://images.example/mountains.png",
-            "width": 768,
-            "height": 512,
-            "size_bytes": 401221,
-            "sha256": "9f" * 32,
-            "seed": "7",
-            "seed_number": 7,
-        }
-    ],
-}
-_CANCELED: dict[str, Any] = {
-    **_JOB,
-    "status": "canceled",
-    "progress": 43,
-    "finished_at": "2026-11-21T12:00:08Z",
-    "error": {"code": "canceled", "message": "The request was canceled."},
-}
-_RUNNING: dict[str, Any] = {
-    **_JOB,
-    "status": "running",
-    "progress": 43,
-    "estimated_completion_time": "2026-11-21T12:00:09Z",
-}
-
-JOB_EXAMPLE = {"Running": _RUNNING, "Completed": _COMPLETED}
-CANCELED_EXAMPLE = {"Canceled": _CANCELED}
-JOBS_EXAMPLE = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}

@@ -34,10 +34,10 @@ from serve_app.domain.errors import (
     WaitEnded,
 )
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import ImageFormat, LoraUse
+from serve_app.domain.requests import GenerationDraft, ImageFormat, LoraUse
+from serve_app.jobs.resolution import SHORTEST_SIDE, SIDE_STEP
 from serve_app.jobs.submit import Call
 from serve_app.jobs.uploads import Hold
-from serve_app.jobs.wishes import SHORTEST_SIDE, SIDE_STEP, Wish
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
@@ -80,7 +80,7 @@ class ImagesRequest(RequestBody):
 async def generate(
     request: Request, caller: CallerDep, body: Annotated[ImagesRequest, Body()], call: CallDep
 ) -> Response:
-    return await _answer(request, caller, body, await _wish(request, caller, body), call)
+    return await _answer(request, caller, body, await _draft(request, caller, body), call)
 
 
 @router.post("/openai/v1/images/edits")
@@ -88,15 +88,17 @@ async def edit(request: Request, caller: CallerDep, idempotency_key: Idempotency
     call = Call(request_id=RequestContext.of(request).request_id, idempotency_key=idempotency_key)
     async with jobs_of(request).uploads.hold() as hold:
         body, ids = await _read_form(request, caller, hold)
-        wish = replace(await _wish(request, caller, body), image_id=ids["image"], mask_image_id=ids.get("mask"))
-        return await _answer(request, caller, body, wish, call)
+        draft = replace(await _draft(request, caller, body), image_id=ids["image"], mask_image_id=ids.get("mask"))
+        return await _answer(request, caller, body, draft, call)
 
 
-async def _answer(request: Request, caller: Caller, body: ImagesRequest, wish: Wish, call: Call) -> Response:
-    """Answer once the job of a wish has ended, or by a stream."""
-    name = "image_generation" if wish.image_id is None else "image_edit"
+async def _answer(
+    request: Request, caller: Caller, body: ImagesRequest, draft: GenerationDraft, call: Call
+) -> Response:
+    """Answer once the job of a draft has ended, or by a stream."""
+    name = "image_generation" if draft.image_id is None else "image_edit"
     seconds = inf if body.stream else LONGEST_WAIT_S
-    states = _states(request, caller, wish, replace(call, start_within=LONGEST_START_S), seconds=seconds)
+    states = _states(request, caller, draft, replace(call, start_within=LONGEST_START_S), seconds=seconds)
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
@@ -172,7 +174,9 @@ async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[Imag
             folder = await places.enter_async_context(loras_of(request).uploads.folder())
             names = [*ImagesRequest.model_fields, _FIDELITY]
             files = dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
-            texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
+            texts = await read_multipart(
+                request, folder, texts=names, files=files, before_block=space.disk.check, may_be_empty=False
+            )
         numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
         texts.pop(_FIDELITY, None)
@@ -198,11 +202,11 @@ async def _store(request: Request, caller: Caller, file: Path, hold: Hold) -> st
     return added.upload.image.image_id
 
 
-async def _wish(request: Request, caller: Caller, body: ImagesRequest) -> Wish:
+async def _draft(request: Request, caller: Caller, body: ImagesRequest) -> GenerationDraft:
     """Return what the body asks for. Raises `InvalidParameter`, and `NotFound` for a model."""
     base_model, lora_id = await _model_of(request, caller, body.model)
     width, height = _size(body.size)
-    return Wish(
+    return GenerationDraft(
         prompt=body.prompt,
         seed=None,
         num_images=body.n or 1,
@@ -242,23 +246,34 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
     return sides[0], sides[1]
 
 
-async def _states(request: Request, caller: Caller, wish: Wish, call: Call, *, seconds: float) -> AsyncGenerator[Job]:
+async def _states(
+    request: Request, caller: Caller, draft: GenerationDraft, call: Call, *, seconds: float
+) -> AsyncGenerator[Job]:
     """Create a job, and yield what is known of it, twice a second and once it has ended.
 
-    Whoever closes this before cancels the job. A repeated idempotency key whose job was so canceled creates another.
-    Raises what `Submission.create` raises, `Overloaded` where no more callers may wait, and `WaitEnded` after that
-    time or when this process drains: then a job with an idempotency key goes on, since a repeat of it can wait on.
+    Whoever closes this before cancels the job, unless others wait with the same idempotency key. A repeat of a key whose
+    job was so canceled creates another. Raises what `Submission.submit` raises, `Overloaded` where no more callers may
+    wait, and `WaitEnded` after that time or when this process drains: then a job with an idempotency key goes on,
+    since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
+    own_key, job = call.idempotency_key, None
 
     def wait_is_over() -> bool:
         return parts.waits.is_draining or time.monotonic() >= ends_at
 
-    for times in count():
-        key = call.idempotency_key and f"{call.idempotency_key}#{times}"
-        acceptance = await parts.submission.create(caller, wish, replace(call, idempotency_key=key))
-        job = acceptance.job
-        try:
+    async def give_up(left: Job | None) -> None:
+        is_last = own_key is None or await parts.shared_calls.end(caller, own_key)
+        if is_last and left and not left.state.is_terminal and not (own_key and wait_is_over()):
+            await parts.queue.cancel(left.id, account_id=account_id)
+
+    if own_key is not None:
+        await parts.shared_calls.begin(caller, own_key)
+    try:
+        for times in count():
+            key = own_key and f"{own_key}#{times}"
+            acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
+            job = acceptance.job
             while not job.state.is_terminal:
                 yield job
                 has_place = await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
@@ -269,12 +284,11 @@ async def _states(request: Request, caller: Caller, wish: Wish, call: Call, *, s
                     raise WaitEnded(WAIT_ENDED)
                 if not has_place:
                     raise Overloaded("no more callers may wait")
-        finally:
-            if not job.state.is_terminal and not (call.idempotency_key and wait_is_over()):
-                parts.submission.background.spawn(parts.queue.cancel(job.id, account_id=account_id))
-        if not (acceptance.replayed and job.state is JobState.CANCELED):
-            yield found(await parts.reader.get(job.id, account_id=account_id), "job")
-            return
+            if not (acceptance.replayed and job.state is JobState.CANCELED):
+                yield found(await parts.reader.get(job.id, account_id=account_id), "job")
+                return
+    finally:
+        parts.submission.background.spawn(give_up(job))
 
 
 async def _events(

@@ -82,7 +82,7 @@ async def generate(
     body: Annotated[GenerationRequest, Body(openapi_examples=named(GENERATION_EXAMPLES))],
     call: CallDep,
 ) -> Response:
-    acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
+    acceptance = await jobs_of(request).submission.submit(caller, body.to_domain(), call)
     return _acknowledge(request, acceptance, await unknown_words_header(request, acceptance, body.prompt))
 
 
@@ -104,7 +104,7 @@ async def upscale(
     body: Annotated[UpscaleRequest, Body(openapi_examples=UPSCALE)],
     call: CallDep,
 ) -> Response:
-    acceptance = await jobs_of(request).submission.upscale(caller, body.image_id, body.scale_factor, call)
+    acceptance = await jobs_of(request).submission.submit(caller, body.to_domain(), call)
     return _acknowledge(request, acceptance)
 
 

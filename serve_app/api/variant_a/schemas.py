@@ -25,6 +25,7 @@ from serve_app.api.schemas import (
     utc_text,
 )
 from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import UpscaleDraft, Variant
 
 Side = Literal[512, 768]
 
@@ -32,6 +33,7 @@ Side = Literal[512, 768]
 class GenerationRequest(GenerationBody):
     """Body of `POST /v1/generate` with a bearer key."""
 
+    interface = Variant.A
     other_api_fields: ClassVar[dict[str, str]] = {
         "positive_prompt": "belongs to the X-API-Key interface; with a bearer key send `prompt`",
         "negative_prompt": "belongs to the X-API-Key interface; the bearer interface has no such field",
@@ -81,6 +83,9 @@ class UpscaleRequest(RequestBody):
         Literal[2, 4],
         Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
     ] = 2
+
+    def to_domain(self) -> UpscaleDraft:
+        return UpscaleDraft(**self.model_dump(), interface=Variant.A)
 
 
 class Acknowledgement(ResponseBody):

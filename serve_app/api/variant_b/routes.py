@@ -72,7 +72,7 @@ async def generate(
     body: Annotated[GenerationRequest, Body(openapi_examples=named(GENERATION_EXAMPLES))],
     call: CallDep,
 ) -> Response:
-    acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
+    acceptance = await jobs_of(request).submission.submit(caller, body.to_domain(), call)
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
     headers |= await unknown_words_header(request, acceptance, body.prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)

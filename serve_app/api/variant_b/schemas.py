@@ -23,6 +23,7 @@ from serve_app.api.schemas import (
     UtcTime,
 )
 from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import Variant
 
 Side = Annotated[int, Field(ge=256, le=1024, multiple_of=8, description="Pixels: a multiple of 8.")]
 
@@ -33,6 +34,7 @@ class GenerationRequest(GenerationBody):
     `seed` is this service's one extension of the interface.
     """
 
+    interface = Variant.B
     other_api_fields: ClassVar[dict[str, str]] = {
         "prompt": "belongs to the bearer interface; with X-API-Key send `positive_prompt`",
         "lora_id": "belongs to the bearer interface; with X-API-Key send `model_id`",

@@ -1,10 +1,10 @@
 -- include queue
--- args: new, idempotency_digest, given_digest, body_digest, idempotency_ms:number
--- args: variant, account, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
+-- include repeats
+-- args: new, idempotency_ms:number, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
--- `write_job` takes a job. Its account must be allowed to use its `loras`, whose weights are the job's group; without
--- one `group` is. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
+-- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests are the job's `weights`; without
+-- one they are named. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
 -- plan, or ''. `request_id`: of the HTTP request, for logs, or ''.
 -- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict,
 -- no_image, full, account_full, account_stored.
@@ -28,27 +28,9 @@ local function no_space()
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
 end
 
--- Return what the answer says of a job's LoRAs: their base model, and the trigger words of each as JSON.
-local function lora_facts(loras)
-  local facts = {''}
-  for _, lora in ipairs(loras) do
-    local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
-    facts[1] = found[1] or ''
-    facts[#facts + 1] = found[2] or '[]'
-  end
-  return facts
-end
-
-local function may_use_all(loras)
-  for _, lora in ipairs(loras) do
-    if not may_use_adapter(account, lora[1]) then return false end
-  end
-  return true
-end
-
 -- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
 -- `as_one` (serve_app/engine/run.py) says; '' without one.
-local function group_of(loras)
+local function weights_of(loras)
   local parts = {}
   for i, lora in ipairs(loras) do
     parts[i] = {digest = redis.call('HGET', K('lora:' .. lora[1]), 'sha256'), weight = lora[2]}
@@ -68,10 +50,10 @@ end
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
-  if adapters[1] then job.group = group_of(job.loras) end
+  if adapters[1] then job.weights = weights_of(job.loras) end
   local model = base_model_of({adapters = adapters, base = job.base})
   if model then
-    job.kind = pool_of(model)
+    job.pool = pool_of(model)
     local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost') or {}
     local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
     local cost = job.cost or num(own[1], model.passes or 1) * (1 + num(own[2], 0))
@@ -83,7 +65,7 @@ local function write_job(job)
   local fields = packed_fields('', job.request)
   for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
-    version = version, state = 'queued', kind = job.kind, variant = variant, account = account, group = job.group,
+    version = version, state = 'queued', kind = job.pool, variant = variant, account = account, group = job.weights,
     work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images,
     created = now, waiting_since = now,
     sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
@@ -99,8 +81,8 @@ local function write_job(job)
   end
   redis.call('HSET', K('job:' .. job.id), unpack(fields))
   redis.call('HINCRBY', K('unfinished'), account, 1)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'accepted_work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'work', job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'accepted_work', job.work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
   local written = read_job(job.id)
   begin_uses(written)
@@ -120,19 +102,10 @@ end
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. new.id)) == 1 then
-  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras)}
+  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras, new.base)}
 end
-if not may_use_all(new.loras) then return {'forbidden', {}, {}} end
-
-local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
-if idempotency_digest ~= '' then
-  local previous = redis.call('HMGET', idempotency_key, 'job', 'given', 'body')
-  if previous[1] and redis.call('EXISTS', K('job:' .. previous[1])) == 1 then
-    local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
-    if not is_repeat then return {'conflict', {}, {}} end
-    return {'replay', snapshot(read_job(previous[1])), lora_facts(new.loras)}
-  end
-end
+local answer = forbidden_or_repeat(new.loras, new.base)
+if answer then return answer end
 
 for _, image_id in ipairs(new.pictures or {}) do
   if redis.call('EXISTS', K('upload:' .. image_id), K('image:' .. image_id)) == 0 then return {'no_image', {}, {}} end
@@ -146,4 +119,4 @@ if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', new.id, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
-return {'ok', snapshot(job), lora_facts(new.loras)}
+return {'ok', snapshot(job), lora_facts(new.loras, new.base)}

@@ -1,4 +1,4 @@
 -- include owners
--- args: kind, group, worker
--- add_owner: a worker holds a group's adapter before it has claimed a job of it.
-add_owner(kind, group, worker)
+-- args: pool, weights, worker
+-- add_owner: a worker holds the weights of a LoRA before it has claimed a job of it.
+add_owner(pool, weights, worker)

@@ -22,7 +22,7 @@ if not keeps_adapters(job) then
 end
 
 local function measure_speed()
-  local load = K('load:' .. job.kind)
+  local load = K('load:' .. job.pool)
   local measured = seconds / (math.max(job.work, 1) / 1000)
   local average = tonumber(redis.call('HGET', load, 'seconds_per_unit'))
   average = average and SMOOTHING * average + (1 - SMOOTHING) * measured or measured
@@ -37,7 +37,7 @@ local function count_usage()
   if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
   local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
-  local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.kind)
+  local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
   redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
   redis.call('HINCRBY', usage, 'work:' .. source, num(redis.call('HGET', K('job:' .. job_id), 'shown'), job.work))
   redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
@@ -50,7 +50,7 @@ end
 -- Remember the adapters of completed jobs only: an adapter that ends its worker is never prefetched by others.
 local function remember_adapters()
   if not job.adapters[1] then return end
-  local recent = K('recent_adapters:' .. job.kind)
+  local recent = K('recent_adapters:' .. job.pool)
   redis.call('LPUSH', recent, unpack(job.adapters))
   redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
   redis.call('PEXPIRE', recent, RECENT_LIFE)
@@ -59,7 +59,7 @@ end
 measure_speed()
 count_usage()
 remember_adapters()
-charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
+charge(job.pool, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
 redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end

@@ -1,9 +1,9 @@
--- Which workers hold a group's adapter, so that its jobs are left to them for a moment.
-local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
-local MAX_OWNERS = 32      -- the most remembered of a group: a popular adapter's latest owners are its busiest
+-- Which workers hold the weights of a LoRA, so that its jobs are left to them for a moment.
+local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of weights that it loaded
+local MAX_OWNERS = 32      -- the most remembered for each: a popular adapter's latest owners are its busiest
 
-local function add_owner(kind, group, worker)
-  local owners = K('owner:' .. kind .. ':' .. group)
+local function add_owner(pool, weights, worker)
+  local owners = K('owner:' .. pool .. ':' .. weights)
   redis.call('ZADD', owners, now, worker)
   redis.call('ZREMRANGEBYRANK', owners, 0, -MAX_OWNERS - 1)
   redis.call('PEXPIRE', owners, OWNER_LIFE)

@@ -2,7 +2,7 @@
 -- include loras/pools
 -- include webhooks
 -- include image_uses
--- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the
+-- Where jobs wait and what waiting costs: an account's queue, the index of its weights, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
 -- A job that lost this many workers must run alone: then only the one at fault meets the attempt cap.
@@ -12,10 +12,10 @@ local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
 local WAITING_LIFE = 30 * 86400000
 
-local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
+local function global_vtime(pool) return num(redis.call('GET', K('global_vtime:' .. pool)), 0) end
 
-local function set_global_vtime(kind, vtime)
-  redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime))
+local function set_global_vtime(pool, vtime)
+  redis.call('SET', K('global_vtime:' .. pool), string.format('%.17g', vtime))
 end
 
 -- Nobody reads these fields once a job has ended; without OF_WAITING it cannot be queued again, as a failed one may be.
@@ -53,14 +53,14 @@ local function read_job(id)
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
     'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures')
   if not field[1] then return nil end
-  -- The record of an ended job names no kind.
-  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
+  -- The field `kind` names the pool, and `group` the weights; the record of an ended job has neither.
+  local pool = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
   local adapters = {field[20] or nil}
   for adapter in string.gmatch(field[23] or '', '[^\n]+') do adapters[#adapters + 1] = adapter end
   local pictures = {}
   for image_id in string.gmatch(field[26] or '', '[^\n]+') do pictures[#pictures + 1] = image_id end
   return {
-    id = id, state = field[1], kind = kind, account = field[3], group = field[4] or '', attempt = num(field[5], 0),
+    id = id, state = field[1], pool = pool, account = field[3], weights = field[4] or '', attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
@@ -73,24 +73,24 @@ end
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
 local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
 
-local function observe_job(metric, kind, ms)
+local function observe_job(metric, pool, ms)
   local bucket = '+Inf'
   for i = #JOB_SECONDS, 1, -1 do
     if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
   end
-  redis.call('HINCRBY', MEASURES, metric .. '|' .. kind .. '|' .. bucket, 1)
-  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
+  redis.call('HINCRBY', MEASURES, metric .. '|' .. pool .. '|' .. bucket, 1)
+  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. pool .. '|sum', string.format('%.3f', ms / 1000))
 end
 
 -- Add a job to the waiting jobs of its plan, by their age; samples that the service draws by itself have no plan.
 local function age_in_plan(job)
   if job.plan ~= '' then
-    redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
+    redis.call('ZADD', K('plan_age:' .. job.pool .. ':' .. job.plan), job.waiting_since, job.id)
   end
 end
 
 local function stop_age_in_plan(job)
-  if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.kind .. ':' .. job.plan), job.id) end
+  if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.pool .. ':' .. job.plan), job.id) end
 end
 
 local function waiting_of(index) return K('lora_jobs:' .. index) end
@@ -109,115 +109,115 @@ local function start_waiting(job)
     redis.call('ZADD', waiting_of(index), job.sequence, job.id)
     redis.call('PEXPIRE', waiting_of(index), WAITING_LIFE)
   end
-  if job.start_by and job.attempt == 0 then redis.call('ZADD', K('start_by:' .. job.kind), job.start_by, job.id) end
+  if job.start_by and job.attempt == 0 then redis.call('ZADD', K('start_by:' .. job.pool), job.start_by, job.id) end
 end
 
 local function stop_waiting(job)
   stop_age_in_plan(job)
   for _, index in ipairs(indexes_of(job)) do redis.call('ZREM', waiting_of(index), job.id) end
-  if job.start_by then redis.call('ZREM', K('start_by:' .. job.kind), job.id) end
+  if job.start_by then redis.call('ZREM', K('start_by:' .. job.pool), job.id) end
 end
 
-local function queue_of(job) return K('queue:' .. job.kind .. ':' .. job.account) end
+local function queue_of(job) return K('queue:' .. job.pool .. ':' .. job.account) end
 
-local function refresh_group(kind, group)
-  local first = redis.call('ZRANGE', K('group:' .. kind .. ':' .. group), 0, 0, 'WITHSCORES')
+local function refresh_weights(pool, weights)
+  local first = redis.call('ZRANGE', K('group:' .. pool .. ':' .. weights), 0, 0, 'WITHSCORES')
   if first[1] then
-    redis.call('ZADD', K('groups:' .. kind), first[2], group)
+    redis.call('ZADD', K('groups:' .. pool), first[2], weights)
   else
-    redis.call('ZREM', K('groups:' .. kind), group)
+    redis.call('ZREM', K('groups:' .. pool), weights)
   end
 end
 
 -- An account that had nothing waiting comes back no earlier than the global virtual time, and no earlier than it had
 -- run ahead.
-local function activate_account(kind, account)
-  if redis.call('ZSCORE', K('vtime:' .. kind), account) then return end
-  local vtime = math.max(global_vtime(kind), num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), 0))
-  redis.call('ZREM', K('idle_vtime:' .. kind), account)
-  redis.call('ZADD', K('vtime:' .. kind), vtime, account)
+local function activate_account(pool, account)
+  if redis.call('ZSCORE', K('vtime:' .. pool), account) then return end
+  local vtime = math.max(global_vtime(pool), num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), 0))
+  redis.call('ZREM', K('idle_vtime:' .. pool), account)
+  redis.call('ZADD', K('vtime:' .. pool), vtime, account)
 end
 
 -- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair
 -- queuing).
-local function deactivate_account(kind, account)
-  local vtime = num(redis.call('ZSCORE', K('vtime:' .. kind), account), 0)
-  redis.call('ZREM', K('vtime:' .. kind), account)
-  if redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
-    if vtime > global_vtime(kind) then redis.call('ZADD', K('idle_vtime:' .. kind), vtime, account) end
+local function deactivate_account(pool, account)
+  local vtime = num(redis.call('ZSCORE', K('vtime:' .. pool), account), 0)
+  redis.call('ZREM', K('vtime:' .. pool), account)
+  if redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
+    if vtime > global_vtime(pool) then redis.call('ZADD', K('idle_vtime:' .. pool), vtime, account) end
     return
   end
-  local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. kind), 0, 0, 'WITHSCORES')
-  redis.call('DEL', K('idle_vtime:' .. kind))
-  set_global_vtime(kind, math.max(global_vtime(kind), vtime, num(ahead[2], 0)))
+  local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. pool), 0, 0, 'WITHSCORES')
+  redis.call('DEL', K('idle_vtime:' .. pool))
+  set_global_vtime(pool, math.max(global_vtime(pool), vtime, num(ahead[2], 0)))
 end
 
 local function count_ready(job, sign)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready', sign)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', sign * job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'ready', sign)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'ready_work', sign * job.work)
 end
 
 local function enqueue(job)
   start_waiting(job)
-  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
+  redis.call('ZADD', K('age:' .. job.pool), job.waiting_since, job.id)
   count_ready(job, 1)
   if job.losses >= QUARANTINE_LOSSES then
-    redis.call('ZADD', K('quarantine:' .. job.kind), job.sequence, job.id)
+    redis.call('ZADD', K('quarantine:' .. job.pool), job.sequence, job.id)
     return
   end
   redis.call('ZADD', queue_of(job), job.sequence, job.id)
-  if job.group ~= '' then
-    redis.call('ZADD', K('group:' .. job.kind .. ':' .. job.group), job.sequence, job.id)
-    refresh_group(job.kind, job.group)
+  if job.weights ~= '' then
+    redis.call('ZADD', K('group:' .. job.pool .. ':' .. job.weights), job.sequence, job.id)
+    refresh_weights(job.pool, job.weights)
   end
-  activate_account(job.kind, job.account)
+  activate_account(job.pool, job.account)
 end
 
 -- Take a job out of its queue; false when it was in none.
 local function dequeue(job)
-  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.kind), job.id) == 1
+  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.pool), job.id) == 1
   if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
-  redis.call('ZREM', K('age:' .. job.kind), job.id)
+  redis.call('ZREM', K('age:' .. job.pool), job.id)
   count_ready(job, -1)
   stop_waiting(job)
   if was_quarantined then return true end
-  if job.group ~= '' then
-    redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
-    refresh_group(job.kind, job.group)
+  if job.weights ~= '' then
+    redis.call('ZREM', K('group:' .. job.pool .. ':' .. job.weights), job.id)
+    refresh_weights(job.pool, job.weights)
   end
-  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.kind, job.account) end
+  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.pool, job.account) end
   return true
 end
 
 -- Let a job wait for its next attempt; it goes on ageing meanwhile.
 local function back_off(job, pause_ms)
   start_waiting(job)
-  redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
-  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
+  redis.call('ZADD', K('delay:' .. job.pool), math.floor(now + pause_ms), job.id)
+  redis.call('ZADD', K('age:' .. job.pool), job.waiting_since, job.id)
 end
 
 -- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
-local function claimed_key(kind, worker) return K('claimed:' .. kind .. ':' .. worker) end
+local function claimed_key(pool, worker) return K('claimed:' .. pool .. ':' .. worker) end
 
 -- Every script that ends an attempt calls this first: writes that free memory are allowed on a full server, and so is
 -- what follows.
 local function drop_lease(job)
-  redis.call('ZREM', K('lease:' .. job.kind), job.id)
-  redis.call('SREM', claimed_key(job.kind, job.worker), job.id)
+  redis.call('ZREM', K('lease:' .. job.pool), job.id)
+  redis.call('SREM', claimed_key(job.pool, job.worker), job.id)
 end
 
 -- Take a queued job from where it is, in its queue or backing off.
 local function remove_waiting(job)
   if dequeue(job) then return end
   stop_waiting(job)
-  redis.call('ZREM', K('delay:' .. job.kind), job.id)
-  redis.call('ZREM', K('age:' .. job.kind), job.id)
+  redis.call('ZREM', K('delay:' .. job.pool), job.id)
+  redis.call('ZREM', K('age:' .. job.pool), job.id)
 end
 
-local function promote_due(kind, limit)
-  local due = redis.call('ZRANGEBYSCORE', K('delay:' .. kind), '-inf', now, 'LIMIT', 0, limit)
+local function promote_due(pool, limit)
+  local due = redis.call('ZRANGEBYSCORE', K('delay:' .. pool), '-inf', now, 'LIMIT', 0, limit)
   for _, id in ipairs(due) do
-    redis.call('ZREM', K('delay:' .. kind), id)
+    redis.call('ZREM', K('delay:' .. pool), id)
     local job = read_job(id)
     if job and job.state == 'queued' then enqueue(job) end
   end
@@ -226,24 +226,24 @@ end
 
 -- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
 -- service.
-local function charge(kind, account, seconds)
-  local vtime = redis.call('ZSCORE', K('vtime:' .. kind), account)
-  local global = global_vtime(kind)
+local function charge(pool, account, seconds)
+  local vtime = redis.call('ZSCORE', K('vtime:' .. pool), account)
+  local global = global_vtime(pool)
   if vtime then
-    redis.call('ZADD', K('vtime:' .. kind), math.max(global, vtime + seconds), account)
+    redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
     return
   end
-  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), global) + seconds
-  if ahead > global and redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
-    redis.call('ZADD', K('idle_vtime:' .. kind), ahead, account)
+  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), global) + seconds
+  if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
+    redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
   else
-    redis.call('ZREM', K('idle_vtime:' .. kind), account)
+    redis.call('ZREM', K('idle_vtime:' .. pool), account)
   end
 end
 
 -- Give back what was charged for an attempt that made no images.
 local function refund_charge(job)
-  charge(job.kind, job.account, -job.charge / job.queue_share)
+  charge(job.pool, job.account, -job.charge / job.queue_share)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
@@ -265,11 +265,11 @@ end
 -- Let a job that is in no queue wait in the pool that the catalog wants it in now.
 local function change_pool(job)
   local wanted = wanted_pool(job)
-  if wanted == job.kind then return end
-  redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
+  if wanted == job.pool then return end
+  redis.call('HINCRBY', K('load:' .. job.pool), 'work', -job.work)
   redis.call('HINCRBY', K('load:' .. wanted), 'work', job.work)
   redis.call('HSET', K('job:' .. job.id), 'kind', wanted)
-  job.kind = wanted
+  job.pool = wanted
 end
 
 local function requeue(job)
@@ -298,9 +298,9 @@ local function end_job(job, state, retention_ms)
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then
     redis.call('HDEL', K('unfinished'), job.account)
   end
-  redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
+  redis.call('HINCRBY', K('load:' .. job.pool), 'work', -job.work)
   redis.call('HINCRBY', K('count'), state, 1)
-  if state == 'completed' then observe_job('job_seconds', job.kind, now - job.waiting_since) end
+  if state == 'completed' then observe_job('job_seconds', job.pool, now - job.waiting_since) end
 end
 
 local function end_failed(job, code, message, retention_ms)
@@ -308,7 +308,7 @@ local function end_failed(job, code, message, retention_ms)
   refund_charge(job)
   refund_request(job)
   end_job(job, 'failed', retention_ms)
-  redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.kind .. '|' .. code, 1)
+  redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.pool .. '|' .. code, 1)
   redis.call('ZADD', K('dead'), now, job.id)
 end
 
@@ -333,11 +333,11 @@ end
 -- accounts, place, now, start_seconds}}.
 local function snapshot(job)
   if not job then return {} end
-  local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
+  local load = redis.call('HMGET', K('load:' .. job.pool), 'seconds_per_unit', 'ready', 'ready_work', 'work',
     'start_seconds')
   local place = redis.call('ZRANK', queue_of(job), job.id)
   local fields = redis.call('HGETALL', K('job:' .. job.id))
   return {job.id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
-    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now,
+    redis.call('ZCARD', K('workers:' .. job.pool)), redis.call('ZCARD', K('vtime:' .. job.pool)), place or -1, now,
     load[5] or ''}}
 end

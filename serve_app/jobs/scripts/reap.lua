@@ -21,10 +21,10 @@ local function expire(job)
   end_job(job, 'expired', retention_ms)
 end
 
-local function reap_leases(kind)
-  local due = redis.call('ZRANGEBYSCORE', K('lease:' .. kind), '-inf', now, 'LIMIT', 0, limit)
+local function reap_leases(pool)
+  local due = redis.call('ZRANGEBYSCORE', K('lease:' .. pool), '-inf', now, 'LIMIT', 0, limit)
   for _, id in ipairs(due) do
-    redis.call('ZREM', K('lease:' .. kind), id)
+    redis.call('ZREM', K('lease:' .. pool), id)
     local job = read_job(id)
     if job and job.state == 'running' then
       drop_lease(job)
@@ -46,19 +46,19 @@ local function expire_waiting(index, latest)
   return #due
 end
 
-local function remove_dead_workers(kind)
-  local gone = redis.call('ZRANGEBYSCORE', K('workers:' .. kind), '-inf', now - worker_life_ms, 'LIMIT', 0, limit)
+local function remove_dead_workers(pool)
+  local gone = redis.call('ZRANGEBYSCORE', K('workers:' .. pool), '-inf', now - worker_life_ms, 'LIMIT', 0, limit)
   for _, worker in ipairs(gone) do
-    redis.call('ZREM', K('workers:' .. kind), worker)
-    redis.call('HDEL', K('capacity:' .. kind), worker)
-    redis.call('HDEL', K('gauges:' .. kind), worker)
+    redis.call('ZREM', K('workers:' .. pool), worker)
+    redis.call('HDEL', K('capacity:' .. pool), worker)
+    redis.call('HDEL', K('gauges:' .. pool), worker)
   end
 end
 
 -- Take a waiting job to the pool that the catalog wants it in now; one that backs off goes on doing so.
 local function move_to_wanted_pool(job)
-  if wanted_pool(job) == job.kind then return end
-  local due = redis.call('ZSCORE', K('delay:' .. job.kind), job.id)
+  if wanted_pool(job) == job.pool then return end
+  local due = redis.call('ZSCORE', K('delay:' .. job.pool), job.id)
   remove_waiting(job)
   change_pool(job)
   if due then back_off(job, due - now) else enqueue(job) end
@@ -104,19 +104,19 @@ end
 local function forget_pools()
   local is_named = {generation = true, upscale = true}
   for _, model in ipairs(base_models()) do is_named[pool_of(model)] = true end
-  for _, kind in ipairs(pools()) do
-    if not is_named[kind] and redis.call('EXISTS', K('age:' .. kind), K('lease:' .. kind), K('workers:' .. kind)) == 0 then
-      redis.call('SREM', K('pools'), kind)
-      redis.call('DEL', K('load:' .. kind), K('global_vtime:' .. kind), K('idle_vtime:' .. kind))
+  for _, pool in ipairs(pools()) do
+    if not is_named[pool] and redis.call('EXISTS', K('age:' .. pool), K('lease:' .. pool), K('workers:' .. pool)) == 0 then
+      redis.call('SREM', K('pools'), pool)
+      redis.call('DEL', K('load:' .. pool), K('global_vtime:' .. pool), K('idle_vtime:' .. pool))
     end
   end
 end
 
 local moved = 0
-for _, kind in ipairs(pools()) do
-  moved = moved + reap_leases(kind) + promote_due(kind, limit)
-  moved = moved + expire_waiting(K('age:' .. kind), now - queue_age_ms) + expire_waiting(K('start_by:' .. kind), now)
-  remove_dead_workers(kind)
+for _, pool in ipairs(pools()) do
+  moved = moved + reap_leases(pool) + promote_due(pool, limit)
+  moved = moved + expire_waiting(K('age:' .. pool), now - queue_age_ms) + expire_waiting(K('start_by:' .. pool), now)
+  remove_dead_workers(pool)
 end
 forget_pools()
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)

@@ -1,7 +1,7 @@
--- args: kind, draws:list
+-- args: pool, draws:list
 -- recent_adapters: the adapters of jobs completed lately, one for each of `draws`, numbers drawn by the caller; empty
 -- while there is none.
-local recent = K('recent_adapters:' .. kind)
+local recent = K('recent_adapters:' .. pool)
 local length = redis.call('LLEN', recent)
 local drawn = {}
 for n, draw in ipairs(draws) do

@@ -6,11 +6,11 @@ if not job or job.state ~= 'failed' then return 0 end
 redis.call('ZREM', K('dead'), job_id)
 redis.call('PERSIST', K('job:' .. job_id))
 redis.call('HDEL', K('job:' .. job_id), 'code', 'message', 'finished')
-job.kind = wanted_pool(job)
-know_pool(job.kind) -- the reaper may have forgotten it since
-redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now, 'kind', job.kind)
+job.pool = wanted_pool(job)
+know_pool(job.pool) -- the reaper may have forgotten it since
+redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now, 'kind', job.pool)
 redis.call('HINCRBY', K('unfinished'), job.account, 1)
-redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
+redis.call('HINCRBY', K('load:' .. job.pool), 'work', job.work)
 redis.call('HINCRBY', K('count'), 'failed', -1)
 local queued = read_job(job_id)
 enqueue(queued)

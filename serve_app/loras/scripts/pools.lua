@@ -1,6 +1,6 @@
--- A pool is the jobs that the same workers take: upscales, or generations with the base models of one group. Scripts and
--- keys call its name `kind`: `upscale`, `generation` for the group `default`, `generation.<group>` for any other. The set
--- `pools` holds the last kind of names.
+-- A pool is the jobs that the same workers take: upscales, or generations with the base models of one group. Its
+-- name is `upscale`, `generation` for the group `default`, and `generation.<group>` for any other; the set `pools` holds
+-- names of the last form. In a job's record the field is called `kind`.
 
 local function pools()
   local found = redis.call('SMEMBERS', K('pools'))
@@ -10,8 +10,8 @@ local function pools()
 end
 
 -- Remember a pool until the reaper finds that nothing is left of it.
-local function know_pool(kind)
-  if kind ~= 'generation' and kind ~= 'upscale' then redis.call('SADD', K('pools'), kind) end
+local function know_pool(pool)
+  if pool ~= 'generation' and pool ~= 'upscale' then redis.call('SADD', K('pools'), pool) end
 end
 
 local function base_models() return cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]') end
@@ -34,5 +34,5 @@ end
 -- Return the pool that the catalog wants a job in: its own where the catalog has no word on it.
 local function wanted_pool(job)
   local model = base_model_of(job)
-  return model and pool_of(model) or job.kind
+  return model and pool_of(model) or job.pool
 end

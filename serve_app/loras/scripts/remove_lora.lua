@@ -13,7 +13,7 @@ for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do
   redis.call('HDEL', K('grants:' .. account), lora)
 end
 redis.call('DEL', K('granted:' .. lora))
-for _, kind in ipairs(pools()) do redis.call('LREM', K('recent_adapters:' .. kind), 0, lora) end
+for _, pool in ipairs(pools()) do redis.call('LREM', K('recent_adapters:' .. pool), 0, lora) end
 remove_lora(lora)
 if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
 redis.call('ZADD', K('loras_unused'), now, weights[2])

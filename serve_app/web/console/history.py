@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, valid_job_id
-from serve_app.api.jobs.schemas import CURSOR
+from serve_app.api.jobs.records import CURSOR
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import Position

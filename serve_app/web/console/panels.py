@@ -12,10 +12,9 @@ from serve_app.api.responses import failure_of, time_left
 from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
-from serve_app.jobs.wishes import Wish
-from serve_app.web.console.playground_form import draw_seed, read_wish
+from serve_app.web.console.playground_form import draw_seed, read_draft
 from serve_app.web.site.job_text import STATES
 
 
@@ -115,8 +114,8 @@ class Grid(NamedTuple):
     rows: Sequence[Row]
 
 
-def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Wish]:
-    """Read the wishes of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
+def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[GenerationDraft]:
+    """Read the drafts of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
     axis = fields.get("across", "")
     least = 1 if axis in ("weights", "seeds") else 2
     if not least <= len(chosen) <= MOST_LORAS:
@@ -129,7 +128,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Wi
             f"a comparison has two to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
         )
     shared = {**fields, "num_images": "1", "seed": seed}
-    asked = [read_wish(shared, {lora_id: weight}) for lora_id in chosen for weight in weights]
+    asked = [read_draft(shared, {lora_id: weight}) for lora_id in chosen for weight in weights]
     return [replace(each, seed=one) for each in asked for one in image_seeds(each.seed or 0, count)]
 
 

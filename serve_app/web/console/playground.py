@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -12,8 +11,7 @@ from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, UnreadableRecord
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.wishes import Wish
+from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft
 from serve_app.web.console.history import ChosenJob
 from serve_app.web.console.pages import (
     ConsoleSession,
@@ -25,7 +23,7 @@ from serve_app.web.console.pages import (
     render,
 )
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
-from serve_app.web.console.playground_form import COMPARISON, chosen_loras, draw_seed, read_wish, values_of
+from serve_app.web.console.playground_form import COMPARISON, chosen_loras, draw_seed, read_draft, values_of
 from serve_app.web.console.playground_page import (
     PURPOSE,
     cards_part,
@@ -73,9 +71,9 @@ async def find_loras(request: Request, session: FormSession, form: Form) -> Resp
 async def generate(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
     try:
-        wanted = read_wish(form, chosen_loras(form))
+        draft = read_draft(form, chosen_loras(form))
         caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.create(caller, wanted, call_of(request))
+        accepted = await jobs_of(request).submission.submit(caller, draft, call_of(request))
     except AtelierError as error:
         return await playground_page(request, session, form, **refusal(error))
     return redirect(request, f"playground/{accepted.job.id}")
@@ -106,24 +104,21 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     check_form(session, form, PURPOSE)
     job, before = generation
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
-    wanted = replace(Wish.like(before), seed=seed)
-    try:
-        caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.create(caller, wanted, call_of(request))
-    except AtelierError as error:
-        return await _job_with_notice(request, session, job, error)
-    return redirect(request, f"playground/{accepted.job.id}")
+    return await _from_job(request, session, job, GenerationDraft.like(before, seed=seed))
 
 
 @router.post("/playground/{job_id}/upscale/{image_id}")
 async def upscale(request: Request, job: ChosenJob, image_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    factor = 4 if form.get("factor") == "4" else 2
+    draft = UpscaleDraft(image_id=image_id, scale_factor=4 if form.get("factor") == "4" else 2)
+    return await _from_job(request, session, job, draft)
+
+
+async def _from_job(request: Request, session: FormSession, job: Job, draft: Draft) -> Response:
+    """Submit what was asked for on the page of a job; lead to the page of the new one."""
     try:
         caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.upscale(
-            caller, image_id, factor, call_of(request), of_any_job=True
-        )
+        accepted = await jobs_of(request).submission.submit(caller, draft, call_of(request))
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -202,9 +197,9 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
     try:
         asked = read_comparison(form, chosen)
         await check_plan(request, session, len(asked))
-        for wish in asked:
+        for draft in asked:
             caller = await owner_caller(request, session)
-            job_ids.append((await jobs_of(request).submission.create(caller, wish, call_of(request))).job.id)
+            job_ids.append((await jobs_of(request).submission.submit(caller, draft, call_of(request))).job.id)
     except AtelierError as error:
         panels = await _panels(request, session, job_ids)
         return await playground_page(request, session, form, comparing=chosen, panels=panels, **refusal(error))

@@ -1,4 +1,4 @@
-"""The playground's form: which fields it has, and the wish that it makes, as `POST /v1/jobs` takes it."""
+"""The playground's form: which fields it has, and the draft that it makes, by the rules of `POST /v1/jobs`."""
 
 import re
 import secrets
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from serve_app.api.jobs.creation import GenerationWish
+from serve_app.api.jobs.schemas import GenerationWish
 from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest
 from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
-from serve_app.jobs.wishes import SIDE_STEP, Wish
+from serve_app.jobs.resolution import SIDE_STEP
 
 EXAMPLES = (
     "purple mountains under a black sky with a yellow moon",
@@ -29,9 +29,14 @@ TUNED = (
     "negative_prompt", "base_model", "sampler", "spacing", "steps", "guidance_scale", "seed", "other_size", "prompt_weights",
 )  # fmt: skip
 """These fields are shown only on demand, unless one of them is filled in."""
-COMPARISON: Mapping[str, str] = {"lora_weight": "0.75", "across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
+COMPARISON: Mapping[str, str] = {
+    "lora_weight": str(USUAL_WEIGHT),
+    "across": "",
+    "weights": "0.25, 0.5, 0.75, 1",
+    "seeds": "3",
+}
 """The form that compares has these fields beside the playground's."""
-CHOICE, WEIGHT, USUAL_WEIGHT = "lora:", "weight:", "0.75"
+CHOICE, WEIGHT = "lora:", "weight:"
 """The boxes of LoRAs, and the fields of their weights, have names that begin so and end with the LoRA's id."""
 SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg", "webp")
 
@@ -48,7 +53,7 @@ def draw_seed() -> int:
 
 def chosen_loras(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the weights of the LoRAs that fields choose, in their order; an address may choose one by `lora_id`."""
-    usual = fields.get("lora_weight") or USUAL_WEIGHT
+    usual = fields.get("lora_weight") or str(USUAL_WEIGHT)
     ids = [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
     ids += [fields["lora_id"]] if fields.get("lora_id") else []
     return {lora_id: fields.get(f"{WEIGHT}{lora_id}") or usual for lora_id in ids}
@@ -60,8 +65,8 @@ def choice_of(loras: Mapping[str, str]) -> dict[str, str]:
     return chosen | {f"{WEIGHT}{lora_id}": weight for lora_id, weight in loras.items()}
 
 
-def read_wish(fields: Mapping[str, str], loras: Mapping[str, str]) -> Wish:
-    """Read the wish of a form for these LoRAs and weights; without a seed it takes a short one.
+def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> GenerationDraft:
+    """Read the draft of a form for these LoRAs and weights; without a seed it takes a short one.
 
     Raises `InvalidParameter` in words for a person.
     """
@@ -97,8 +102,8 @@ def for_people(message: str) -> str:
 
 def values_of(request: GenerationRequest) -> dict[str, str]:
     """Return the form's fields as they were for a request."""
-    wish = Wish.like(request)
-    values = {name: _text(getattr(wish, name)) for name in DEFAULTS if hasattr(wish, name)}
+    draft = GenerationDraft.like(request)
+    values = {name: _text(getattr(draft, name)) for name in DEFAULTS if hasattr(draft, name)}
     sampler, spacing = parse_sampler(request.sampler) if request.sampler else ("", None)
     values |= {"sampler": sampler, "spacing": spacing or "", "size": f"{request.width}x{request.height}"}
     if request.image is None:
@@ -126,7 +131,7 @@ def _sides(size: str) -> dict[str, int]:
 
 
 def _number(text: str) -> Any:
-    """Return the number that a field holds, or its text, which the wish refuses by its rule."""
+    """Return the number that a field holds, or its text, which `GenerationWish` refuses by its rule."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

@@ -13,8 +13,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
-from serve_app.jobs.wishes import Wish
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
 from serve_app.web.console.pages import ConsoleSession, render, uncounted_owner
@@ -120,14 +119,14 @@ async def _usual(
 ) -> GenerationRequest | None:
     """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot."""
     uses = tuple(map(LoraUse, loras))
-    wish = Wish(prompt="", seed=0, loras=uses, base_model=None if loras else base_model or None)
+    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=None if loras else base_model or None)
     try:
-        resolved = await jobs_of(request).submission.wishes.resolve(uncounted_owner(request, session), wish, seed=0)
+        usual, _ = await jobs_of(request).submission.resolution.resolve(uncounted_owner(request, session), draft)
     except StoreUnavailable:
         raise
     except AtelierError:
         return None
-    return resolved.request
+    return usual if isinstance(usual, GenerationRequest) else None
 
 
 async def cards_part(

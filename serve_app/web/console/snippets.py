@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from serve_app.api.jobs.creation import GenerationWish, UpscaleWish
-from serve_app.api.jobs.schemas import request_record
+from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish, request_record
 from serve_app.api.variant_a import schemas as variant_a
 from serve_app.api.variant_b import schemas as variant_b
 from serve_app.domain.accounts import ApiKey
@@ -74,7 +73,7 @@ def _fits(request: Request, interface: Variant) -> bool:
         asked = body.model_validate(body.fields_of(request)).to_domain()
     except ValidationError:
         return False
-    return asked == replace(request, base_model="")
+    return GenerationRequest.made_of(asked, request.seed) == replace(request, base_model="")
 
 
 def _call(request: Request, interface: Variant | None, header: Variant) -> _Call:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, valid_job_id
-from serve_app.api.jobs.schemas import CURSOR
+from serve_app.api.jobs.records import CURSOR
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JOB_PREFIXES, Job, JobState

@@ -1,0 +1,29 @@
+-- args: account, variant, idempotency_digest, given_digest, body_digest
+-- What is answered to a call whose idempotency key was used before. It must come with the same `given_digest` again, or,
+-- where a version before November 2026 has accepted it, the same `body_digest`.
+local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
+
+-- Return what the answer says of a job's LoRAs: their base model, or `base` without one, and the trigger words of each as
+-- JSON.
+local function lora_facts(loras, base)
+  local facts = {base or ''}
+  for _, lora in ipairs(loras) do
+    local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
+    facts[1] = found[1] or ''
+    facts[#facts + 1] = found[2] or '[]'
+  end
+  return facts
+end
+
+-- Return the answer to a call for LoRAs that its account may not use, or that an earlier call has been; nil to any other.
+local function forbidden_or_repeat(loras, base)
+  for _, lora in ipairs(loras) do
+    if not may_use_adapter(account, lora[1]) then return {'forbidden', {}, {}} end
+  end
+  if idempotency_digest == '' then return nil end
+  local previous = redis.call('HMGET', idempotency_key, 'job', 'given', 'body')
+  if not previous[1] or redis.call('EXISTS', K('job:' .. previous[1])) == 0 then return nil end
+  local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
+  if not is_repeat then return {'conflict', {}, {}} end
+  return {'replay', snapshot(read_job(previous[1])), lora_facts(loras, base)}
+end
