@@ -171,7 +171,7 @@ def _describe(weights: "AdapterWeights", placed: Placed, table: LayerTable, base
     }
 
 
-def _digest_of_factored(weights: AdapterWeights) -> str:
+def _digest_of_factored(weights: "AdapterWeights") -> str:
     """Return what two LoKrs have alike that apply the same layers by whole factors, and so cannot be added; '' for none."""
     names = [
         f"{component}.{layer}" for component in weights for layer, made in weights[component].items() if made.factors
