@@ -199,6 +199,25 @@ def says_ready(base_url: str) -> bool:
     return answer.is_success and answer.json()["status"] == "ready"
 
 
+def slowed(monkeypatch: pytest.MonkeyPatch, call: str, path: Path | None = None) -> list[bool]:
+    """Let a call of `os`, or only those for `path`, end when the event loop has turned meanwhile.
+
+    Returns a list that tells of each call whether it did, as it cannot where the call itself stands on the loop; those
+    after one that stood are not waited for.
+    """
+    loop, work, turned = asyncio.get_running_loop(), getattr(os, call), list[bool]()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        if path in (None, args[0]):
+            turn = threading.Event()
+            loop.call_soon_threadsafe(turn.set)
+            turned.append(all(turned) and turn.wait(10))
+        return work(*args, **options)
+
+    monkeypatch.setattr(os, call, slow)
+    return turned
+
+
 async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:
     """Cancel tasks until they have ended: a Redis call may swallow a cancel (CPython issue 86296)."""
     left = {task for task in tasks if task is not None}

@@ -15,7 +15,7 @@ from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
-from tests.api.app import BODY_A, LORA, Member, TestService, error_of, open_service
+from tests.api.app import LORA, LORA_FIELD, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
 from tests.support import adapter_id, adapter_of, plain_redis, png_of, store_image, wait_until, write_catalog
@@ -201,11 +201,10 @@ async def test_a_lora_counts_by_what_takes_as_long(service: TestService, member:
         job_id = (await create(service, member, **SHORTEST, loras=loras)).json()["id"]
         work.append(await work_of(job_id))
     assert [each / work[0] for each in work[1:]] == pytest.approx([1, 2, 1 + 94 / 640, 2 + 8 / 640], abs=0.001)
-    of_a: list[float] = []
-    for name in found:
-        answer = await service.client.post("/v1/generate", json=BODY_A | {"lora_id": f"model_{name}"}, headers=member.a)
-        of_a.append(await work_of(answer.json()["request_id"]))
-    assert [each / of_a[0] for each in of_a] == pytest.approx([1, 2, 1], abs=0.001)
+    for variant in Variant:
+        ids = [await service.submit(member, variant, **{LORA_FIELD[variant]: f"model_{name}"}) for name in found]
+        work = [await work_of(job_id) for job_id in ids]
+        assert [each / work[0] for each in work] == pytest.approx([1, 2, 1], abs=0.001)
 
 
 async def test_an_idempotency_key_stands_for_the_whole_wish(service: TestService, member: Member) -> None:

@@ -19,7 +19,7 @@ from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, client_of, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, change_base_model, existing, wait_until
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, change_base_model, existing, slowed, wait_until
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
@@ -86,8 +86,9 @@ async def test_an_uploaded_lora_is_at_once_one_of_both_interfaces_and_uploaded_o
 
 
 async def test_an_upload_for_a_base_model_that_no_worker_has_loaded_is_warned_of(
-    service: TestService, member: Member
+    service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    turned = [slowed(monkeypatch, call) for call in ("mkdir", "rename")]
     await registered(service, member, sha256=hashlib.sha256(b"no file").hexdigest())
     await service.complete(await service.submit(member))
     for loaded, warns in (((), False), (("other",), True), (("other", "pocket"), False)):
@@ -95,6 +96,7 @@ async def test_an_upload_for_a_base_model_that_no_worker_has_loaded_is_warned_of
         answer = await post(service, member.a)
         assert answer.status_code == 200, answer.text
         assert ("No running worker has loaded pocket" in answer.json().get("warning", "")) == warns
+    assert [set(each) for each in turned] == [{True}] * 2, "a disk that is slow holds up no other caller"
 
 
 async def test_an_upload_for_a_group_that_nothing_serves_is_warned_of_and_for_an_idle_one_is_not(

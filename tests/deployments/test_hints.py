@@ -1,4 +1,4 @@
-"""An ingress tells a replica of new jobs at once, and not for each of many."""
+"""An ingress tells a replica of new jobs at once, not for each of many, and waits on Ray without its event loop."""
 
 import asyncio
 import threading
@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from deployments import ingress
-from deployments.ingress import Hints
+from deployments import ingress, nodes
+from deployments.ingress import Hints, KeptWorkers
 from serve_app.domain.jobs import JobKind
+from tests.composition import Resources
 from tests.support import wait_until
 
 
@@ -70,3 +72,26 @@ async def test_a_router_that_is_not_made_while_the_head_is_silent_holds_one_thre
     await wait_until(lambda: handle.is_initialized)
     await hints(JobKind.GENERATION, "gen_3")
     await wait_until(sent.is_set)
+
+
+async def test_readiness_and_checks_give_up_a_silent_head_which_one_thread_asks(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, limit in ((ingress, "CONTROLLER_TIMEOUT_S"), (nodes, "ANSWER_LIMIT_S"), (nodes, "CONTROLLER_LIMIT_S")):
+        monkeypatch.setattr(module, limit, 0.01)
+    head_answers, asked = threading.Event(), set[str]()
+
+    def get_actor(*_name: Any, **_namespace: Any) -> None:
+        asked.add(threading.current_thread().name)
+        assert head_answers.wait(5)
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    kept = KeptWorkers({JobKind.GENERATION: "generator"}, "atelier")
+    there = resources.with_parts(keeps_worker=kept)
+    try:
+        assert (await there.readiness()).states["generator"] == "scaled to zero", "nobody knows what Serve promises"
+        (check,) = await nodes.check_machines()
+    finally:
+        head_answers.set()
+    assert (check.name, check.found) == ("cluster nodes", "Ray does not answer")
+    assert asked <= {"Ray_0"}

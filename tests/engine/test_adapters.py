@@ -550,6 +550,7 @@ def test_a_lokr_keeps_its_factors_where_they_take_less_time_than_their_rank(tmp_
     """ai-toolkit's own factors of a layer of 3840, and of one that klein's original code has in place of three."""
     layers = {name: OutlinedLayer((3072, 3072)) for name in "qkv"}
     layers["whole"] = OutlinedLayer((3840, 3840))
+    layers["conv"] = OutlinedLayer((3840, 3840, 3, 3))
     table = LayerTable({"transformer": OutlinedComponent(layers, {}, [], {"qkv": [*"qkv"]})}, "transformer")
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     lokr = {"whole.lokr_w1": draw(60, 60), "whole.lokr_w2": draw(64, 64),
@@ -563,12 +564,13 @@ def test_a_lokr_keeps_its_factors_where_they_take_less_time_than_their_rank(tmp_
     for name, change in zip("qkv", whole.split(3072), strict=True):
         assert torch.equal(made[name].change, change)
     coarse = r"LoKr's factors 2×2 and 1920×1920, as large as rank 481, of .*whole, this server takes 64: .*lokr_factor"
-    for outer, inner, reason in (
-        ((2, 2), (1920, 1920), coarse),
-        ((60, 60, 1), (64, 64), "whole: its tensors do not fit each other"),
-        ((60, 60, 5), (64, 64), "whole: its tensors do not fit each other"),
+    for name, outer, inner, reason in (
+        ("whole", (2, 2), (1920, 1920), coarse),
+        ("whole", (60, 60, 1), (64, 64), "whole: its tensors do not fit each other"),
+        ("whole", (60, 60, 5), (64, 64), "whole: its tensors do not fit each other"),
+        ("conv", (60, 60), (64, 64, 3, 3), r"rank 3840 \(LoKr of two whole factors\) of .*conv, this server takes 64"),
     ):
-        path = saved(tmp_path / "b.safetensors", {"whole.lokr_w1": draw(outer), "whole.lokr_w2": draw(inner)})
+        path = saved(tmp_path / "b.safetensors", {f"{name}.lokr_w1": draw(outer), f"{name}.lokr_w2": draw(inner)})
         with pytest.raises(UnusableAdapter, match=reason):
             read(path, table)
 

@@ -272,7 +272,7 @@ def misfits_of_flux2_klein(written: Written, sd: Path, file: Path) -> tuple[Sour
     sources: Sources = [
         (Checkpoint(base, vae=sd), "takes 8 channels and the VAE makes 4: name .* `vae:`"),
         (Checkpoint(base, vae=plain_vae), "the VAE is not FLUX.2's"),
-        (Checkpoint(base, vae=file), "vae: .*describes, since AutoencoderKLFlux2 is read from folders alone"),
+        (Checkpoint(base, vae=file), "vae: .*describes, because AutoencoderKLFlux2 is read from folders alone"),
         (shorter, "has 26 layers, and the transformer reads 27: .* `text_encoder:`"),
         (Checkpoint(base, text_encoder=z_image), "text_encoder: .*is not of the architecture at"),
         (

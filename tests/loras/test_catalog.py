@@ -13,8 +13,9 @@ import yaml
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import JobState
+from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.price import prices
 from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
@@ -210,7 +211,7 @@ LONGEST = {"prompt": "9" * 4000, "negative_prompt": "\U0001f642" * 4000}
         ({"steps": 1, "prompt": "(9:0)" * 32, "prompt_weights": True}, 0.262144, (2 * 160 + 32 * 75) * 0.0003),
     ],
 )
-async def test_work_counts_texts_and_rows_and_usage_the_megapixel_steps_alone(
+async def test_work_and_fair_share_count_texts_and_rows_and_usage_the_megapixel_steps_alone(
     fields: dict[str, Any], denoising: float, encoding: float, resources: Resources, redis_db: redis.Redis
 ) -> None:
     await resources.applied_catalog.apply_file()
@@ -220,6 +221,8 @@ async def test_work_counts_texts_and_rows_and_usage_the_megapixel_steps_alone(
     work = redis_db.hget(redis_key("job", job.job_id), "work")
     assert int(str(work)) / 1000 == pytest.approx(denoising + encoding, abs=0.02)
     (claim,) = await resources.queue.claim("w", pool="generation", nonce="n")
+    charged = float(str(redis_db.hget(redis_key("job", job.job_id), "charge")))
+    assert charged == pytest.approx(int(str(work)) / 1000 * DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION])
     await resources.queue.finish(claim.lease, [await store_image(resources.images, claim)], seconds=1)
     (usage,) = await resources.usage.days(acme.id, await resources.usage.today(), 1)
     assert usage.megapixel_steps == pytest.approx(job.request.work, abs=0.001)

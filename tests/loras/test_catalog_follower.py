@@ -12,7 +12,7 @@ from serve_app.loras.applied_catalog import CatalogFollower
 from serve_app.operations.housekeeping import reap_forever
 from serve_app.settings import Settings
 from tests.composition import Resources, open_resources
-from tests.support import adapter_id, end_tasks, rewrite_catalog, wait_until, write_safetensors
+from tests.support import adapter_id, end_tasks, rewrite_catalog, slowed, wait_until, write_safetensors
 
 IN_TIME_S = 2.0
 """A change is served everywhere within this time."""
@@ -46,10 +46,13 @@ async def _is_called(resources: Resources, name: str) -> bool:
 
 
 async def test_a_mistake_is_logged_once_and_the_mended_file_is_applied(
-    settings: Settings, resources: Resources, caplog: pytest.LogCaptureFixture
+    settings: Settings, resources: Resources, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower, good = CatalogFollower(resources.applied_catalog, settings.catalog), settings.catalog.read_text()
-    await follower.look()
+    with monkeypatch.context() as patched:
+        turned = slowed(patched, "stat", settings.catalog)
+        await follower.look()
+    assert turned == [True], "a disk that is slow holds up nothing else"
     assert not caplog.text
     rewrite_catalog(settings.catalog, lambda rows: rows[1].update(name=""))
     for _ in range(3):

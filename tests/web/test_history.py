@@ -222,7 +222,12 @@ async def test_a_waiting_job_is_canceled_and_an_ended_one_deleted(
 async def test_a_job_that_has_not_ended_is_not_deleted_and_no_form_works_without_its_token(
     service: TestService, member: Member, browser: Browser, resources: Resources
 ) -> None:
-    ended = await _done(service, member)
+    ended = await _done(service, member, num_images=2)
+    larger = {"image_id": ended.images[0].image_id}
+    needs_it = (await service.client.post("/v1/upscale", json=larger, headers=member.a)).json()["request_id"]
+    for button in ("Delete this job", "Delete this image"):
+        page = await browser.press(f"/console/history/{ended.id}", button)
+        assert (page.status, needs_it in page.text) == (409, True)
     job_id = await service.submit(member)
     form = (await browser.open(f"/console/history/{ended.id}")).form("Delete this job")
     form.action = form.action.replace(ended.id, job_id)

@@ -1,6 +1,7 @@
 """The playground makes an ordinary job and shows it until it ends, also without scripts."""
 
 from dataclasses import replace
+from datetime import timedelta
 from io import BytesIO
 
 import httpx
@@ -22,10 +23,12 @@ from serve_app.domain.requests import (
 )
 from serve_app.jobs.previews import Preview
 from serve_app.loras.vocabulary import known_words, unknown_words
+from serve_app.web.console.pictures import FORM_LIFE
 from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_draft, values_of
 from tests.api.app import LORA, TestService
+from tests.api.test_images import due
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, adapter_of, change_base_model
+from tests.support import POCKET, adapter_id, adapter_of, change_base_model, png_of
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -283,9 +286,12 @@ async def test_what_is_left_to_the_lora_stays_automatic_when_its_job_is_shown(
 async def test_a_picture_and_a_mask_are_kept_begun_from_and_taken_away(
     browser: Browser, browsers: Browsers, resources: Resources, owner: Account
 ) -> None:
+    unused = Page(await _send_picture(browser, png_of((8, 8)))).form("Generate").fields["image_id"]
     page = Page(await _send_picture(browser, PNG))
     assert page.answer.url.path == "/console/playground"
     image_id = page.form("Generate").fields["image_id"]
+    await due(resources, FORM_LIFE - timedelta(minutes=1))
+    assert (await browser.http.get(f"/console/pictures/{unused}")).status_code == 200, "its form may still be open"
     part = Page(await _send_picture(browser, PNG, scripted=True, image_id=image_id))
     kept = {a["name"]: a["value"] for tag, a in part.tags if tag == "input" and a["name"] != "file"}
     assert (kept["image_id"], part.tagged("picture")) == (image_id, True)
@@ -296,6 +302,8 @@ async def test_a_picture_and_a_mask_are_kept_begun_from_and_taken_away(
     assert request.mask
     assert (request.image.image_id, request.mask.image_id) == (image_id, kept["mask_image_id"])
     assert request.strength == 0.4
+    await due(resources, FORM_LIFE + timedelta(minutes=1))
+    assert (await browser.http.get(f"/console/pictures/{unused}")).status_code == 404
     small = f"/console/pictures/{image_id}"
     assert (await browser.http.get(small)).headers["content-type"] == "image/webp"
     await resources.accounts.create("other", password=PASSWORD)
