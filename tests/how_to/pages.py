@@ -5,46 +5,42 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import ROOT
 
 
-def follow(page: str, into: Path) -> Path:
-    """Copy what git tracks, and apply every diff of `docs/how-to/{page}.md` in the page's order."""
+def copy_of_the_tree(into: Path) -> Path:
+    """Copy what git tracks."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, into / name)
-    diffs = re.findall(
-        r"^```diff\n(.*?)^```", (ROOT / "docs/how-to" / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    assert diffs
-    for diff in diffs:
-        done = subprocess.run(["git", "apply", "--recount", "-"], cwd=into, input=diff, capture_output=True, text=True)
-        assert done.returncode == 0, f"{done.stderr}\n{diff}"
     return into
 
 
-def run(tree: Path, program: str) -> str:
-    """Run a program with the modules of a copied tree, and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
+def follow(page: str, tree: Path) -> set[str]:
+    """Apply every diff of `docs/how-to/{page}.md` in the page's order, and return the files that it changes."""
+    text = (ROOT / "docs/how-to" / f"{page}.md").read_text()
+    diffs: list[str] = re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert diffs, page
+    for diff in diffs:
+        run(["git", "apply", "--recount", "--unidiff-zero", "-"], tree, given=diff)
+    return set(re.findall(r"^\+\+\+ b/(.*)", "".join(diffs), re.MULTILINE))
+
+
+def run(command: Sequence[str], tree: Path, *, given: str = "", exit_code: int = 0) -> str:
+    """Run a program, a tool of this environment or `python -m` there, and return what it prints."""
+    program = Path(sys.executable).with_name(command[0])
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        "HF_HUB_OFFLINE": "1",
+        "GIT_CEILING_DIRECTORIES": str(tree.parent),  # git would skip the files of a folder inside a repository
+    }
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tree, env=environment, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def check(tree: Path) -> None:
-    """Assert that ruff has nothing to say of the copied tree, and that every import contract holds."""
-    for tool in (
-        ["ruff", "check", "-q", "serve_app"],
-        ["ruff", "format", "-q", "--check", "serve_app"],
-        ["lint-imports"],
-    ):
-        command = [str(Path(sys.executable).with_name(tool[0])), *tool[1:]]
-        done = subprocess.run(
-            command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+        [str(program) if program.exists() else command[0], *command[1:]],
+        cwd=tree, env=environment, input=given, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == exit_code, f"{command}\n{given}{done.stdout[-6000:]}{done.stderr[-3000:]}"
+    return done.stdout + done.stderr

@@ -98,6 +98,13 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert {metric.full_name for metric in METRICS} <= shown
 
 
+def test_the_documents_have_every_metric() -> None:
+    text = (ROOT / "docs" / "operations" / "monitoring.md").read_text()
+    rows = re.findall(r"^\| `(atelier_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
+    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert documented == {metric.full_name: (metric.type.value, metric.shown_labels) for metric in METRICS}
+
+
 def test_the_chart_installs_both_with_the_monitor() -> None:
     documents = rendered("production")
     rule = find(documents, "PrometheusRule")
