@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
+from serve_app.loras.weights import LAYER_TABLES
 from serve_app.settings import Settings
 from tests.browser.site import Site, open_site, sign_in
 from tests.support import volatile_redis
@@ -29,8 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, layer_tables: Path) -> Iterator[Site]:
     data_dir = tmp_path_factory.mktemp("site") / "var"
+    data_dir.mkdir()
+    (data_dir / LAYER_TABLES).symlink_to(layer_tables)
     with volatile_redis() as redis_url, open_site(Settings(data_dir=data_dir, redis_url=redis_url)) as site:
         yield site
 
