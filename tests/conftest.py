@@ -35,8 +35,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests with a Ray of their own before those that share a service, which stays until the end."""
-    items.sort(key=lambda item: "started_service" in getattr(item, "fixturenames", ()))
+    """Run the tests with a Ray of their own before those that share a service, and last the test that ends it."""
+
+    def order(item: pytest.Item) -> int:
+        return sum(name in getattr(item, "fixturenames", ()) for name in ("started_service", "dying"))
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,7 +1,7 @@
 """Clients generated from the documents make a whole round trip against the service.
 
 They are of Python, and of TypeScript under `strict`. The generators are installed at their first use, beside the
-environment's packages: openapi-python-client wants another typer than ours.
+environment's packages: openapi-python-client wants another typer than ours. No test of `make test` asks a registry.
 """
 
 import hashlib

@@ -68,7 +68,7 @@ def test_every_listener_is_on_loopback(service: Service) -> None:
 def test_another_user_of_the_machine_cannot_call_ray(service: Service) -> None:
     """Ray asks for a token too late: without TLS the same call ends it.
 
-    See `tests/deployments/test_up_ends.py`.
+    See `tests/deployments/test_groups.py`.
     """
     found = [
         one for one in listeners(service.pid) if one.process in ("gcs_server", "raylet") and one.kind == "SOCK_STREAM"

@@ -1,4 +1,4 @@
-"""The session's `atelier up`, by a short name."""
+"""The session's `atelier up`, by short names."""
 
 import pytest
 
@@ -7,4 +7,10 @@ from tests.deployments.service import Service
 
 @pytest.fixture(scope="session")
 def service(started_service: Service) -> Service:
+    return started_service
+
+
+@pytest.fixture
+def dying(started_service: Service) -> Service:
+    """The same for the test that ends it, which runs after all others (`tests/conftest.py`)."""
     return started_service

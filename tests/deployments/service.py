@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 
-from deployments.runtime import kill_all_of, runtime_home
+from deployments.runtime import kill_all_of, processes_in, runtime_home
 from serve_app.store.embedded_redis import stop_redis
-from tests.processes import descendants
+from tests.processes import command_line, descendants, program
 from tests.support import ROOT, free_port, until
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
@@ -71,7 +72,15 @@ class Service:
         self.client = httpx.Client()
 
     def start(self) -> None:
-        """Start it in a working directory with a module named as one that the replicas import."""
+        """Start it; return when it serves and has drawn its first image."""
+        self.begin()
+        self.until(lambda: self._is_ready(self.home / "ready.json"), limit=START_LIMIT_S)
+        self.ready: dict[str, Any] = json.loads((self.home / "ready.json").read_text())
+        self.client = httpx.Client(base_url=self.ready["base_url"], timeout=30)
+        self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
+
+    def begin(self, **environment: str) -> None:
+        """Start its process in a working directory with a module named as one that the replicas import."""
         directory = self.home / "elsewhere"
         directory.mkdir(exist_ok=True)
         (directory / "limits.py").write_text("raise RuntimeError('a module of the working directory')")
@@ -80,20 +89,36 @@ class Service:
         self.output = self.home / "output.txt"
         options = {"--port": self.port, "--data-dir": self.data_dir, "--ready-file": ready_file}
         words = [str(word) for option in options.items() for word in option]
-        self._process = start_up(*words, output=self.output, cwd=directory)
-        self.until(lambda: self._is_ready(ready_file), limit=START_LIMIT_S)
-        self.ready: dict[str, Any] = json.loads(ready_file.read_text())
-        self.client = httpx.Client(base_url=self.ready["base_url"], timeout=30)
-        self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
+        self._process = start_up(*words, output=self.output, cwd=directory, **environment)
 
     def stop(self) -> tuple[int, float]:
         """Send SIGTERM; return the exit code, and the seconds until the end."""
         assert self._process is not None
         self.client.close()
-        began = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(timeout=60)
-        return code, time.monotonic() - began
+        return self.wait_for_its_end()
+
+    def wait_for_its_end(self, limit: float = 60) -> tuple[int, float]:
+        """Return the exit code, and the seconds until the end."""
+        assert self._process is not None
+        began = time.monotonic()
+        return self._process.wait(timeout=limit), time.monotonic() - began
+
+    @property
+    def complaint(self) -> str:
+        """The one line that says why it has ended; no stack trace is printed with it."""
+        said = self.output.read_text()
+        (line,) = [line for line in said.splitlines() if line.startswith("atelier: ")]
+        assert "Traceback" not in said
+        return line
+
+    @property
+    def processes(self) -> list[str]:
+        """What runs with its data directory on its command line, or in its Redis' folder."""
+        redis = [program(pid) for pid in processes_in(self.data_dir / "redis")]
+        return redis + [
+            line for each in psutil.process_iter() if str(self.data_dir) in (line := command_line(each.pid))
+        ]
 
     def end(self) -> None:
         """Stop everything, however far the service had started."""

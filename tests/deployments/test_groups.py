@@ -1,11 +1,13 @@
 """Two groups of base models under Ray: routed apart, one scaled from zero and rolled under load, the other untouched.
 
+The same Ray is asked before and afterwards for what it and Serve refuse to start, and why.
 `python -m tests.deployments.test_groups HOME REPORT` is the program that serves: Ray and Serve read the environment once.
 """
 
 import asyncio
 import json
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -16,14 +18,18 @@ import psutil
 import pytest
 import yaml
 
-from deployments.runtime import ray_environment, runtime_home
+from deployments.args import AppArgs
+from deployments.config import ServeConfig
+from deployments.ray_internals import CORE_PROCESSES, dead_core_process
+from deployments.runtime import Runtime, ray_environment, runtime_home
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from tests.attack.start_sync import start_sync
 from tests.deployments.service import run_program, serve_config
 from tests.deployments.three_nodes import POLICY, SCALING, client, forget_workers, new_key, pids_of, schema
 from tests.support import adapter_id, free_port, until, write_catalog
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 OPERATOR_TOKEN = "the token of an operator"
 DEFAULT, SECOND = adapter_id("outline"), "model_of_second"
 
@@ -44,10 +50,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "tests.deployments.test_groups",
             home,
             report,
-            limit_s=380,
+            limit_s=480,
             ATELIER_DATA_DIR=str(data_dir),
             ATELIER_CATALOG=str(catalog),
             ATELIER_OPERATOR_TOKEN=OPERATOR_TOKEN,
+            RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT="1",  # Serve would try three times what cannot start
         )
     finally:
         stop_redis(data_dir)
@@ -80,6 +87,30 @@ def test_a_changed_group_is_rolled_alone_under_load_and_no_job_is_lost(seen: dic
     assert all(len(statuses) > 3 for statuses in seen["statuses"].values()), "before, twice from its begin on, after"
 
 
+def test_nothing_is_deployed_without_the_proxys_protection_encryption_and_the_gpus_asked_for(
+    seen: dict[str, Any],
+) -> None:
+    """Slow clients would hold the service, and callers between machines could run code."""
+    unprotected, without_gpus, spread = seen["refused"]
+    assert "set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_HAPROXY_BINARY_PATH=" in unprotected
+    assert "without token" not in unprotected
+    assert without_gpus.startswith("GPUs are asked for (generator 2), and Ray finds 1 on this machine")
+    assert "Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in spread
+
+
+def test_a_start_says_why_its_replicas_do_not_start(seen: dict[str, Any]) -> None:
+    too_long, too_large = seen["not_started"]
+    assert re.match(r"the service did not start: after 1 s: generator \(.+\), housekeeper \(", too_long)
+    assert re.match(r"the service did not start: generator: MemoryError: as float32, pocket ", too_large)
+    assert "1000000.00 GB (adapter_memory)" in too_large
+    assert "GB free; what helps: " in too_large
+
+
+def test_without_tls_one_call_of_another_user_ends_ray(seen: dict[str, Any]) -> None:
+    """It is the call that `tests/attack/test_listeners.py` makes in vain."""
+    assert seen["ended"].startswith(CORE_PROCESSES)
+
+
 def config(port: int, *, max_rows: int, idle_s: float = 300) -> dict[str, Any]:
     """Serve two applications on one card that is a fake: the main one, and the group `second`, which goes down to none.
 
@@ -107,16 +138,56 @@ def main(home: Path, report: Path) -> None:
 
     data_dir = Settings().data_dir
     ensure_redis(data_dir)
-    folder = str(home / "ray")
+    runtime, folder = Runtime(home), str(home / "ray")
     ray.init(address="local", num_cpus=8, num_gpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    try:
-        report.write_text(json.dumps(serve_two_groups(port)))
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        stop_redis(data_dir)
+    without_proxy = refusal({}, without=("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_BINARY_PATH"))
+    refused = [without_proxy, refusal({"generator": {"num_gpus": 2}})]
+    seen = {"not_started": not_started(runtime), **serve_two_groups(port)}
+    serve.shutdown()
+    serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": port})
+    refused.append(refusal({}))
+    serve.shutdown()
+    start_sync(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+    until(lambda: dead_core_process() is not None)
+    report.write_text(json.dumps({**seen, "refused": refused, "ended": dead_core_process()}))
+    os._exit(0)  # Ray's own end would wait for what has ended
+
+
+def refusal(args: dict[str, Any], *, without: tuple[str, ...] = ()) -> str:
+    """Return why nothing is deployed with these `args`, where these variables are not set."""
+    from deployments.app import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in without:
+            patch.delenv(name)
+        with pytest.raises(RuntimeError) as refused:
+            build(AppArgs.model_validate(args))
+    return str(refused.value)
+
+
+def not_started(runtime: Runtime) -> list[str]:
+    """Return what a start says that may take a second only, and one whose model does not fit.
+
+    There is space for the generator alone, so that the others cost nothing.
+    """
+    from ray import serve
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    places = placement_group([{"CPU": 6.5}])
+    assert places.wait(60)
+    others = {name: {"num_cpus": 2} for name in ("ingress", "upscaler", "housekeeper")}
+    args = {"generator": {"engine": {"adapter_memory": 10**15}}, **others}
+    service = ServeConfig.model_validate({"applications": [{"args": args}]})
+    said: list[str] = []
+    for limit_s in (1.0, 300.0):
+        with pytest.raises(RuntimeError) as refused:
+            runtime.deploy(service, lambda _: None, limit_s=limit_s)
+        said.append(str(refused.value))
+    serve.delete(service.main.name)
+    remove_placement_group(places)
+    return said
 
 
 def serve_two_groups(port: int) -> dict[str, Any]:

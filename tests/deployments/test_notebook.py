@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from tests.deployments.service import Service
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def run(name: str, folder: Path, *, shows_outputs: bool = False, **parameters: float) -> list[Any]:
@@ -28,6 +28,8 @@ def run(name: str, folder: Path, *, shows_outputs: bool = False, **parameters: f
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
 def test_the_quickstart_shows_its_images(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATELIER_READY_FILE", str(service.home / "ready.json"))
     shown = run("quickstart.ipynb", tmp_path)
@@ -39,6 +41,8 @@ def test_the_quickstart_shows_its_images(service: Service, tmp_path: Path, monke
     assert "seed 2<" in grid
 
 
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
 def test_a_lora_is_trained_offered_and_compared(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from deployments.one_machine import is_serve_run
 from deployments.proxy import METRICS, WRAPPER, environment, haproxy_binary
 from deployments.requirements import TLS_FILES, of_network, of_proxy
 from tests.forked import Interpreter, bare_environment, interpreter
-from tests.support import ROOT, free_port
+from tests.support import ROOT
 
 IMPORTS = """
 from ray._private import ray_constants
@@ -32,30 +30,14 @@ ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
 from ray._private import ray_constants
 print(json.dumps({"environment": dict(os.environ), "cluster": ray_constants.ENABLE_RAY_CLUSTER, "umask": os.umask(0)}))
 """
-DEPLOY = """
-import logging, os, ray, sys, yaml
-from deployments.app import build
-from deployments.args import AppArgs
-from deployments.proxy import environment
-ray.init(
-    address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-)
-def attempt(args=AppArgs()):
-    try:
-        build(args)
-        print("built", flush=True)
-    except RuntimeError as error:
-        print(error, flush=True)
-attempt()
-os.environ.update(environment())
-attempt()
-if os.environ["RAY_AUTH_MODE"] == "token":
-    attempt(AppArgs.model_validate(yaml.safe_load(open("configs/one_gpu.yaml"))["applications"][0]["args"]))
-    from ray import serve
-    serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    attempt()
-os._exit(0)
+PROTECTED = """
+import ray
+ray.is_initialized = lambda: True
+from deployments.requirements import require_protection
+from serve_app.settings import Settings
+require_protection(Settings(), spread=False)
 """
+"""This asks as on a running Ray: `test_groups.py` sees on one that nothing is deployed without asking."""
 
 
 class ServeRun:
@@ -180,35 +162,14 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
     assert is_serve_run(arguments) is expected
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
-    """Callers of the port between replicas could run code, and slow clients would hold the service.
-
-    Nor is anything deployed on a machine without the GPUs that are asked for; Serve tells of what `build` raises, as
-    tests/deployments/test_three_nodes.py sees.
-    """
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets may have 107 bytes
-        done = subprocess.run(
-            [sys.executable, "-c", DEPLOY, str(free_port())],
-            cwd=ROOT,
-            env=bare_environment() | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "RAY_TMPDIR": short},
-            capture_output=True,
-            text=True,
-        )
-    bare, protected, *of_token = done.stdout.splitlines()
-    no_token = "Ray runs without token authentication: set RAY_AUTH_MODE=token"
-    assert (no_token in bare) == (no_token in protected) == (mode == "disabled"), done.stdout + done.stderr
-    assert "set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_HAPROXY_BINARY_PATH=" in bare
-    assert "RAY_SERVE_HAPROXY" not in protected
-    assert (protected == "built") == (mode == "token")
-    assert len(of_token) == (2 if mode == "token" else 0), done.stderr
-    if of_token:
-        without_gpus, spread = of_token
-        assert without_gpus.startswith("GPUs are asked for (generator 0.7, upscaler 0.3), and Ray finds none")
-        assert "Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in spread, done.stdout
+def test_ray_without_token_authentication_is_refused(serve_interpreter: Interpreter, tmp_path: Path) -> None:
+    """Callers of the port between replicas could run code. All services of other tests are deployed with a token."""
+    own = {"RAY_AUTH_MODE": "disabled", "ATELIER_DATA_DIR": str(tmp_path)}
+    files = {"output": tmp_path / "output.txt", "errors": tmp_path / "errors.txt"}
+    own = bare_environment() | environment() | own
+    done = serve_interpreter.run(PROTECTED, ["asks"], **files, environment=own)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: Ray runs without token authentication: set RAY_AUTH_")
 
 
 CLUSTER = environment()

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
@@ -21,10 +22,17 @@ from deployments.runtime import runtime_home
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
+from tests.attack.raw import breach, exchange
 from tests.composition import open_resources
 from tests.deployments.service import STOP_LIMIT_S, Event, Service
+from tests.processes import descendants, is_alive
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+
+USUAL = {"GET /healthz": 200, "POST /v1/generate": 401}
+"""What these requests are answered without a key."""
+SERVED_S = 3.0
+"""An ingress that has answered as usual for this long serves again."""
 
 
 def body(service: Service, **fields: Any) -> dict[str, Any]:
@@ -113,13 +121,18 @@ def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> N
     assert len(list((service.data_dir / FINDINGS).iterdir())) == 1, "both replicas found the same circumstances"
 
 
-def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
+def test_a_killed_ingress_loses_no_accepted_job_and_callers_get_a_503_at_worst(service: Service) -> None:
+    for line, usual in USUAL.items():  # and HAProxy has a connection to reuse
+        assert [answer.status for answer in exchange(service.port, bare(service, line))] == [usual]
     request_id = service.post(body(service, steps=50))
     events = service.events(request_id)
     told = [next(event for event in events if event.name == "progress")]
     service.kill("ServeReplica:atelier:ingress")
-    with pytest.raises(httpx.TransportError):
-        told.extend(events)  # which keeps what came before
+    with ThreadPoolExecutor() as threads:
+        faults = [threads.submit(faults_until_served, service, line, usual) for line, usual in USUAL.items()]
+        with pytest.raises(httpx.TransportError):
+            told.extend(events)  # which keeps what came before
+    assert [found.result() for found in faults] == [[], []]
     rest: list[Event] = []
 
     def is_resumed() -> bool:
@@ -133,6 +146,25 @@ def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
     assert len(service.pngs(service.result(request_id))) == 1
     errors = 'atelier_proxy_errors_total{status="5xx"}'
     service.until(lambda: metric(service, errors) > 0, why=lambda: "what HAProxy answered meanwhile is not counted")
+
+
+def bare(service: Service, line: str) -> bytes:
+    """Return a request without a body or a key."""
+    headers = f"Host: 127.0.0.1:{service.port}\r\nContent-Length: 0\r\nConnection: close"
+    return f"{line} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
+
+
+def faults_until_served(service: Service, line: str, usual: int) -> list[str]:
+    """Ask until the answer has been the usual one for a while; return what broke the contract."""
+    faults: list[str] = []
+    served_since, deadline = None, time.monotonic() + 60
+    while served_since is None or time.monotonic() - served_since < SERVED_S:
+        assert time.monotonic() < deadline, "no ingress serves"
+        answers = exchange(service.port, bare(service, line), timeout=30)
+        faults += [fault for answer in answers if (fault := breach(answer))] if answers else ["no answer"]
+        is_served = [answer.status for answer in answers] == [usual]
+        served_since = (served_since or time.monotonic()) if is_served else None
+    return faults
 
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
@@ -166,7 +198,7 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     assert (told.status_code, told.headers["retry-after"], told.json()["error"]["code"]) == (503, "5", "unavailable")
     assert code == 0
     assert seconds < STOP_LIMIT_S
-    assert not processes_of(service)
+    assert not service.processes
 
     service.start()
     assert service.ready["keys"] == keys
@@ -177,14 +209,19 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     assert metric(service, canceled) == canceled_before
 
 
+def test_ray_that_dies_ends_the_service(dying: Service) -> None:
+    """Nothing of Ray can be stopped in an orderly way then, and nothing of it is left nevertheless."""
+    below = descendants(dying.pid)
+    dying.kill("/gcs_server ")
+    code, seconds = dying.wait_for_its_end()
+    assert (code, seconds < STOP_LIMIT_S) == (1, True), dying.output.read_text()
+    assert re.match(r"atelier: Ray has died \((gcs_server|raylet), exit code -?\d+\) \(logs: ", dying.complaint)
+    assert not [below[pid] for pid in below if is_alive(pid)]
+    assert not dying.processes
+
+
 def metric(service: Service, series: str) -> float:
     """Return a number of `/metrics`."""
     headers = {"Authorization": f"Bearer {(service.data_dir / 'operator-token').read_text().strip()}"}
     rows = service.client.get("/metrics", headers=headers).raise_for_status().text.splitlines()
     return next(float(row.removeprefix(series)) for row in rows if row.startswith(f"{series} "))
-
-
-def processes_of(service: Service) -> list[str]:
-    """Processes with this service's data directory on their command line."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listing.splitlines() if str(service.data_dir) in line]
