@@ -1,9 +1,9 @@
 """Builds FastAPI applications, each with its OpenAPI 3.1 document, which is adjusted for generated clients."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 
@@ -11,6 +11,7 @@ from serve_app.api import errors
 from serve_app.api.credentials import CredentialScheme
 from serve_app.domain.accounts import Plan
 from serve_app.domain.durations import duration_text, period_text
+from serve_app.domain.errors import AtelierError, NotFound
 from serve_app.settings import Settings
 
 Schema = dict[str, Any]
@@ -60,6 +61,7 @@ ACCEPTED_HEADERS: dict[str, Schema] = {
         required=False,
     ),
 }
+CREATED_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
 GENERATION_HEADERS: dict[str, Schema] = ACCEPTED_HEADERS | {
     "X-Unknown-Words": _header(
         "Words of the prompt that the base model has never read, so that the image may not show them: with commas "
@@ -89,6 +91,14 @@ def success(description: str, examples: dict[str, Any], **extra: Any) -> Schema:
 def named(examples: dict[str, Any]) -> dict[str, Any]:
     """Return examples by name, as the documents and `openapi_examples=` take them."""
     return {name: {"summary": name, "value": value} for name, value in examples.items()}
+
+
+def deletion(
+    description: str, *kinds: type[AtelierError], descriptions: Mapping[int, str] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of a path operation that deletes: 204 without a body, its own errors, and the usual ones."""
+    refused = errors.error_responses(*kinds, *errors.COUNTED_ERRORS, NotFound, descriptions=descriptions)
+    return {"status_code": 204, "response_class": Response, "responses": {204: {"description": description}, **refused}}
 
 
 def install(app: FastAPI, credentials: CredentialScheme) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
+from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.jobs.schemas import Count
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, named, success
@@ -16,7 +16,7 @@ from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
-from serve_app.domain.audit import Actor, api_key
+from serve_app.domain.audit import Actor
 from serve_app.domain.errors import Forbidden, InvalidParameter
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
@@ -108,7 +108,7 @@ async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> Sig
     """The owner whose password was sent. Raises `Forbidden`, `TooManyTries`."""
     accounts, account_id, name = accounts_of(request), caller.account_id, body.user or caller.account_id
     check = partial(accounts.store.check_password, name, body.password, owner_of=account_id)
-    by = Actor(api_key(caller.key_id), caller_address(request))
+    by = acting_key(request, caller)
     who = await accounts.sign_ins.check(check, name, by, log=account_id, within=account_id)
     if who is None:
         raise Forbidden("The password is not that of an owner of this account.")
