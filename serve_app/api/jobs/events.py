@@ -7,6 +7,7 @@ import asyncio
 import logging
 import re
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Seen:
         for index, (step, png) in sorted(look.previews.items()):
             if self.steps.get(index) != step:
                 self.steps[index] = step
-                yield event("preview", self.id, {"index": index, "step": step, "image": png})
+                yield event("preview", self.id, {"index": index, "step": step, "image": b64encode(png).decode()})
 
 
 def event(name: str, event_id: str, data: Mapping[str, Any]) -> bytes:
