@@ -26,13 +26,14 @@ from serve_app.api.responses import encode
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import AtelierError, NotFound, Overloaded
 from serve_app.domain.jobs import JOB_PREFIXES, Job
-from serve_app.jobs.polling import CHECK_EVERY_S
 from serve_app.jobs.waits import JobLook, Watch
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
 """A stream is silent for no longer, far below the time limits of proxies."""
+CHECK_EVERY_S = 4.0
+"""Each stream asks anew after this time whether its key may still read."""
 SEND_LIMIT_S = 30.0
 """A reader that takes nothing for this long loses its place."""
 RECONNECT_MS = 1_000
