@@ -1,6 +1,7 @@
 """Builds FastAPI applications, each with its OpenAPI 3.1 document, which is adjusted for generated clients."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
@@ -101,24 +102,6 @@ def deletion(
     return {"status_code": 204, "response_class": Response, "responses": {204: {"description": description}, **refused}}
 
 
-def install(app: FastAPI, credentials: CredentialScheme) -> None:
-    """Make `app.openapi()` the adjusted document, built once."""
-
-    def openapi() -> Schema:
-        if app.openapi_schema is None:
-            document = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                tags=app.openapi_tags,
-                routes=app.routes,
-            )
-            app.openapi_schema = _adjusted(document, credentials)
-        return app.openapi_schema
-
-    app.openapi = openapi
-
-
 def _adjusted(document: Schema, credentials: CredentialScheme) -> Schema:
     components = document["components"]
     components["securitySchemes"] = dict(credentials.security_schemes)
@@ -217,14 +200,16 @@ def api_app(
     `tags` are the groups of path operations, with a line about each. The application takes the router's routes
     themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
-    documented = [{"name": name, "description": text} for name, text in tags.items()]
-    app = json_app(
-        routes=router.routes,
-        title=title,
-        version=VERSION,
-        description=description,
-        openapi_tags=documented,
-    )
+    app = json_app(routes=router.routes, title=title)
     app.state.credentials = credentials
-    install(app, credentials)
+    documented = [{"name": name, "description": text} for name, text in tags.items()]
+
+    @cache
+    def openapi() -> Schema:
+        document = get_openapi(
+            title=title, version=VERSION, description=description, tags=documented, routes=app.routes
+        )
+        return _adjusted(document, credentials)
+
+    app.openapi = openapi
     return app
