@@ -91,17 +91,11 @@ async def delete_account(
     owner = await _owner(request, caller, body)
     by = Actor(owner.actor, caller_address(request))
     deleted = await operations_of(request).deletion.delete_own(owner.account, by)
-    if deleted is None:
-        return json_response(AccountDeleted(account_id=caller.account_id, status="deleting"))
-    return json_response(
-        AccountDeleted(
-            account_id=caller.account_id,
-            status="deleted",
-            jobs=deleted.jobs,
-            keys=deleted.keys,
-            verified=not deleted.left,
-        )
-    )
+    answer = AccountDeleted(account_id=caller.account_id, status="deleting")
+    if deleted is not None:
+        found = {"jobs": deleted.jobs, "keys": deleted.keys, "verified": not deleted.left}
+        answer = answer.model_copy(update={"status": "deleted", **found})
+    return json_response(answer)
 
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
