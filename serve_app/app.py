@@ -105,7 +105,6 @@ def create_app(
         app.state.jobs, app.state.operations = jobs, operations
     answer_browsers_with_pages(site)
     site.state.operator_secret = settings.operator_secret
-    site.include_router(ops.files_router)
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())

@@ -11,14 +11,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from serve_app.api.dependencies import jobs_of, operations_of, settings_of
-from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import NotFound, Unauthorized
 from serve_app.domain.requests import ImageFormat
 from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
 
 FOR_OPERATORS = "This endpoint is for the operator: send the operator's token as `Authorization: Bearer`."
 
-router = APIRouter(route_class=ContractRoute)
+router = APIRouter()
 
 
 @router.get("/healthz")
@@ -68,10 +67,8 @@ _HEADERS = {
 
 FILES = "/files/"
 
-files_router = APIRouter()
 
-
-@files_router.get(FILES + "{name:path}", response_class=Response)
+@router.get(FILES + "{name:path}", response_class=Response)
 async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
     images = jobs_of(request).images
     try:
