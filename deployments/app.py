@@ -13,13 +13,12 @@ from ray.serve.schema import EncodingType, LoggingConfig
 
 from deployments.args import AppArgs, GroupArgs, ReplicaArgs, WorkerArgs
 from deployments.config import Autoscaling, demands
-from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
 from deployments.ray_internals import is_spread
+from deployments.replica import Generator, Upscaler
 from deployments.requirements import require_protection
 from deployments.start_checks import check_start
-from deployments.upscaler import Upscaler
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import OPEN_FILES
 from serve_app.settings import Settings

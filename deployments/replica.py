@@ -1,4 +1,4 @@
-"""Base of the replicas that work on jobs: takes hints, reports health, drains when stopped."""
+"""The replicas that work on jobs, the generator and the upscaler: take hints, report health, drain when stopped."""
 
 import asyncio
 import logging
@@ -10,13 +10,15 @@ from datetime import timedelta
 
 from ray import serve
 
-from deployments.args import WorkerArgs
+from deployments.args import GeneratorArgs, UpscalerArgs, WorkerArgs
 from deployments.ray_internals import configure_replica_log, note_run, on_several_machines, prepare_replica
 from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.settings import Settings
+from serve_app.loras.catalog import CatalogReader
+from serve_app.settings import ROOT, Settings
 from serve_app.store.loop_watch import watch_loop
 from serve_app.store.process import Process, open_process
 from serve_app.worker.attempt import WorkerParts
@@ -29,6 +31,8 @@ TELL_S = 1.0
 """How often a replica that starts tells Redis how far it is."""
 LOG_S = 10.0
 """How often it tells its log, while that changes."""
+FINDINGS = "findings"
+"""The folder of the data directory where replicas keep what they measured about exactness."""
 
 
 class Progress:
@@ -85,6 +89,55 @@ class WorkReplica:
             return
         await self._worker.drain(self._drain)
         await self._stack.aclose()
+
+
+class Generator(WorkReplica):
+    """One engine and one worker, on as much of a card as its args ask for, for the base models of one group."""
+
+    async def __init__(self, args: GeneratorArgs, group: str = DEFAULT_GROUP) -> None:
+        async def set_up(process: Process, parts: WorkerParts) -> Executor:
+            # This imports torch, which only the replica may load.
+            from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine, warm_up
+
+            catalog = await AppliedCatalog(process.redis, process.settings).base_models()
+            base_models = [model for model in catalog if model.group == group]
+            if not base_models:
+                raise RuntimeError(f"the catalog has no base model of the group {group}")
+            warm_up_time = None if args.warm_up_s is None else timedelta(seconds=args.warm_up_s)
+            engine = await asyncio.to_thread(
+                load_engine,
+                base_models,
+                args.engine,
+                threads=args.threads,
+                memory_share=args.memory_share,
+                warm_up_time=warm_up_time,
+                findings=process.settings.data_dir.resolve() / FINDINGS,
+                tell=self._progress,
+            )
+            await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
+            warming = warm_up(engine, warm_up_time)
+            return GenerationExecutor(
+                engine, CatalogReader(process.redis), parts.weights, parts.images, warming, group=group
+            )
+
+        await self.open(args, pool_of(group), set_up)
+
+
+class Upscaler(WorkReplica):
+    """Upscales stored images, beside the generator or on a card of its own."""
+
+    async def __init__(self, args: UpscalerArgs) -> None:
+        async def set_up(_process: Process, parts: WorkerParts) -> Executor:
+            # This imports torch, which only the replica may load.
+            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler
+
+            weights = ROOT / args.weights if args.weights else None
+            upscaler = await asyncio.to_thread(
+                load_upscaler, weights, threads=args.threads, memory_share=args.memory_share
+            )
+            return UpscaleExecutor(upscaler, parts.images)
+
+        await self.open(args, JobKind.UPSCALE, set_up)
 
 
 async def noting_start(

@@ -18,8 +18,7 @@ from serve_app.api import openai as openai_api
 from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
-from serve_app.api.middleware import RequestContextMiddleware
-from serve_app.api.open_requests import OpenRequests
+from serve_app.api.middleware import OpenRequests, RequestContextMiddleware
 from serve_app.api.openapi import json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import RequestContext
@@ -106,7 +105,6 @@ def create_app(
         app.state.jobs, app.state.operations = jobs, operations
     answer_browsers_with_pages(site)
     site.state.operator_secret = settings.operator_secret
-    site.include_router(ops.files_router)
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())

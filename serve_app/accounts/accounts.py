@@ -16,7 +16,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
 
 MOST = 100
@@ -56,8 +56,7 @@ class UserStore:
     async def list(self, account_id: str) -> Sequence[User]:
         """List the invited users, oldest first."""
         ids: Sequence[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
-        found = [await self.get(account_id, user_id) for user_id in ids]
-        return [user for user in found if user is not None]
+        return [read_user(*each) for each in (await read_records(self._redis, ids, "user", account_id)).items()]
 
     async def get(self, account_id: str, user_id: str) -> User | None:
         if not _ID.fullmatch(user_id):
@@ -121,12 +120,11 @@ class AccountStore:
 
     async def list(self) -> Sequence[Account]:
         """List all accounts, oldest first."""
-        found = [await self._read(account_id) for account_id in await self.ids()]
-        return [account for account in found if account is not None]
+        return [read_account(*each) for each in (await read_records(self._redis, await self.ids(), "account")).items()]
 
     async def get(self, id_or_name: str) -> Account | None:
-        account_id, row = await self._find_row(id_or_name)
-        return read_account(account_id, row) if row else None
+        account_id, cells = await self._find(id_or_name=id_or_name)
+        return read_account(account_id, pairs(cells)) if cells else None
 
     async def set_plans(self, account_id: str, plan_a: str | None = None, plan_b: str | None = None) -> Account:
         """Change plans; an open window's count is unchanged. Raises `NotFound`, `InvalidParameter`."""
@@ -182,18 +180,10 @@ class AccountStore:
                 raise InvalidParameter(f"plan_{variant}: must be one of {known}{own}")
 
     async def _existing(self, account_id: str) -> Account:
-        found = await self._read(account_id)
-        if found is None:
-            raise NotFound(f"no account {account_id!r}")
-        return found
-
-    async def _find_row(self, id_or_name: str) -> tuple[str, Mapping[str, str]]:
-        account_id, cells = await self._find(id_or_name=id_or_name)
-        return account_id, pairs(cells)
-
-    async def _read(self, account_id: str) -> Account | None:
         row: dict[str, str] = await self._redis.hgetall(redis_key("account", account_id))
-        return read_account(account_id, row) if row else None
+        if not row:
+            raise NotFound(f"no account {account_id!r}")
+        return read_account(account_id, row)
 
 
 def read_account(account_id: str, row: Mapping[str, str]) -> Account:

@@ -18,7 +18,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
 
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -193,11 +193,7 @@ class ApiKeyStore:
     async def list(self, account_id: str) -> Sequence[ApiKey]:
         """List the account's keys, revoked and expired ones too, oldest first."""
         ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
-        pipeline = self._redis.pipeline()
-        for key_id in ids:
-            pipeline.hgetall(redis_key("key", key_id))
-        rows: list[dict[str, str]] = await pipeline.execute() if ids else []
-        return [_read_key(key_id, row) for key_id, row in zip(ids, rows, strict=True) if row]
+        return [_read_key(key_id, row) for key_id, row in (await read_records(self._redis, ids, "key")).items()]
 
     async def account_of(self, key_id: str) -> str | None:
         """Return the account of a key, whatever its state."""

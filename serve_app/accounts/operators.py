@@ -9,7 +9,7 @@ from serve_app.domain.accounts import Operator
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import InvalidParameter
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -45,8 +45,8 @@ class OperatorStore:
     async def list(self) -> Sequence[Operator]:
         """List all operators, oldest first."""
         names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
-        found = [await self.get(name) for name in names]
-        return [operator for operator in found if operator is not None]
+        rows = await read_records(self._redis, names, "operator")
+        return [_read(name, row) for name, row in rows.items() if "created" in row]
 
     async def get(self, name: str) -> Operator | None:
         row = await self._row(name)

@@ -7,7 +7,6 @@ acts for which a session or an API key is not enough. `Throttle` limits other at
 import asyncio
 import hashlib
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +16,6 @@ from typing import NamedTuple, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
-from limits import RateLimitItemPerSecond
-from limits.aio.storage import RedisStorage
-from limits.aio.strategies import FixedWindowRateLimiter
 
 from serve_app.accounts.audit import AuditLog
 from serve_app.accounts.sessions import Holder, SessionRealm
@@ -27,7 +23,7 @@ from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyTries
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient, redis_errors
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 W = TypeVar("W")
@@ -253,31 +249,16 @@ class Limit:
 
 
 class Throttle:
-    """Counts tries by source. Redis holds only digests of the source."""
+    """Counts tries by source in windows that begin with the first. Redis holds only digests of the source."""
 
     def __init__(self, redis: RedisClient) -> None:
-        storage = RedisStorage(
-            "async+redis://",
-            implementation="redispy",
-            key_prefix=redis_key("throttle"),
-            connection_pool=redis.connection_pool,  # pyright: ignore[reportArgumentType] — its own documented option
-        )
-        self._windows = FixedWindowRateLimiter(storage)
+        self._redis = redis
 
-    async def hit(self, limit: Limit, *source: str) -> float:
-        """Count one try; return 0 if it is allowed, else the seconds until one is. Raises `StoreUnavailable`."""
-        item, name = _item(limit), _caller_digest(source)
-        with redis_errors():
-            if await self._windows.hit(item, name):
-                return 0.0
-            window = await self._windows.get_window_stats(item, name)
-        return max(1.0, window.reset_time - time.time())
-
-
-def _item(limit: Limit) -> RateLimitItemPerSecond:
-    seconds = max(1, round(limit.per.total_seconds()))
-    return RateLimitItemPerSecond(limit.tries, seconds, namespace=limit.what)
-
-
-def _caller_digest(who: tuple[str, ...]) -> str:
-    return hashlib.sha256("\0".join(who).encode(errors="replace")).hexdigest()[:32]
+    async def hit(self, limit: Limit, *source: str) -> bool:
+        """Count one try; return whether it is one too many. Raises `StoreUnavailable`."""
+        name = redis_key("throttle", limit.what, _digest("\0".join(source)))
+        pipeline = self._redis.pipeline()
+        pipeline.set(name, 0, px=limit.per, nx=True)
+        pipeline.incr(name)
+        _, tries = await pipeline.execute()
+        return tries > limit.tries

@@ -13,6 +13,7 @@ from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationPart
 from serve_app.api.request_context import RequestContext, client_address
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
+from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import period_text
 from serve_app.domain.errors import (
     Forbidden,
@@ -166,6 +167,11 @@ def caller_address(request: Request) -> str:
     return client_address(request.scope, settings_of(request).trusted_proxies)
 
 
+def acting_key(request: Request, caller: Caller) -> Actor:
+    """Return who the audit log says has acted."""
+    return Actor(api_key(caller.key_id), caller_address(request))
+
+
 def found(job: Job | None, name: str) -> Job:
     if job is None:
         raise NotFound(f"There is no such {name}.")
@@ -192,8 +198,5 @@ def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
 
 def _check_scope(caller: Caller, needed: Scope) -> None:
     if needed not in caller.scopes:
-        raise Forbidden(f"This API key lacks the scope '{needed}'; it has: {_scopes(caller)}.")
-
-
-def _scopes(caller: Caller) -> str:
-    return ", ".join(sorted(caller.scopes)) or "none"
+        owned = ", ".join(sorted(caller.scopes)) or "none"
+        raise Forbidden(f"This API key lacks the scope '{needed}'; it has: {owned}.")

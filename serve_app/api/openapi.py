@@ -1,9 +1,10 @@
 """Builds FastAPI applications, each with its OpenAPI 3.1 document, which is adjusted for generated clients."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 
@@ -11,6 +12,7 @@ from serve_app.api import errors
 from serve_app.api.credentials import CredentialScheme
 from serve_app.domain.accounts import Plan
 from serve_app.domain.durations import duration_text, period_text
+from serve_app.domain.errors import AtelierError, NotFound
 from serve_app.settings import Settings
 
 Schema = dict[str, Any]
@@ -60,6 +62,7 @@ ACCEPTED_HEADERS: dict[str, Schema] = {
         required=False,
     ),
 }
+CREATED_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
 GENERATION_HEADERS: dict[str, Schema] = ACCEPTED_HEADERS | {
     "X-Unknown-Words": _header(
         "Words of the prompt that the base model has never read, so that the image may not show them: with commas "
@@ -91,22 +94,12 @@ def named(examples: dict[str, Any]) -> dict[str, Any]:
     return {name: {"summary": name, "value": value} for name, value in examples.items()}
 
 
-def install(app: FastAPI, credentials: CredentialScheme) -> None:
-    """Make `app.openapi()` the adjusted document, built once."""
-
-    def openapi() -> Schema:
-        if app.openapi_schema is None:
-            document = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                tags=app.openapi_tags,
-                routes=app.routes,
-            )
-            app.openapi_schema = _adjusted(document, credentials)
-        return app.openapi_schema
-
-    app.openapi = openapi
+def deletion(
+    description: str, *kinds: type[AtelierError], descriptions: Mapping[int, str] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of a path operation that deletes: 204 without a body, its own errors, and the usual ones."""
+    refused = errors.error_responses(*kinds, *errors.COUNTED_ERRORS, NotFound, descriptions=descriptions)
+    return {"status_code": 204, "response_class": Response, "responses": {204: {"description": description}, **refused}}
 
 
 def _adjusted(document: Schema, credentials: CredentialScheme) -> Schema:
@@ -207,14 +200,16 @@ def api_app(
     `tags` are the groups of path operations, with a line about each. The application takes the router's routes
     themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
-    documented = [{"name": name, "description": text} for name, text in tags.items()]
-    app = json_app(
-        routes=router.routes,
-        title=title,
-        version=VERSION,
-        description=description,
-        openapi_tags=documented,
-    )
+    app = json_app(routes=router.routes, title=title)
     app.state.credentials = credentials
-    install(app, credentials)
+    documented = [{"name": name, "description": text} for name, text in tags.items()]
+
+    @cache
+    def openapi() -> Schema:
+        document = get_openapi(
+            title=title, version=VERSION, description=description, tags=documented, routes=app.routes
+        )
+        return _adjusted(document, credentials)
+
+    app.openapi = openapi
     return app

@@ -1,39 +1,23 @@
 """Path operations of health, readiness and metrics, for operators and their tools, and of image files.
 
-Whatever would tell one tenant of the others is for the operator alone: `/metrics` and what is below it, and the reason
-why `/readyz` says that the service is not ready. Image files are for everybody who has their signed address.
+Whatever would tell one tenant of the others is for the operator alone: `/metrics`, and the reason why `/readyz` says
+that the service is not ready. Image files are for everybody who has their signed address.
 """
 
 import hmac
 import re
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, settings_of
-from serve_app.api.routing import ContractRoute
+from serve_app.api.dependencies import jobs_of, operations_of, settings_of
 from serve_app.domain.errors import NotFound, Unauthorized
 from serve_app.domain.requests import ImageFormat
 from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
-from serve_app.operations.reports import account_report, adapter_report
 
 FOR_OPERATORS = "This endpoint is for the operator: send the operator's token as `Authorization: Bearer`."
 
-MOST_DAYS, MOST_ROWS = 31, 500
-Start = Annotated[int, Query(ge=0, le=1_000_000_000)]
-Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
-
-
-async def require_operator(request: Request) -> None:
-    """Refuse everybody but the operator."""
-    if not _is_operator(request):
-        raise Unauthorized(FOR_OPERATORS)
-
-
-OPERATOR_ONLY = [Depends(require_operator)]
-
-router = APIRouter(route_class=ContractRoute)
+router = APIRouter()
 
 
 @router.get("/healthz")
@@ -50,29 +34,15 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse(status | (details if _is_operator(request) else {}), 200 if found.answers_polls else 503)
 
 
-@router.get("/metrics", dependencies=OPERATOR_ONLY)
+@router.get("/metrics")
 async def metrics(request: Request) -> Response:
+    if not _is_operator(request):
+        raise Unauthorized(FOR_OPERATORS)
     jobs, plans = jobs_of(request), settings_of(request).plan_table
     page = await render_metrics(
         operations_of(request).measures, jobs.stats, jobs.images, jobs.space, plans, event_streams=jobs.waits.streams
     )
     return Response(page, media_type=CONTENT_TYPE)
-
-
-@router.get("/metrics/accounts", dependencies=OPERATOR_ONLY)
-async def account_metrics(
-    request: Request, start: Start = 0, limit: Limit = 100, days: Annotated[int, Query(ge=1, le=MOST_DAYS)] = 1
-) -> Response:
-    """Return queue and usage of each account, which as labels of Prometheus would be without bound."""
-    reader, usage = operations_of(request).reader, accounts_of(request).usage
-    return JSONResponse(await account_report(reader, usage, start=start, limit=limit, days=days))
-
-
-@router.get("/metrics/adapters", dependencies=OPERATOR_ONLY)
-async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100) -> Response:
-    """Return waiting jobs, workers and images of each adapter."""
-    operations = operations_of(request)
-    return JSONResponse(await adapter_report(operations.reader, operations.measures, start=start, limit=limit))
 
 
 def _is_operator(request: Request) -> bool:
@@ -97,10 +67,8 @@ _HEADERS = {
 
 FILES = "/files/"
 
-files_router = APIRouter()
 
-
-@files_router.get(FILES + "{name:path}", response_class=Response)
+@router.get(FILES + "{name:path}", response_class=Response)
 async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
     images = jobs_of(request).images
     try:

@@ -42,10 +42,15 @@ def encode(record: Mapping[str, Any], *, is_ascii: bool = False) -> bytes:
     return json.dumps(record, ensure_ascii=is_ascii, separators=(",", ":")).encode()
 
 
-def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:
-    """Return headers that say where and when to poll, and whether the response repeats an earlier one."""
-    headers = {"Location": request.scope.get("root_path", "") + path, "Retry-After": str(POLL_EVERY_S)}
+def created_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:
+    """Return headers that say where the new thing is, and whether the response repeats an earlier one."""
+    headers = {"Location": request.scope.get("root_path", "") + path}
     return headers | {"Idempotency-Replayed": "true"} if replayed else headers
+
+
+def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:
+    """Return `created_headers` of a job, with when to poll."""
+    return created_headers(request, path, replayed=replayed) | {"Retry-After": str(POLL_EVERY_S)}
 
 
 def poll_headers(job: Job) -> dict[str, str]:

@@ -10,11 +10,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
 from starlette.responses import Response
 
-from serve_app.api.body import read_json
+from serve_app.api.body import MAX_DIGITS, read_json
 from serve_app.api.dependencies import authenticate
 from serve_app.api.errors import SHOWN_NAME_LENGTH, shown_name
 from serve_app.api.schemas import LINE_PATTERN, RequestBody
-from serve_app.api.strict_json import MAX_DIGITS
 from serve_app.domain.errors import InvalidParameter
 from serve_app.tracing import set_caller
 

@@ -227,16 +227,8 @@ class AdapterSlots:
         starts, sizes = table[: self.starts.shape[1]], table[self.starts.shape[1] :][: self.sizes.shape[1]]
         starts += start * (sizes > 0)
         self._table[slot].copy_(table.pin_memory() if self._table.is_cuda else table, non_blocking=True)
-        self._replace(slot, row.layout)
-
-    def reset(self, slot: int) -> None:
-        """Empty a slot, so that no row can read its old adapter."""
-        self._table[slot] = 0
-        self._replace(slot, NOTHING)
-
-    def _replace(self, slot: int, layout: Layout) -> None:
-        self._slots[slot] = layout
-        self.layout = self.layout.joined(layout)
+        self._slots[slot] = row.layout
+        self.layout = self.layout.joined(row.layout)
         for lane in self._lanes:
             if lane.bound is not None and slot in lane.bound[0]:
                 lane.bound = None

@@ -62,18 +62,9 @@ def pack_request(request: Request, adapters: str) -> bytes:
 def unpack_request(fields: Mapping[str, str]) -> bytes:
     """Return the request of a record (JSON). Raises `UnreadableRecord`."""
     try:
-        return _with_loras(_inflate(_joined("", fields), fields.get("adapter", "")))
+        return _inflate(_joined("", fields), fields.get("adapter", ""))
     except (ValueError, zlib.error) as error:
         raise UnreadableRecord(f"request: {type(error).__name__}") from error
-
-
-def _with_loras(content: bytes) -> bytes:
-    """Return a request as this version writes it: until version 2 of the records, its one LoRA was in two fields."""
-    if b',"lora_id":' not in content:  # within a text it would be escaped
-        return content
-    fields = json.loads(content)
-    fields["loras"] = [{"id": fields.pop("lora_id"), "weight": fields.pop("lora_weight")}]
-    return to_json(fields)
 
 
 def request_bytes(fields: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
 from serve_app.jobs.records import RECORD_VERSION, read_job, read_snapshot, record_version
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Argument, Rewrite, Script, pairs
 
 ASKED_AT_ONCE = 1_000
@@ -67,19 +67,10 @@ class JobReader:
 async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
     """Return the jobs that exist and that this version can read, in the order of the ids; without estimates."""
     jobs: list[Job] = []
-    for job_id, fields in (await _records(redis, ids)).items():
+    for job_id, fields in (await read_records(redis, ids, "job")).items():
         with suppress(UnreadableRecord):
             jobs.append(read_job(job_id, fields))
     return jobs
-
-
-async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the fields of the records that exist, by id."""
-    pipeline = redis.pipeline(transaction=False)
-    for job_id in ids:
-        pipeline.hgetall(redis_key("job", job_id))
-    rows = await pipeline.execute() if ids else []
-    return {job_id: row for job_id, row in zip(ids, rows, strict=True) if row}
 
 
 LOOKED_AT_ONCE = 200
@@ -176,7 +167,7 @@ class JobHistory:
         jobs, unreadable, newer = list[Job](), list[str](), 0
         for start in range(0, limit, LIST_STRIDE):
             ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
-            for job_id, fields in (await _records(self._redis, ids)).items():
+            for job_id, fields in (await read_records(self._redis, ids, "job")).items():
                 newer += record_version(fields.get("version")) > RECORD_VERSION
                 try:
                     jobs.append(read_job(job_id, fields))

@@ -266,27 +266,12 @@ def _protocols(files: Any) -> tuple[str, ...]:
     return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
-REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
-
-
 class ImageAccess:
     """Tells whether the addresses of images still open. May raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
-        self._image_opens = Script(redis, "jobs/image_opens")
-        self._opens: dict[str, float] = {}
+        self._image_opens = Script(redis, "jobs/image_opens", writes=False)
 
     async def is_open(self, name: str) -> bool:
-        """Return whether the job, or uploaded image, of this id exists and its account is not disabled.
-
-        A yes is remembered for a second.
-        """
-        now = time.monotonic()
-        if self._opens.get(name, 0.0) > now:
-            return True
-        if not await self._image_opens(name=name):
-            return False
-        if len(self._opens) >= MOST_REMEMBERED:
-            self._opens.clear()
-        self._opens[name] = now + REMEMBERED_S
-        return True
+        """Return whether the job, or uploaded image, of this id exists and its account is not disabled."""
+        return bool(await self._image_opens(name=name))

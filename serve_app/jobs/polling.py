@@ -1,12 +1,11 @@
 """Reads a job for the holder of an API key in one round trip."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from serve_app.accounts.auth import AuthQuery, anonymous, auth_query
+from serve_app.accounts.auth import anonymous, auth_query
 from serve_app.domain.accounts import AuthResult, Scope
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Job
@@ -15,10 +14,6 @@ from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
-
-CHECK_EVERY_S = 4.0
-"""Whether a key may still read is asked again after this time. Whoever asks as often learns of a change within twice as
-long."""
 
 
 class Poll(NamedTuple):
@@ -41,8 +36,6 @@ class Poller:
         self._second = 0
         self._counts: dict[tuple[str, str, Variant], int] = {}
         self._known: dict[tuple[str, str, Variant], AuthResult] = {}
-        self._checked_in = 0
-        self._checks: dict[tuple[str, str, Variant], asyncio.Task[bool]] = {}
 
     async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
         """Authenticate without counting, and read the account's job, in one script.
@@ -64,23 +57,10 @@ class Poller:
         return Poll(auth, read_snapshot(snapshot, with_request=of is None))
 
     async def still_reads(self, secret: str, variant: Variant) -> bool:
-        """Whether a key that once passed may still read: asked once for all callers with the key, and no poll of it.
-
-        It may while Redis does not answer.
-        """
+        """Whether a key that once passed may still read, which counts as no poll of it. It may while Redis is away."""
         query = auth_query(secret, variant, self._settings)
         if query is None:
             return False
-        period = int(self._clock() / CHECK_EVERY_S)
-        if period != self._checked_in:
-            self._checked_in = period
-            self._checks.clear()
-        key = (query.key.id, query.key.digest, variant)
-        if key not in self._checks:
-            self._checks[key] = asyncio.create_task(self._check(query), name="key of listeners checked")
-        return await asyncio.shield(self._checks[key])
-
-    async def _check(self, query: AuthQuery) -> bool:
         try:
             answer, _ = await self._poll(**query.args, job_id="", job_interface=None)
         except StoreUnavailable:

@@ -6,7 +6,7 @@ A thumbnail is made when it is first looked at, and kept beside its image in sto
 import asyncio
 import base64
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from io import BytesIO
@@ -17,7 +17,6 @@ from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-from serve_app.store.script import pairs
 from serve_app.store.storage import DiskReserve
 
 LIFE = timedelta(seconds=30)
@@ -34,24 +33,13 @@ class Preview(NamedTuple):
     png: bytes
 
 
-class EncodedPreview(NamedTuple):
-    """A preview whose PNG is in base64, as it is stored."""
-
-    step: int
-    png: str
-
-
 class PreviewStore:
     """Stores previews of images. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
 
-    async def watch(self, job_id: str) -> None:
-        """Ask the job's worker for previews."""
-        await self._redis.set(redis_key("preview_watched", job_id), "1", ex=WATCHED_FOR, nx=True)
-
-    async def watch_all(self, job_ids: Iterable[str]) -> None:
+    async def watch(self, *job_ids: str) -> None:
         """Ask the workers of these jobs for previews, from now on for `WATCHED_FOR`."""
         pipeline = self._redis.pipeline(transaction=False)
         for job_id in job_ids:
@@ -72,22 +60,13 @@ class PreviewStore:
 
     async def get(self, job_id: str) -> Mapping[int, Preview]:
         """Return the newest preview of each image that has one, by the image's index."""
-        rows = await self._redis.hgetall(redis_key("preview", job_id))
-        return {index: Preview(step, base64.b64decode(png)) for index, (step, png) in _read(rows).items()}
+        return read_previews(await self._redis.hgetall(redis_key("preview", job_id)))
 
 
-def read_previews(fields: Sequence[str]) -> Mapping[int, EncodedPreview]:
-    """Read the previews of images by their index, as a script answers them."""
-    return _read(pairs(fields))
-
-
-def _read(rows: Mapping[str, str]) -> Mapping[int, EncodedPreview]:
-    found: dict[int, EncodedPreview] = {}
-    for index, text in rows.items():
-        if index != _STORED:
-            step, _, png = text.partition(" ")
-            found[int(index)] = EncodedPreview(int(step), png)
-    return found
+def read_previews(fields: Mapping[str, str]) -> Mapping[int, Preview]:
+    """Read the previews of images, as they are stored, by their index."""
+    stored = {index: text.split(" ") for index, text in fields.items() if index != _STORED}
+    return {int(index): Preview(int(step), base64.b64decode(png)) for index, (step, png) in stored.items()}
 
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from serve_app.jobs.images import ImageStore
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.process import Background, to_its_end
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script
 
 DECODED_AT_ONCE = 2
@@ -124,11 +124,8 @@ class UploadRecords:
         await pipeline.execute()
 
     async def _read(self, image_ids: Sequence[str], account_id: str) -> list[Upload]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for image_id in image_ids:
-            pipeline.hgetall(redis_key("upload", image_id))
-        rows = zip(image_ids, await pipeline.execute() if image_ids else [], strict=True)
-        return [_read(image_id, row) for image_id, row in rows if row.get("account") == account_id]
+        rows = await read_records(self._redis, image_ids, "upload")
+        return [_read(image_id, row) for image_id, row in rows.items() if row["account"] == account_id]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import JobState
 from serve_app.jobs.history import JobReader
-from serve_app.jobs.previews import WATCHED_FOR, EncodedPreview, PreviewStore, read_previews
+from serve_app.jobs.previews import WATCHED_FOR, Preview, PreviewStore, read_previews
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
+from serve_app.store.script import pairs
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class JobLook(NamedTuple):
     """It is empty once the job is gone."""
     attempt: int
     progress: int
-    previews: Mapping[int, EncodedPreview]
+    previews: Mapping[int, Preview]
 
     @property
     def has_ended(self) -> bool:
@@ -109,7 +110,7 @@ class _Watched:
 
     watches: set[Watch] = field(default_factory=set[Watch])
     known: str = ""
-    previews: Mapping[int, EncodedPreview] = field(default_factory=dict[int, EncodedPreview])
+    previews: Mapping[int, Preview] = field(default_factory=dict[int, Preview])
     is_running: bool = False
     announced_at: float = -ANNOUNCE_EVERY_S
 
@@ -202,7 +203,7 @@ class JobWaits:
             if watched is None:
                 continue
             state, attempt, progress, _ = text.split(" ")
-            watched.previews = {**watched.previews, **read_previews(rows)}
+            watched.previews = {**watched.previews, **read_previews(pairs(rows))}
             watched.is_running = state == JobState.RUNNING
             found = JobLook(state, int(attempt), int(progress), watched.previews)
             told = [watch for watch in watched.watches if watch.joined < look]
@@ -222,6 +223,6 @@ class JobWaits:
         }
         if self._previews is None or not due:
             return
-        await self._previews.watch_all(due)
+        await self._previews.watch(*due)
         for watched in due.values():
             watched.announced_at = now

@@ -13,7 +13,7 @@ from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
 from serve_app.domain.samplers import passes_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
 
 FROM_FILE, REGISTERED = "file", "registered"
@@ -157,12 +157,8 @@ class CatalogReader:
         ids: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1)
         found: list[Adapter] = []
         for start in range(0, len(ids), READ_AT_ONCE):
-            names = ids[start : start + READ_AT_ONCE]
-            pipeline = self._redis.pipeline(transaction=False)
-            for lora_id in names:
-                pipeline.hgetall(redis_key("lora", lora_id))
-            records: list[dict[str, str]] = await pipeline.execute()
-            found += [read_record(lora_id, record) for lora_id, record in zip(names, records, strict=True) if record]
+            records = await read_records(self._redis, ids[start : start + READ_AT_ONCE], "lora")
+            found += [read_record(*each) for each in records.items()]
         return found
 
     async def open_adapter_id(self) -> str | None:

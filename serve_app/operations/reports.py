@@ -19,11 +19,9 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import operator
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import Job
-from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.history import find_jobs
 from serve_app.loras.catalog import REGISTERED, read_record
 from serve_app.store.keys import redis_key
-from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
 
 MOST_QUEUES = 200
@@ -64,7 +62,6 @@ class OperatorReader:
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
-        self.stats = QueueStats(redis)
 
     async def accounts(self, start: int, limit: int) -> tuple[list[AccountRow], int]:
         """List accounts, the newest first, from a place on; and return how many there are."""
@@ -118,10 +115,6 @@ class OperatorReader:
             if since:  # it has not ended in between
                 found[account_id].append(AccountQueue(pool, account_id, 1, max(0.0, seconds - int(since) / 1000)))
         return {account_id: _sum(jobs) for account_id, jobs in found.items()}
-
-    async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
-        """The ready jobs of these accounts, of every pool that has some."""
-        return [queue for pool in await self.stats.pools() for queue in await self._queues(pool, account_ids)]
 
     async def _queues(self, pool: str, ids: Sequence[str]) -> list[AccountQueue]:
         if not ids:
@@ -187,72 +180,6 @@ def _sum(queues: Sequence[AccountQueue]) -> AccountQueue:
     """Return an account's queues of one pool as one."""
     waiting, oldest_age_s = sum(each.waiting for each in queues), max(each.oldest_age_s for each in queues)
     return queues[0]._replace(waiting=waiting, oldest_age_s=oldest_age_s)
-
-
-async def account_report(
-    reader: OperatorReader, usage: UsageReader, *, start: int, limit: int, days: int
-) -> dict[str, Any]:
-    """List accounts, newest first, with their waiting jobs, and their usage of the last `days` days with today."""
-    rows, total = await reader.accounts(start, limit)
-    queues = await reader.queues_of([row.account.id for row in rows])
-    waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for queue in queues:
-        facts = {"ready": queue.waiting, "oldest_seconds": round(queue.oldest_age_s, 1)}
-        waiting[queue.account_id][queue.pool] = facts
-    accounts = [
-        {**_account(row), "queue": waiting[row.account.id], "usage": await _usage(usage, row.account.id, days)}
-        for row in rows
-    ]
-    return {"total": total, "start": start, "usage_days": days, "accounts": accounts}
-
-
-def _account(row: AccountRow) -> dict[str, Any]:
-    account = row.account
-    return {
-        "id": account.id,
-        "name": account.name,
-        "plans": {"a": account.plan_a, "b": account.plan_b},
-        "disabled": account.disabled,
-        "unfinished": row.unfinished,
-        "keys": row.keys,
-    }
-
-
-async def _usage(usage: UsageReader, account_id: str, days: int) -> dict[str, Any]:
-    rows = await usage.days(account_id, await usage.today(), days)
-    loras: defaultdict[str, int] = defaultdict(int)
-    for row in rows:
-        loras[row.lora_id] += row.images
-    return {
-        "images": sum(row.images for row in rows),
-        "megapixel_steps": round(sum(row.megapixel_steps for row in rows), 3),
-        "worker_seconds": round(sum(row.seconds for row in rows), 3),
-        "images_by_lora": dict(loras),
-    }
-
-
-async def adapter_report(reader: OperatorReader, measures: Measures, *, start: int, limit: int) -> dict[str, Any]:
-    """List adapters, newest first, with the jobs that wait for them, their workers and their images."""
-    rows, total = await reader.loras(start, limit)
-    ready = await reader.stats.waiting_for([row.adapter.sha256 for row in rows])
-    held: defaultdict[str, list[str]] = defaultdict(list)
-    shown = [worker for pool in await reader.stats.pools() for worker in await measures.shown(pool)]
-    for worker in sorted(shown, key=lambda each: each.name):
-        for lora_id in worker.loras:
-            held[lora_id].append(worker.name)
-    adapters = [
-        {
-            "id": row.adapter.id,
-            "name": row.adapter.name,
-            "base_model": row.adapter.base_model,
-            "owner": row.adapter.owner,
-            "ready": ready[row.adapter.sha256],
-            "workers": held[row.adapter.id],
-            "images": row.images,
-        }
-        for row in rows
-    ]
-    return {"total": total, "start": start, "image_days": USE_DAYS, "adapters": adapters}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

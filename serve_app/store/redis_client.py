@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
 from serve_app.domain.errors import Overloaded, StoreUnavailable
+from serve_app.store.keys import redis_key
 from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool, lost_connection
 
 LONGEST_SILENCE_S = 2.0
@@ -170,9 +171,6 @@ class RedisClient(Protocol):
     def scan_iter(self, match: str, count: int | None = None) -> AsyncIterator[str]: ...
     def pipeline(self, transaction: bool = True) -> RedisPipeline: ...
 
-    @property
-    def connection_pool(self) -> ConnectionPool: ...
-
     async def eval(self, script: str, numkeys: int, *keys_and_args: str | bytes | float) -> Any: ...
     async def execute_read(self, *args: str | bytes | float) -> Any: ...
     async def execute_write(self, *args: str | bytes | float) -> Any: ...
@@ -192,6 +190,15 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     client.turns = _Turns(connections, wait.total_seconds())
     client.reads, client.writes = SharedConnection(pool), SharedConnection(pool)
     return cast(RedisClient, client)
+
+
+async def read_records(redis: RedisClient, ids: Sequence[str], family: str, *parts: str) -> dict[str, dict[str, str]]:
+    """Return the hashes of a family (of keys) that exist, by the id that ends their names, in one round trip."""
+    pipeline = redis.pipeline(transaction=False)
+    for each in ids:
+        pipeline.hgetall(redis_key(family, *parts, each))
+    rows: list[dict[str, str]] = await pipeline.execute() if ids else []
+    return {each: row for each, row in zip(ids, rows, strict=True) if row}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
 from serve_app.webhooks.targets import Targets
 
@@ -92,11 +92,8 @@ class WebhookStore:
     async def list(self, account_id: str) -> Sequence[Endpoint]:
         """List the account's endpoints, oldest first."""
         ids: list[str] = await self._redis.zrange(redis_key("webhooks", account_id), 0, -1)
-        pipeline = self._redis.pipeline(transaction=False)
-        for endpoint_id in ids:
-            pipeline.hgetall(redis_key("webhook", account_id, endpoint_id))
-        rows: list[dict[str, str]] = await pipeline.execute() if ids else []
-        return [_endpoint(endpoint_id, row) for endpoint_id, row in zip(ids, rows, strict=True) if row]
+        rows = await read_records(self._redis, ids, "webhook", account_id)
+        return [_endpoint(endpoint_id, row) for endpoint_id, row in rows.items()]
 
     async def delete(self, account_id: str, endpoint_id: str) -> None:
         """Remove an endpoint; what waits for it is not delivered any more. Raises `NotFound`."""

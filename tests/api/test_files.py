@@ -3,7 +3,6 @@
 import httpx
 import pytest
 
-from serve_app.jobs import images as image_access
 from tests.api.app import Member, TestService, open_service, refused
 from tests.support import png_of, wait_until
 
@@ -25,13 +24,6 @@ async def test_an_image_opens_without_a_key(service: TestService, url: httpx.URL
     assert "sandbox" in answer.headers["content-security-policy"]
     assert "x-request-id" in answer.headers
     assert "x-ratelimit-limit" in answer.headers
-
-
-async def test_an_image_opens_also_when_no_more_answers_can_be_remembered(
-    service: TestService, url: httpx.URL, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_access, "MOST_REMEMBERED", 0)
-    assert [(await service.client.get(url)).status_code for _ in range(2)] == [200, 200]
 
 
 async def test_head_returns_the_size(service: TestService, url: httpx.URL) -> None:

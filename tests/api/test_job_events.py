@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from serve_app.api.jobs import events
-from serve_app.jobs import polling, waits
+from serve_app.jobs import waits
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.waits import JobWaits
 from tests.api.app import ALL, Member, TestService
@@ -57,7 +57,6 @@ async def _events(response: httpx.Response) -> AsyncIterator[Event]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(events, "CHECK_EVERY_S", SHORT_S)
-    monkeypatch.setattr(polling, "CHECK_EVERY_S", SHORT_S)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from serve_app.api import open_requests
+from serve_app.api import middleware
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.loras.registration import UPLOADS_AT_ONCE
@@ -233,7 +233,7 @@ async def test_an_account_has_few_uploads_under_way_at_once(service: TestService
 async def test_an_upload_that_stops_arriving_is_given_up(
     service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_requests, "GRACE_S", 0.02)
+    monkeypatch.setattr(middleware, "GRACE_S", 0.02)
 
     async def stuck() -> AsyncIterator[bytes]:
         yield b"--b\r\n"

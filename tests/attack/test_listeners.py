@@ -88,13 +88,13 @@ def test_another_user_of_the_machine_reads_no_numbers_at_any_port(service: Servi
     for one in found:
         if one.process.startswith("ray::") and any(word in one.process for word in ("ingress", "Proxy")):
             with contextlib.suppress(httpx.HTTPError):
-                statuses[one] = httpx.get(f"http://127.0.0.1:{one.port}/metrics/accounts", timeout=5).status_code
+                statuses[one] = httpx.get(f"http://127.0.0.1:{one.port}/metrics", timeout=5).status_code
     assert 403 in {status for one, status in statuses.items() if "ingress" in one.process}, found
     assert max(statuses.values()) < 500
     assert min(statuses.values()) >= 400, statuses
-    assert service.client.get("/metrics/accounts").status_code == 401
+    assert service.client.get("/metrics").status_code == 401
     headers = {"Authorization": f"Bearer {(service.data_dir / 'operator-token').read_text()}"}
-    assert service.client.get("/metrics/accounts", headers=headers).json()["total"] >= 1
+    assert service.client.get("/metrics", headers=headers).status_code == 200
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from deployments.generator import FINDINGS
+from deployments.replica import FINDINGS
 from deployments.runtime import runtime_home
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.settings import Settings

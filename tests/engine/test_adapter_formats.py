@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from serve_app.engine.adapters.layer_table import UnusableAdapter
-from serve_app.engine.families.sgm import sgm_aliases
+from serve_app.engine.families.unet import sgm_aliases
 from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import (
     EVERY_WEIGHT,

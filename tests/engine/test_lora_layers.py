@@ -124,10 +124,10 @@ def test_factors_of_any_sizes_are_applied_beside_each_other_and_beside_none(kern
 
 
 @torch.inference_mode()
-def test_a_cleared_slot_adds_nothing() -> None:
+def test_a_slot_whose_adapter_gave_way_to_one_of_other_components_adds_nothing() -> None:
     net, adapter_slots = net_with_slots()
     place(adapter_slots, 1, random_weights(4, 1))
-    adapter_slots.reset(1)
+    place(adapter_slots, 1, {})
     adapter_slots.bind([1], [1.0])
     x = torch.randn(1, 4, 6, 6)
     assert torch.allclose(net(x), Net().eval()(x), atol=1e-6)

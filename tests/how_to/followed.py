@@ -15,6 +15,7 @@ from serve_app.loras.catalog_file import pipeline_of
 from serve_app.settings import Settings
 from serve_app.web.console.playground_form import SAMPLERS
 from tests.api.app import open_service
+from tests.how_to import mirrored
 from tests.how_to.pages import run
 from tests.made_jobs import fail_all
 from tests.support import POCKET, ROOT
@@ -74,3 +75,7 @@ async def test_the_command_is_one_of_the_program(settings: Settings, redis_db: r
     words = ["accounts", "show", "nobody", "--data-dir", str(settings.data_dir), "--redis-url", settings.redis_url]
     said = run(["python", "-m", "deployments", *words], ROOT, exit_code=1)
     assert said == "atelier: no account 'nobody' (see: atelier accounts list)\n"
+
+
+async def test_the_field_is_asked_for_and_acts(tmp_path: Path) -> None:
+    await mirrored.main(tmp_path)

@@ -1,10 +1,5 @@
-"""Asks for the field that docs/how-to/add-a-field.md adds, by the application, the SDK's options and the engine.
+"""Asks for the field that docs/how-to/add-a-field.md adds, by the application, the SDK's options and the engine."""
 
-`python -m tests.how_to.mirrored FOLDER` runs in a copy of the repository that has the field.
-"""
-
-import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +45,3 @@ async def draw(service: TestService, member: Member, engine: Engine, *, mirror: 
     request: Any = service.claims[job["id"]].request
     (image,) = await images_of(executor, request)
     return image
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))

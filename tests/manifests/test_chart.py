@@ -16,8 +16,8 @@ from deployments.app import build
 from deployments.config import ServeConfig
 from deployments.proxy import WRAPPER
 from deployments.requirements import TLS_FILES, of_proxy
+from serve_app.api import images
 from serve_app.api.body import MAX_BODY_BYTES
-from serve_app.api.images import routes as images
 from serve_app.api.loras import routes as loras
 from serve_app.api.multipart import FRAME_BYTES
 from serve_app.api.openai import routes as openai

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from serve_app.api import open_requests
+from serve_app.api import middleware
 from serve_app.web.site import forms
 from tests.attack.raw import Answer, exchange
 from tests.live import Live
@@ -23,7 +23,7 @@ def test_a_form_that_does_not_arrive_in_time_is_given_up(
     port: int, monkeypatch: pytest.MonkeyPatch, length: int, pieces: int
 ) -> None:
     """A byte now and then is no reason to wait longer."""
-    monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
+    monkeypatch.setattr(middleware, "GRACE_S", 0.2)
     (answer,) = exchange(port, _post(port, length=length) + b"name=", *[b"a"] * pieces)
     assert answer.status == 408
     assert "did not arrive in time" in _page(answer)

@@ -3,14 +3,14 @@
 from fastapi import APIRouter, FastAPI
 
 from serve_app.api.credentials import EITHER
-from serve_app.api.images.routes import router as images_router
+from serve_app.api.images import router as images_router
 from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.creation import router as creation_router
 from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
-from serve_app.api.webhooks.routes import router as webhooks_router
+from serve_app.api.webhooks import router as webhooks_router
 
 _DESCRIPTION = """\
 Every request of interface A and every run of interface B is a job. Here you create jobs of anything that the base \

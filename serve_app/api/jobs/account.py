@@ -8,14 +8,14 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
+from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import NO_NUL, NOT_NULL, Count, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
-from serve_app.domain.audit import Actor, api_key
+from serve_app.domain.audit import Actor
 from serve_app.domain.errors import Forbidden, InvalidParameter
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
@@ -90,24 +90,18 @@ async def delete_account(
     owner = await _owner(request, caller, body)
     by = Actor(owner.actor, caller_address(request))
     deleted = await operations_of(request).deletion.delete_own(owner.account, by)
-    if deleted is None:
-        return json_response(AccountDeleted(account_id=caller.account_id, status="deleting"))
-    return json_response(
-        AccountDeleted(
-            account_id=caller.account_id,
-            status="deleted",
-            jobs=deleted.jobs,
-            keys=deleted.keys,
-            verified=not deleted.left,
-        )
-    )
+    answer = AccountDeleted(account_id=caller.account_id, status="deleting")
+    if deleted is not None:
+        found = {"jobs": deleted.jobs, "keys": deleted.keys, "verified": not deleted.left}
+        answer = answer.model_copy(update={"status": "deleted", **found})
+    return json_response(answer)
 
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
     """The owner whose password was sent. Raises `Forbidden`, `TooManyTries`."""
     accounts, account_id, name = accounts_of(request), caller.account_id, body.user or caller.account_id
     check = partial(accounts.store.check_password, name, body.password, owner_of=account_id)
-    by = Actor(api_key(caller.key_id), caller_address(request))
+    by = acting_key(request, caller)
     who = await accounts.sign_ins.check(check, name, by, log=account_id, within=account_id)
     if who is None:
         raise Forbidden("The password is not that of an owner of this account.")

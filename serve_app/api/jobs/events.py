@@ -7,6 +7,7 @@ import asyncio
 import logging
 import re
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,13 +26,14 @@ from serve_app.api.responses import encode
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import AtelierError, NotFound, Overloaded
 from serve_app.domain.jobs import JOB_PREFIXES, Job
-from serve_app.jobs.polling import CHECK_EVERY_S
 from serve_app.jobs.waits import JobLook, Watch
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
 """How long a stream may be silent, far below the time limits of proxies."""
+CHECK_EVERY_S = 4.0
+"""Each stream asks again after this time whether its key may still read."""
 SEND_LIMIT_S = 30.0
 """A reader that takes nothing for this long loses its place."""
 RECONNECT_MS = 1_000
@@ -106,7 +108,7 @@ class Seen:
         for index, (step, png) in sorted(look.previews.items()):
             if self.steps.get(index) != step:
                 self.steps[index] = step
-                yield event("preview", self.id, {"index": index, "step": step, "image": png})
+                yield event("preview", self.id, {"index": index, "step": step, "image": b64encode(png).decode()})
 
 
 def event(name: str, event_id: str, data: Mapping[str, Any]) -> bytes:

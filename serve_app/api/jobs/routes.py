@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from serve_app.api.dependencies import (
     CallerDep,
+    acting_key,
     authenticate_beyond_plan,
-    caller_address,
     found,
     image_signer,
     jobs_of,
@@ -25,14 +25,13 @@ from serve_app.api.jobs.records import (
     Jobs,
     job_record,
 )
-from serve_app.api.openapi import POLL_HEADERS, success
+from serve_app.api.openapi import POLL_HEADERS, deletion, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
 from serve_app.domain import jobs
 from serve_app.domain.accounts import Caller
-from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.jobs import JOB_PREFIXES
@@ -141,24 +140,15 @@ async def cancel_job(
     "/v1/jobs/{job_id}",
     operation_id="deleteJob",
     summary="Delete a job that has ended, with its prompt and its images",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Deleted: the job can no longer be read through any interface."},
-        **error_responses(
-            *COUNTED_ERRORS,
-            NotFound,
-            JobUnfinished,
-            descriptions={409: "The job is queued or running: cancel it first."},
-        ),
-    },
+    **deletion(
+        "Deleted: the job can no longer be read through any interface.",
+        JobUnfinished,
+        descriptions={409: "The job is queued or running: cancel it first."},
+    ),
 )
 async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
-    await jobs_of(request).deletion.delete_job(
-        job_id,
-        account_id=caller.account_id,
-        by=Actor(api_key(caller.key_id), caller_address(request)),
-    )
+    by = acting_key(request, caller)
+    await jobs_of(request).deletion.delete_job(job_id, account_id=caller.account_id, by=by)
     return Response(status_code=204)
 
 
@@ -166,18 +156,9 @@ async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) ->
     "/v1/jobs/{job_id}/images/{image_id}",
     operation_id="deleteImage",
     summary="Delete one image of a job; deleting its last image deletes the job",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Deleted: the image's URLs no longer work."},
-        **error_responses(*COUNTED_ERRORS, NotFound),
-    },
+    **deletion("Deleted: the image's URLs no longer work."),
 )
 async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, image_id: ImageName) -> Response:
-    await jobs_of(request).deletion.delete_image(
-        job_id,
-        image_id,
-        account_id=caller.account_id,
-        by=Actor(api_key(caller.key_id), caller_address(request)),
-    )
+    by = acting_key(request, caller)
+    await jobs_of(request).deletion.delete_image(job_id, image_id, account_id=caller.account_id, by=by)
     return Response(status_code=204)

@@ -28,8 +28,8 @@ from serve_app.api.loras.schemas import (
     lora_record,
 )
 from serve_app.api.loras.upload import add_reference, form_schema, read_upload
-from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
-from serve_app.api.responses import json_response
+from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
+from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, read_position
 from serve_app.domain.catalog import Adapter
@@ -90,10 +90,6 @@ _OF_UPLOADS = {
 }
 _FORM = {"schema": form_schema(), "examples": named(FORM)}
 _REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(REFERENCES)}
-ADDED_HEADERS = {
-    "Location": ACCEPTED_HEADERS["Location"],
-    "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
-}
 
 
 async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position | None:
@@ -168,7 +164,7 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     response_model=Lora,
     responses={
         200: success("Your account already has these weights for this base model.", LORA),
-        201: success("Added.", LORA, headers=ADDED_HEADERS),
+        201: success("Added.", LORA, headers=CREATED_HEADERS),
         **error_responses(
             *BODY_ERRORS,
             *COUNTED_ERRORS,
@@ -190,9 +186,8 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)
-    headers = {"Location": f"{request.scope.get('root_path', '')}/v1/loras/{registered.adapter.id}"}
-    if registered.status == "replayed":
-        headers["Idempotency-Replayed"] = "true"
+    is_replayed = registered.status == "replayed"
+    headers = created_headers(request, f"/v1/loras/{registered.adapter.id}", replayed=is_replayed)
     return json_response(body, status=201, headers=headers)
 
 
@@ -234,12 +229,7 @@ async def change_lora(
     "/v1/loras/{lora_id}",
     operation_id="deleteLora",
     summary="Delete a LoRA of your own, with its weights",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Deleted: jobs that wait for it or run with it end as `lora_unavailable`."},
-        **error_responses(*COUNTED_ERRORS, NotFound),
-    },
+    **deletion("Deleted: jobs that wait for it or run with it end as `lora_unavailable`."),
 )
 async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Response:
     await loras_of(request).owned.remove(by, lora_id)
@@ -270,12 +260,9 @@ async def share_lora(
     "/v1/loras/{lora_id}/grants/{account:path}",
     operation_id="unshareLora",
     summary="Stop sharing a LoRA of your own with another account",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Its jobs with the LoRA that wait or run end as `lora_unavailable`."},
-        **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_OF_ANOTHER),
-    },
+    **deletion(
+        "Its jobs with the LoRA that wait or run end as `lora_unavailable`.", InvalidParameter, descriptions=_OF_ANOTHER
+    ),
 )
 async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account: AccountName) -> Response:
     await loras_of(request).owned.unshare(by, lora_id, account)

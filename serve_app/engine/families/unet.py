@@ -6,8 +6,9 @@ diffusers and transformers.
 
 import json
 import math
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Pause, Placement, latent_rgb, limit_decoding, no_pause
-from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
 from serve_app.engine.lanes import lanes_over
 from serve_app.engine.lora_layers import wrap_layers
@@ -265,3 +265,63 @@ def guidance_embedding(guidance: float, width: int) -> Tensor:
     frequencies = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
     angles = 1000.0 * guidance * frequencies[None]
     return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
+
+
+RESNET_PARTS = {
+    "conv1": "in_layers.2",
+    "time_emb_proj": "emb_layers.1",
+    "conv2": "out_layers.3",
+    "conv_shortcut": "skip_connection",
+}
+TOP_LAYERS = {
+    "conv_in": "input_blocks.0.0",
+    "conv_out": "out.2",
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+}
+_BLOCK = re.compile(r"(down_blocks|up_blocks)\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.(.+)")
+_MIDDLE = re.compile(r"mid_block\.(resnets|attentions)\.(\d+)\.(.+)")
+
+
+def sgm_aliases(layers: Iterable[str], layers_per_block: int | list[int]) -> dict[str, str]:
+    """Map names of the original code (SGM), which many SDXL files still use, to ours for every layer that has one."""
+    if not isinstance(layers_per_block, int):
+        if len(set(layers_per_block)) != 1:
+            return {}
+        layers_per_block = layers_per_block[0]
+    names = list(layers)
+    cross = {
+        match[2]
+        for name in names
+        if (match := _BLOCK.match(name)) and match[1] == "up_blocks" and match[3] == "attentions"
+    }
+    aliases = {_sgm_name(name, layers_per_block, cross): name for name in names}
+    aliases.pop("", None)
+    return aliases
+
+
+def _sgm_name(name: str, depth: int, up_blocks_with_attention: set[str]) -> str:
+    if name in TOP_LAYERS:
+        return TOP_LAYERS[name]
+    if match := _MIDDLE.match(name):
+        kind, index, rest = match.groups()
+        is_resnet = kind == "resnets"
+        return (
+            f"middle_block.{2 * int(index) if is_resnet else 1}.{RESNET_PARTS.get(rest, rest) if is_resnet else rest}"
+        )
+    if not (match := _BLOCK.match(name)):
+        return ""
+    side, block, kind, index, rest = match.groups()
+    first = int(block) * (depth + 1)
+    where = f"input_blocks.{1 + first + int(index)}" if side == "down_blocks" else f"output_blocks.{first + int(index)}"
+    match kind:
+        case "resnets":
+            return f"{where}.0.{RESNET_PARTS.get(rest, rest)}"
+        case "attentions":
+            return f"{where}.1.{rest}"
+        case "downsamplers":
+            return f"input_blocks.{1 + first + depth}.0.op"
+        case _:
+            return f"output_blocks.{first + depth}.{2 if block in up_blocks_with_attention else 1}.conv"

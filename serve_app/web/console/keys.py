@@ -215,7 +215,7 @@ async def _is_used_up(request: Request, session: ConsoleSession, form: Mapping[s
     nonce = nonce_of(session.token, purpose, form.get("form_token", ""))
     if nonce is None:
         raise HTTPException(403, EXPIRED_FORM)
-    return bool(await accounts_of(request).throttle.hit(NEW_KEYS, nonce))
+    return await accounts_of(request).throttle.hit(NEW_KEYS, nonce)
 
 
 async def _require_own(request: Request, session: ConsoleSession, key_id: str) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.dependencies import jobs_of, loras_of
-from serve_app.api.images.routes import MAX_FILE_BYTES
+from serve_app.api.images import MAX_FILE_BYTES
 from serve_app.api.multipart import disk_errors, read_multipart
 from serve_app.domain.errors import AtelierError, InvalidParameter
 from serve_app.domain.families import abilities_of

@@ -9,15 +9,15 @@ from pydantic import Field, WithJsonSchema
 from serve_app.api.dependencies import (
     CallerDep,
     IdempotencyKeyDep,
-    caller_address,
+    acting_key,
     image_signer,
     jobs_of,
     loras_of,
 )
 from serve_app.api.errors import COUNTED_ERRORS, error_responses
 from serve_app.api.multipart import MEDIA_TYPE, disk_errors, read_multipart
-from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
-from serve_app.api.responses import json_response
+from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
+from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import (
     DEFAULT_PAGE_SIZE,
@@ -31,7 +31,6 @@ from serve_app.api.schemas import (
     UtcTime,
     read_position,
 )
-from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.errors import (
     IdempotencyConflict,
     ImageQuotaExceeded,
@@ -76,7 +75,6 @@ _FORM: dict[str, Any] = {
         }
     },
 }
-_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("Location", "Idempotency-Replayed")}
 _ERRORS = {
     400: "The form has no `file` or another field, or the picture is damaged, too large, animated or of 16 bits.",
     409: "The `Idempotency-Key` was used before with another file, or your account's pictures take all bytes they may.",
@@ -123,7 +121,7 @@ class UploadedImages(ResponseBody):
     status_code=201,
     response_model=UploadedImage,
     responses={
-        201: success("Stored, turned upright, on white where it was transparent.", IMAGE, headers=_HEADERS),
+        201: success("Stored, turned upright, on white where it was transparent.", IMAGE, headers=CREATED_HEADERS),
         **error_responses(
             InvalidParameter,
             RequestTimeout,
@@ -153,9 +151,7 @@ async def add_image(request: Request, caller: CallerDep, idempotency_key: Idempo
             )
             file = _sent(folder)
         added = await jobs_of(request).uploads.add(caller, file, place=place, idempotency_key=idempotency_key)
-    headers = {"Location": f"{request.scope.get('root_path', '')}/v1/images/{added.upload.image.image_id}"}
-    if added.replayed:
-        headers["Idempotency-Replayed"] = "true"
+    headers = created_headers(request, f"/v1/images/{added.upload.image.image_id}", replayed=added.replayed)
     return json_response(_body(request, added.upload), status=201, headers=headers)
 
 
@@ -196,21 +192,14 @@ async def get_image(request: Request, caller: CallerDep, image_id: ImageName) ->
     "/v1/images/{image_id}",
     operation_id="deleteUploadedImage",
     summary="Delete an uploaded picture",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Deleted."},
-        **error_responses(
-            *COUNTED_ERRORS,
-            NotFound,
-            JobUnfinished,
-            descriptions={409: "A job that has not ended needs it: wait for the job, or cancel it first."},
-        ),
-    },
+    **deletion(
+        "Deleted.",
+        JobUnfinished,
+        descriptions={409: "A job that has not ended needs it: wait for the job, or cancel it first."},
+    ),
 )
 async def delete_image(request: Request, caller: CallerDep, image_id: ImageName) -> Response:
-    by = Actor(api_key(caller.key_id), caller_address(request))
-    await jobs_of(request).uploads.delete(caller, image_id, by=by)
+    await jobs_of(request).uploads.delete(caller, image_id, by=acting_key(request, caller))
     return Response(status_code=204)
 
 

@@ -7,14 +7,14 @@ from fastapi import APIRouter, Body, Depends, Path, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, jobs_of
+from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, jobs_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.openapi import named, success
+from serve_app.api.openapi import deletion, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
-from serve_app.domain.audit import Act, Actor, api_key
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import Forbidden, NotFound
 from serve_app.webhooks import endpoints
 from serve_app.webhooks.endpoints import OF_JOBS
@@ -172,12 +172,7 @@ async def list_webhooks(request: Request, caller: CallerDep) -> Response:
     "/v1/webhooks/{webhook_id}",
     operation_id="deleteWebhook",
     summary="Delete a webhook; what waits for it is not delivered any more",
-    status_code=204,
-    response_class=Response,
-    responses={
-        204: {"description": "Deleted."},
-        **error_responses(*COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
-    },
+    **deletion("Deleted.", descriptions=_ERRORS),
 )
 async def delete_webhook(request: Request, caller: ChangingCaller, webhook_id: EndpointId) -> Response:
     await jobs_of(request).webhooks.delete(caller.account_id, webhook_id)
@@ -241,8 +236,7 @@ async def redeliver(
 
 
 async def _record(request: Request, caller: Caller, act: Act, webhook_id: str) -> None:
-    by = Actor(api_key(caller.key_id), caller_address(request))
-    await accounts_of(request).audit.record(caller.account_id, act, by, webhook_id)
+    await accounts_of(request).audit.record(caller.account_id, act, acting_key(request, caller), webhook_id)
 
 
 def _fields(endpoint: endpoints.Endpoint) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""The webhooks of an account, a part of the jobs API."""
