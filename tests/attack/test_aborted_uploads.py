@@ -15,6 +15,7 @@ from serve_app.client.access import READY_FILE
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.attack.upload_kinds import BOUNDARY, FORM_TYPE
 from tests.deployments.service import Service
+from tests.support import POCKET
 from tests.web.browser import Page
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
@@ -78,8 +79,8 @@ def test_broken_off_uploads_are_gone_within_ten_seconds(service: Service, upload
 
 
 def test_an_upload_whose_client_leaves_while_it_is_checked_is_gone_with_its_check(service: Service) -> None:
-    """The file is no LoRA, which the check finds out in a process of its own."""
-    content, end = b"\0" * 10_000, f"\r\n--{BOUNDARY}--\r\n".encode()
+    """The check takes seconds, in a process of its own: it loads torch for a file whose header is that of a LoRA."""
+    content, end = (POCKET / "loras" / "stripes.safetensors").read_bytes(), f"\r\n--{BOUNDARY}--\r\n".encode()
     rows = (f"Authorization: Bearer {service.ready['keys']['both']}",)
     body = begin(service.port, "/v1/loras", FIELDS, *rows, length=0).partition(b"\r\n\r\n")[2] + content + end
     head = begin(service.port, "/v1/loras", FIELDS, *rows, length=len(body)).partition(b"\r\n\r\n")[0]

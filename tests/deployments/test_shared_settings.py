@@ -103,8 +103,10 @@ def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:
 
 
 def test_more_replicas_than_a_machine_has_gpus_are_refused_at_their_largest_number() -> None:
-    text = "applications: [{args: {generator: {num_gpus: 1, replicas: {max_replicas: 3}}}}]"
-    args = ServeConfig.model_validate(yaml.safe_load(text)).args
-    missing = existing(missing_on(demands(args), machine(2)))
-    assert "generator 3 × 1" in missing
-    assert missing_on(demands(args), machine(3)) is None
+    policy = "{policy_function: 'deployments.scaling:BacklogPolicy', policy_kwargs: {kind: generation}}"
+    scaling = f"{{min_replicas: 1, max_replicas: 3, policy: {policy}}}"
+    own = f"deployments: [{{name: generator, autoscaling_config: {scaling}}}]"
+    text = f"applications: [{{args: {{generator: {{num_gpus: 1, replicas: auto}}}}, {own}}}]"
+    asked = ServeConfig.model_validate(yaml.safe_load(text)).demands
+    assert "generator 3 × 1" in existing(missing_on(asked, machine(2)))
+    assert missing_on(asked, machine(3)) is None
