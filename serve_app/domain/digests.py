@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Self
 class Digests(NamedTuple):
     """The SHA-256 (hex) of what a caller gave, which the same idempotency key must come with again.
 
-    Versions until November 2026 wrote and compared `before` alone, the text by which their dataclasses printed. It can
-    go when no such version runs beside this one and the records of these (24 hours) are gone.
+    Versions up to aec29b3e (27 November 2026) wrote and compared `before` alone, the text by which their dataclasses
+    printed; it is empty where it is not known. It can go when no such version runs beside this one and the records of
+    these (24 hours) are gone.
     """
 
     given: str = ""
@@ -20,11 +21,11 @@ class Digests(NamedTuple):
     @classmethod
     def of(cls, given: Any, before: str) -> Self:
         """Return the digests of canonical JSON, in which `given_fields` stand for dataclasses, and of the older text."""
-        return cls(_sha256(json.dumps(given, default=given_fields, sort_keys=True)), _sha256(before))
+        return cls(_sha256(json.dumps(given, default=given_fields, sort_keys=True)), before and _sha256(before))
 
     def beside(self, text: str) -> Self:
         """Return the digests of this with another text."""
-        return type(self)(*(_sha256(f"{digest} {text}") for digest in self))
+        return type(self)(*(digest and _sha256(f"{digest} {text}") for digest in self))
 
 
 NO_DIGESTS = Digests()

@@ -198,7 +198,7 @@ class GenerationRequest(_AnyGeneration):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AnyUpscale(_AnyRequest):
-    """What a draft and the request that it becomes say alike."""
+    """What the draft of an upscale and the request that it becomes say alike."""
 
     image_id: str
     scale_factor: int = 2
@@ -253,7 +253,7 @@ Request = GenerationRequest | UpscaleRequest
 
 
 def _told(cls: type[Draft | Request], source: Draft | Request) -> dict[str, Any]:
-    """Return what one says of the fields that another has too."""
+    """Return the fields of `source` that `cls` has too and that are not None."""
     told = {each.name: getattr(source, each.name, None) for each in fields(cls)}
     return {name: value for name, value in told.items() if value is not None}
 
@@ -263,14 +263,15 @@ def loras_of(asked: Draft | Request) -> tuple[LoraUse, ...]:
     return asked.loras if isinstance(asked, _AnyGeneration) else ()
 
 
-def digests_of(draft: Draft, request: Request | None) -> Digests:
-    """Return the digests of what a caller asked for, with texts trimmed. Without its request, only `given` is known.
+def digests_of(draft: Draft, request: Request | None, *, start_within: int | None = None) -> Digests:
+    """Return the digests of what a caller asked for, with texts trimmed. An upscale's older one needs its request.
 
-    Seeds that the service drew, and what it found of an upscale's source, are no part of it. A's and B's drafts are
-    digested as the requests that they are, without their defaults.
+    Seeds that the service drew, and what it found of an upscale's source, are no part of it, and neither is the door's
+    own limit `start_within`, which the older text had. A's and B's drafts are digested as the requests that they are,
+    without their defaults.
     """
     given = {name: value for name, value in given_fields(draft).items() if name != "interface"}
-    name, asked, more = "Wish", draft, ""
+    name, asked, more = "Wish", replace(draft, start_within=draft.start_within or start_within), ""
     if isinstance(draft, UpscaleDraft):
         name, asked = "UpscaleRequest", request
     elif draft.interface is not None:

@@ -183,7 +183,7 @@ def _digests(draft: Draft, call: Call, request: Request | None = None) -> Digest
     """Return what a repeat of the call must come with again, which includes the address that it has named."""
     if call.idempotency_key is None:
         return NO_DIGESTS
-    digests = digests_of(draft, request)
+    digests = digests_of(draft, request, start_within=call.start_within)
     return digests.beside(call.webhook) if call.webhook else digests
 
 

@@ -156,7 +156,7 @@ class TestService:
         return job.images[0].image_id
 
     async def keep_digests_of_before(self, member: Member) -> list[dict[str, str]]:
-        """Leave of the account's idempotency keys what versions before November 2026 wrote; return what there was."""
+        """Leave of the account's idempotency keys what versions up to aec29b3e wrote; return what there was."""
         redis, rows = self.resources.process.redis, list[dict[str, str]]()
         async for name in redis.scan_iter(match=redis_key("idempotency", member.account.id, "*")):
             rows.append(await redis.hgetall(name))

@@ -1,6 +1,6 @@
 -- args: account, variant, idempotency_digest, given_digest, body_digest
 -- What is answered to a call whose idempotency key was used before. It must come with the same `given_digest` again, or,
--- where a version before November 2026 has accepted it, the same `body_digest`.
+-- where a version up to aec29b3e (27 November 2026) has accepted it, the same `body_digest`, if that is known.
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 
 -- Return what the answer says of a job's LoRAs: their base model, or `base` without one, and the trigger words of each as
@@ -15,7 +15,8 @@ local function lora_facts(loras, base)
   return facts
 end
 
--- Return the answer to a call for LoRAs that its account may not use, or that an earlier call has been; nil to any other.
+-- Return `forbidden` for LoRAs that the account may not use, the answer to a repeated idempotency key, or nil for a new
+-- call.
 local function forbidden_or_repeat(loras, base)
   for _, lora in ipairs(loras) do
     if not may_use_adapter(account, lora[1]) then return {'forbidden', {}, {}} end
@@ -23,6 +24,7 @@ local function forbidden_or_repeat(loras, base)
   if idempotency_digest == '' then return nil end
   local previous = redis.call('HMGET', idempotency_key, 'job', 'given', 'body')
   if not previous[1] or redis.call('EXISTS', K('job:' .. previous[1])) == 0 then return nil end
+  if not previous[2] and body_digest == '' then return nil end
   local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
   if not is_repeat then return {'conflict', {}, {}} end
   return {'replay', snapshot(read_job(previous[1])), lora_facts(loras, base)}
