@@ -27,6 +27,7 @@ SHARE_OF_ACCOUNT = 4
 """One account may take at most a quarter of the places."""
 ANNOUNCE_EVERY_S = WATCHED_FOR.total_seconds() / 2
 COUNTED_FOR = timedelta(days=1)
+"""Who waits is known for this long after the last has begun, far beyond any wait."""
 
 
 class JobLook(NamedTuple):
@@ -73,30 +74,29 @@ class Watch:
 
 
 class SharedCalls:
-    """Counts who waits with one idempotency key, in all processes: its job goes on while anybody does.
+    """Knows who waits with one idempotency key, in all processes: its job goes on while anybody does.
 
-    Who waited in a process that died stays counted for a day, and the job goes on to its end.
+    Each waits by a name of its own, so that a call may be sent twice. Who waited in a process that died is never known
+    to have left, and the job goes on to its end.
     """
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
 
-    async def begin(self, caller: Caller, idempotency_key: str) -> None:
-        """Count one who begins to wait, who calls `end` when it has gone or been answered."""
+    async def begin(self, caller: Caller, idempotency_key: str, waiter: str) -> None:
+        """Note who begins to wait; `end` is called when it has gone or been answered."""
         pipeline = self._redis.pipeline()
-        pipeline.incr(_shared_key(caller, idempotency_key))
+        pipeline.sadd(_shared_key(caller, idempotency_key), waiter)
         pipeline.pexpire(_shared_key(caller, idempotency_key), COUNTED_FOR)
         await pipeline.execute()
 
-    async def end(self, caller: Caller, idempotency_key: str) -> bool:
+    async def end(self, caller: Caller, idempotency_key: str, waiter: str) -> bool:
         """Return whether nobody waits any more."""
         pipeline = self._redis.pipeline()
-        pipeline.decr(_shared_key(caller, idempotency_key))
-        (left,) = await pipeline.execute()
-        if left > 0:
-            return False
-        await self._redis.delete(_shared_key(caller, idempotency_key))
-        return True
+        pipeline.srem(_shared_key(caller, idempotency_key), waiter)
+        pipeline.scard(_shared_key(caller, idempotency_key))
+        _, left = await pipeline.execute()
+        return not left
 
 
 def _shared_key(caller: Caller, idempotency_key: str) -> str:

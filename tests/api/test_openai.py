@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -29,6 +30,13 @@ from tests.live import Live, live_service
 from tests.support import plain_redis, png_of, store_image, wait_until
 
 PNG = b"\x89PNG"
+BEFORE = (
+    "Wish(prompt='a boat', seed=None, num_images=1, loras=(), base_model=None, negative_prompt='', width=None, "
+    "height=None, steps=None, guidance_scale=None, sampler=None, prompt_weights=False, image_id=None, strength=None, "
+    "mask_image_id=None, output_format=<ImageFormat.PNG: 'png'>, metadata={}, priority=<Priority.NORMAL: 'normal'>, "
+    "start_within=540)"
+)
+"""What versions up to aec29b3e digested of a boat."""
 _names = count(1)
 
 
@@ -273,6 +281,9 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):
         caller.openai.images.generate(prompt="a ship", extra_headers=key)
+    with plain_redis(caller.live.resources.redis_url) as redis:  # a version up to aec29b3e compares its own text alone
+        names = redis.keys(redis_key("idempotency", caller.account.id, "*"))
+        assert {redis.hget(name, "body") for name in names} == {hashlib.sha256(BEFORE.encode()).hexdigest()}
 
 
 @pytest.mark.parametrize("leaver", ["first", "second"])
@@ -281,19 +292,19 @@ async def test_a_job_goes_on_while_anybody_waits_for_it(caller: Caller, leaver: 
     live, generate = caller.live, caller.openai.images.generate
     key, callers = {"Idempotency-Key": "order-4713"}, redis_key("shared_calls", caller.account.id, "*")
 
-    def counted() -> list[str]:
+    def counted() -> list[int]:
         with plain_redis(live.resources.redis_url) as redis:
-            return [redis.get(name) for name in redis.keys(callers)]
+            return [redis.scard(name) for name in redis.keys(callers)]
 
     def leaving() -> Any:
         return generate(prompt="a boat", stream=True, extra_headers=key)
 
     stream = leaving() if leaver == "first" else None
     staying = asyncio.create_task(asyncio.to_thread(generate, prompt="a boat", extra_headers=key))
-    await wait_until(lambda: counted() == [str(1 + (leaver == "first"))])
+    await wait_until(lambda: counted() == [1 + (leaver == "first")])
     stream = stream or leaving()
     stream.close()
-    await wait_until(lambda: counted() == ["1"])
+    await wait_until(lambda: counted() == [1])
     claim = caller.claim()
     image = live.run(store_image(live.resources.images, claim))
     live.run(live.resources.queue.finish(claim.lease, [image], seconds=0.5))

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
@@ -257,19 +258,19 @@ async def _states(
     since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
-    own_key, job = call.idempotency_key, None
+    own_key, waiter, job = call.idempotency_key, secrets.token_hex(8), None
 
     def wait_is_over() -> bool:
         return parts.waits.is_draining or time.monotonic() >= ends_at
 
     async def give_up(left: Job | None) -> None:
-        is_last = own_key is None or await parts.shared_calls.end(caller, own_key)
+        is_last = own_key is None or await parts.shared_calls.end(caller, own_key, waiter)
         if is_last and left and not left.state.is_terminal and not (own_key and wait_is_over()):
             await parts.queue.cancel(left.id, account_id=account_id)
 
-    if own_key is not None:
-        await parts.shared_calls.begin(caller, own_key)
     try:
+        if own_key is not None:
+            await parts.shared_calls.begin(caller, own_key, waiter)
         for times in count():
             key = own_key and f"{own_key}#{times}"
             acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
