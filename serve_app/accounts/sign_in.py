@@ -255,7 +255,10 @@ class Throttle:
         self._redis = redis
 
     async def hit(self, limit: Limit, *source: str) -> bool:
-        """Count one try; return whether it is one too many. Raises `StoreUnavailable`."""
+        """Count one try; return whether it is one too many. Raises `StoreUnavailable`.
+
+        A try whose answer the connection lost may count twice.
+        """
         name = redis_key("throttle", limit.what, _digest("\0".join(source)))
         pipeline = self._redis.pipeline()
         pipeline.set(name, 0, px=limit.per, nx=True)

@@ -102,10 +102,11 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 def parse_json(body: bytes) -> Any:
     """Return the value of `body` in UTF-8, strictly by RFC 8259. Raises `InvalidJson`.
 
-    What a lenient parser accepts beyond it is an error or an attack.     Other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over
-    `MAX_DIGITS` digits, nesting beyond `MAX_DEPTH`, lone surrogates and NUL are refused. `NaN` and `Infinity` are
-    left to the model, which takes neither: its error names the field and its range. A number that is whole is an
-    `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
+    What a lenient parser accepts beyond it is an error or an attack. Other encodings, duplicate keys, trailing data,
+    comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond `MAX_DEPTH`, lone
+    surrogates and NUL are refused. `NaN` and `Infinity` are left to the model, which takes neither: its error names the
+    field and its range. A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one
+    value.
     """
     try:
         text = body.decode("utf-8-sig")

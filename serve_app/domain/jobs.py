@@ -141,8 +141,8 @@ class Lease:
 class Claim:
     """A job handed to a worker, with the lease under which it may write.
 
-    `weights` is the same for jobs that use the same: the LoRA's sha256, or that of several together; empty for an
-    upscale. `request_id` is that of the HTTP request, for logs.
+    `weights` names what its LoRAs change, alike in every job with the same ones: the LoRA's sha256, or that of several
+    together; empty for an upscale. `request_id` is that of the HTTP request, for logs.
     """
 
     lease: Lease
@@ -238,7 +238,7 @@ class NewJob:
     account_id: str
     request: Request
     weights: str = ""
-    """The weights of a job without `loras`; otherwise accept.lua sets them."""
+    """Only a job without `loras` may name its weights, as tests do; otherwise accept.lua sets them."""
     loras: tuple[LoraUse, ...] = ()
     """The account must be allowed to use these LoRAs, whose digests are then the job's weights."""
     cost: float | None = None

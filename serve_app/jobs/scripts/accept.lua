@@ -3,8 +3,8 @@
 -- args: new, idempotency_ms:number, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
--- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests are the job's `weights`; without
--- one they are named. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
+-- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests are the job's `weights`; a
+-- job without one may name them. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
 -- plan, or ''. `request_id`: of the HTTP request, for logs, or ''.
 -- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict,
 -- no_image, full, account_full, account_stored.
