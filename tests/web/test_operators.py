@@ -350,6 +350,9 @@ async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service
     await resources.workers.note_progress("generation.sdxl", "loading pocket: 3.1 of 6.9 GB")
     page = await alice.open("/operators/")
     assert "A worker starts generation.sdxl : loading pocket: 3.1 of 6.9 GB" in page.text
+    await resources.workers.note_failure(JobKind.UPSCALE, "MemoryError: 2 GB")
+    page = await alice.open("/operators/")
+    assert "The last upscaler that tried could not start: MemoryError: 2 GB" in page.text
     assert [row.account_id for row in await resources.operator_reader.queues("generation.sdxl", 9)] == [
         member.account.id
     ]

@@ -78,6 +78,7 @@ async def _facts(request: Request) -> dict[str, Any]:
         "dead": await jobs.stats.dead(),
         "workers": workers,
         "starting": {pool: words for pool in pools if (words := await operations.workers.starting(pool)) is not None},
+        "upscaler_failure": await operations.workers.failure(JobKind.UPSCALE),  # the states tell those of generators
         "states": found.states,
         "memory": await jobs.space.memory.read(),
         "disks": await jobs.space.disk.disks(),
