@@ -6,9 +6,9 @@ Each read of `OperatorReader` is bounded.
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from serve_app.accounts.accounts import AccountStore, read_account
 from serve_app.accounts.api_keys import ApiKeyStore
@@ -197,10 +197,6 @@ class UsageRow:
     megapixel_steps: float
     worker_seconds: float
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 async def usage_report(
     usage: UsageReader, api_keys: ApiKeyStore, reader: OperatorReader, accounts: Iterable[Account], days: int
@@ -239,8 +235,7 @@ async def _usage_rows(
 
 
 def usage_csv(rows: Iterable[UsageRow]) -> str:
-    columns = [each.name for each in fields(UsageRow)]
-    return csv_text(columns, ([row.facts[name] for name in columns] for row in rows))
+    return csv_text([each.name for each in fields(UsageRow)], (astuple(row) for row in rows))
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -12,7 +12,7 @@ from serve_app.api.responses import failure_of, time_left
 from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationDraft, GenerationRequest, image_seeds
+from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
 from serve_app.web.console.playground_form import draw_seed, read_draft
 from serve_app.web.site.job_text import STATES
@@ -20,12 +20,11 @@ from serve_app.web.site.job_text import STATES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One image: `path` below the job's address, empty before there is anything to see."""
+    """One image, by its id, or its preview, by its `path` below the job's address; neither before there is one."""
 
     path: str = ""
     image_id: str = ""
     seed: int | None = None
-    is_preview: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +77,7 @@ def _tiles(job: Job, previews: Mapping[int, Preview]) -> list[Tile]:
     request = job.request
     seeds = request.seeds if isinstance(request, GenerationRequest) else None
     if job.state is JobState.COMPLETED:
-        return [
-            Tile(path=f"images/{it.image_id}", image_id=it.image_id, seed=seeds[it.index] if seeds else None)
-            for it in job.images
-        ]
+        return [Tile(image_id=it.image_id, seed=seeds[it.index] if seeds else None) for it in job.images]
     if job.state.is_terminal or request is None:
         return []
     return [_unfinished(index, previews.get(index), seeds) for index in range(request.num_images)]
@@ -91,7 +87,7 @@ def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | No
     seed = seeds[index] if seeds else None
     if preview is None:
         return Tile(seed=seed)
-    return Tile(path=f"previews/{index}?step={preview.step}", seed=seed, is_preview=True)
+    return Tile(path=f"previews/{index}?step={preview.step}", seed=seed)
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
@@ -121,7 +117,9 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
     if not least <= len(chosen) <= MOST_LORAS:
         raise InvalidParameter(f"choose {'one' if least == 1 else 'two'} to {MOST_LORAS} LoRAs to compare")
     seed = fields.get("seed", "").strip() or str(draw_seed())
-    weights = _weights(fields.get("weights", "")) if axis == "weights" else [fields.get("lora_weight", "0.75")]
+    weights = (
+        _weights(fields.get("weights", "")) if axis == "weights" else [fields.get("lora_weight", str(USUAL_WEIGHT))]
+    )
     count = _count(fields.get("seeds", "")) if axis == "seeds" else 1
     if not 2 <= len(chosen) * len(weights) * count <= MOST_PICTURES:
         raise InvalidParameter(
