@@ -88,6 +88,9 @@ def test_an_upload_whose_client_leaves_while_it_is_checked_is_gone_with_its_chec
         connection.sendall(head + b"\r\n\r\n" + body)
         service.until(lambda: bool(list((service.data_dir / "uploads").glob("*/upload.safetensors"))), limit=30)
     service.until(lambda: not folders(service.data_dir / "uploads"), limit=60)
+    header, value = rows[0].split(": ", 1)
+    listed = service.client.get("/v1/loras", headers={header: value}).json()["loras"]
+    assert FIELDS["name"] not in [lora["name"] for lora in listed]
 
 
 def folders(uploads: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Pictures in one call, many by `map`, followed by events, and shown in a terminal and a notebook."""
 
 import asyncio
+import os
 from base64 import b64encode
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +68,9 @@ async def test_a_file_is_named_and_shown_as_what_it_is(
         assert f"data:{media_type};base64,{shown[media_type]}" in (job._repr_html_() or "")  # pyright: ignore[reportPrivateUsage]
     async with AsyncClient(live.base_url, key) as client:
         (image,) = (await client.run(job.id)).images
-        assert await image.save() == Path(f"{image.image_id}{suffix}")
+        os.remove(name := f"{image.image_id}{suffix}")
+        assert await image.save() == Path(name)
+        assert name in os.listdir()
 
 
 def test_several_loras_one_or_none_are_drawn_with(client: Client) -> None:
