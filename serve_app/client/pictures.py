@@ -62,9 +62,9 @@ class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
             photo = client.images.upload("photo.jpg")
             client.generate("a harbour, neon", loras="neon", image=photo, strength=0.6)
 
-        A picture that the account has already is the same image, which stays for another retention time. Raises `FileNotFoundError`, `ValueError`
-        for a larger file, `InvalidRequest` for what is no such picture, and `Conflict` where the account's images take
-        all the space that they may.
+        A picture that the account has already is the same image, which stays for another retention time. Raises
+        `FileNotFoundError`, `ValueError` for a larger file, `InvalidRequest` for what is no such picture, and `Conflict`
+        where the account's images take all the space that they may.
         """
         return self._execute(then(_upload(self._service, content_of(picture), idempotency_key), UploadedImage.read))
 

@@ -60,7 +60,7 @@ class RecordingTransport(httpx.HTTPTransport):
 
 
 def with_plan(settings: Settings, folder: Path, *, limit: int, window_s: int) -> Settings:
-    """Settings with a plan `tiny` of interface A, which lets an account make so many requests in a window."""
+    """Settings with a plan `tiny` of interface A, of at most `limit` requests in `window_s` seconds."""
     plans = folder / "plans.yaml"
     plans.write_text(yaml.safe_dump([{"interface": "a", "name": "tiny", "limit": limit, "window_s": window_s}]))
     return settings.model_copy(update={"plans": plans})
