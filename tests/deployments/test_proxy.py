@@ -585,7 +585,9 @@ def test_a_configuration_is_hardened_once(proxy: Proxy) -> None:
     assert before.count("frontend.cfg") == 1
 
 
-@pytest.mark.parametrize("line", ["stats socket", "frontend http_frontend", "defaults", "listen stats"])
+@pytest.mark.parametrize(
+    "line", ["stats socket", "frontend http_frontend", "defaults", "listen stats", "retry-on", "http-check expect"]
+)
 def test_a_configuration_that_is_not_known_is_not_started(config: Path, line: str) -> None:
     """A new version of Serve may write another; without its protection HAProxy must not listen."""
     config.write_text(re.sub(rf"^( *){line}", r"\1# ", config.read_text(), flags=re.MULTILINE))

@@ -1,6 +1,7 @@
 """Writes the names that the chart's schema has from the code: `make schema`."""
 
 import json
+import re
 from typing import Any, cast
 
 import pydantic
@@ -31,6 +32,9 @@ def written_schema() -> str:
     serve["args"] = {"$ref": "#/definitions/AppArgs"}
     for scaling in serve["scaling"]["properties"]:
         serve["scaling"]["properties"][scaling] = {"$ref": "#/definitions/Autoscaling"}
+    while unused := set(schema["definitions"]) - set(re.findall(r"#/definitions/(\w+)", json.dumps(schema))):
+        for name in unused:
+            del schema["definitions"][name]
     return json.dumps(schema, indent=2) + "\n"
 
 
