@@ -24,7 +24,7 @@ Resources = dict[str, Annotated[float, Field(gt=0)]]
 
 def _refuse_range(given: object) -> object:
     if isinstance(given, dict):
-        raise ValueError("auto, and the range in `autoscaling_config` under `deployments:`")
+        raise ValueError("must be auto, with the range in `autoscaling_config` under `deployments:`")
     return given
 
 

@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -32,31 +32,36 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
 
 def lora_kernel(options: EngineOptions) -> AddLora | None:
     """Return the kernel that adds adapters' changes to numbers of 16 bits, or None where torch's products do."""
-    return (
-        None if torch_dtype(options) == torch.float32 else getattr(_kernels("lora_kernels", options), "add_lora", None)
-    )
+
+    def load() -> Any:
+        from serve_app.engine import lora_kernels  # it takes Triton, which is not everywhere
+
+        return lora_kernels
+
+    return None if torch_dtype(options) == torch.float32 else getattr(_tried(load, options), "add_lora", None)
 
 
 def unet_kernels(options: EngineOptions) -> Any:
     """Return the module of a UNet's kernels, or None where torch's own operators do."""
-    return _kernels("unet_kernels", options)
+
+    def load() -> Any:
+        from serve_app.engine import unet_kernels
+
+        return unet_kernels
+
+    return _tried(load, options)
 
 
-def _kernels(name: str, options: EngineOptions) -> Any:
-    """Return one of this package's modules of Triton kernels, which is tried out first, or None.
-
-    They are for NVIDIA GPUs since Ampere.
-    """
+def _tried(load: Callable[[], Any], options: EngineOptions) -> Any:
+    """Return a module of Triton kernels if they work here, or None. They are for NVIDIA GPUs since Ampere."""
     device, dtype = torch_device(options), torch_dtype(options)
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:
-        from serve_app.engine import lora_kernels, unet_kernels  # they take Triton, which is not everywhere
-
-        kernels: Any = {"lora_kernels": lora_kernels, "unet_kernels": unet_kernels}[name]
+        kernels = load()
         kernels.check(device, dtype)
     except Exception:
-        log.warning("torch's own operators are used: the kernels of %s do not work here", name, exc_info=True)
+        log.warning("torch's own operators are used: Triton kernels do not work here", exc_info=True)
         return None
     return kernels
 

@@ -61,7 +61,9 @@ def test_the_ingress_of_a_cluster_follows_its_load() -> None:
     assert scaling is not None
     assert (scaling.min_replicas, scaling.target_ongoing_requests) == (2, 50)
     assert scaling.max_replicas > 2
-    with pytest.raises(ValidationError, match="auto, and the range in `autoscaling_config` under `deployments:`"):
+    with pytest.raises(
+        ValidationError, match="must be auto, with the range in `autoscaling_config` under `deployments:`"
+    ):
         AppArgs.model_validate({"ingress": {"replicas": {"min_replicas": 2, "max_replicas": 3}}})
 
 
