@@ -21,7 +21,7 @@ class Component(NamedTuple):
     """What adapter files write before a layer's name, such as `lora_unet_` (kohya) or `clip_l.`; the component's own
     name and a dot always may stand there."""
     fused: Mapping[str, Sequence[str]] = {}
-    """Names that adapter files give to several layers as to one whose outputs are theirs in turn → those layers."""
+    """Names under which adapter files join several layers, whose outputs follow one another → those layers."""
 
     def another(self) -> "Component":
         """Return the component with module objects of its own, to bind other adapters to, over the same weights."""

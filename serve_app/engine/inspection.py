@@ -95,7 +95,7 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 
 
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:
-    """`folder` describes the base model `base`; reading the file may take `seconds` of processor time."""
+    """`folder` describes the base model `base`; each of two reads may take `seconds` of processor time."""
     table = outlined_table(Path(folder), Path(kept), name=base)
     limits = partial(limited, MEMORY, float(seconds))
     sys.stdout.write(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank), limits=limits)) + "\n")
@@ -111,8 +111,8 @@ def inspect_adapter(
 ) -> dict[str, Any]:
     """{"found": what the file holds} or {"refused": the reason}; `base` is the base model's id.
 
-    `limits` hold for whatever reads the file. A file that its header tells unfit is refused before torch is loaded,
-    which takes 2 s.
+    `limits` hold for each of the two times that the file is read: its names, by which an unfit one is refused before
+    torch is loaded, which takes 2 s; and then its numbers.
     """
     try:
         with limits():

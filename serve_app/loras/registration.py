@@ -145,8 +145,8 @@ INSPECTION_LIMIT_S = 120.0
 """The inspection of one file may take this long; a base model's first takes 8 s, every other 2 s, and both more on a
 busy machine."""
 PROCESSOR_LIMIT_S = 30
-"""Reading one file may take this much processor time beyond the start, so that two endless files hold both places no
-longer."""
+"""Each of the two reads of a file, of its names and of its numbers, may take this much processor time, so that two
+endless files hold both places no longer than twice that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

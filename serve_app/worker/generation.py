@@ -100,7 +100,7 @@ class GenerationExecutor(Executor):
         mask = request.mask and stored_mask(await self._picture(request.mask, "mask"))
         image, mask = await asyncio.to_thread(begun, image, mask, request.width, request.height, is_seen=is_seen)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
-        named: dict[str, Any] = {each.name: getattr(request, each.name, None) for each in fields(RunRequest)}
+        named: dict[str, Any] = {each.name: getattr(request, each.name, each.default) for each in fields(RunRequest)}
         named.update(
             adapter=applied.adapter,
             scale=applied.scale,

@@ -226,7 +226,7 @@ def _guessed_family(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str
 
 
 def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
-    """Return the other families that the file could be for: its layers are alike there, and it does not say."""
+    """Return the other families that the file could be for: their layers are alike, and the file names none."""
     own = base_name(table)
     if family_of(shapes) or _declared_family(declared):
         return []

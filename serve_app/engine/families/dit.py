@@ -77,7 +77,6 @@ class TransformerFamily(ABC):
             name for name in self.components["transformer"].layers if self.is_common_target(name)
         ]
         self.lanes = lanes_over(self.components["transformer"], options)
-        self._forwards = [lane.module for lane in self.lanes]
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> Self:

@@ -167,4 +167,4 @@ class Flux2KleinFamily(TransformerFamily):
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
         time = timesteps.to(self.dtype) / 1000
-        return self._forwards[lane](latents.to(self.dtype), time, context, added["rope"]).float()
+        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["rope"]).float()

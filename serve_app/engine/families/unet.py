@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +89,9 @@ class UNetFamily:
         self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self.lanes = lanes_over(self.components["unet"], options)
-        self._forwards = [lane.module for lane in self.lanes]
 
     @classmethod
-    def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> "UNetFamily":
+    def load(cls, source: Source, options: EngineOptions, placement: Placement | None = None) -> Self:
         told, pipeline = as_checkpoint(source), load_pipeline(source, torch_dtype(options))
         return cls(pipeline, options, sampler=told.sampler, clip_skip=told.clip_skip, placement=placement)
 
@@ -203,7 +202,7 @@ class UNetFamily:
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         added = dict(conditioning.added)
         timestep_cond, keys_values = added.pop("timestep_cond", None), added.pop("keys_values", None)
-        answer = self._forwards[lane](
+        answer = self.lanes[lane].module(
             latents.to(self.dtype, memory_format=torch.channels_last),
             timesteps,
             conditioning.context,

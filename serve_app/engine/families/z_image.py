@@ -114,7 +114,7 @@ class ZImageFamily(TransformerFamily):
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
-        velocity = self._forwards[lane](
+        velocity = self.lanes[lane].module(
             latents.to(self.dtype), (1000 - timesteps) / 1000, context, added["rope"], added["masked"]
         )
         return -velocity.float()
