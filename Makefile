@@ -46,7 +46,7 @@ run: setup ## start everything, make a first image, print keys and curl lines (C
 	@exec $(BIN)/atelier up $(ARGS)
 
 quick: WORKERS = logical
-quick: setup ## lint, types, import contracts and the fast tests, in about a minute and a half on two cores
+quick: setup ## lint, types, import contracts and the fast tests, in about three minutes on two cores
 	@$(call pytest_beside_checks,$(PYTEST) $(QUICK) $(ARGS))
 
 test: setup ## the whole check: ruff, pyright, import-linter, pytest

@@ -26,7 +26,7 @@ def follow(page: str, tree: Path) -> set[str]:
     diffs: list[str] = re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert diffs, page
     for diff in diffs:
-        run(["git", "apply", "--recount", "--unidiff-zero", "-"], tree, given=diff)
+        run(["git", "apply", "--recount", "-"], tree, given=diff)
     return set(re.findall(r"^\+\+\+ b/(.*)", "".join(diffs), re.MULTILINE))
 
 
