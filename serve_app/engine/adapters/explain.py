@@ -114,7 +114,7 @@ _FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
     (re.compile(r"((img|txt)_attn[._]qkv|(?<!single_)transformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)"
                 r"\.lora[._](down|A)"), 1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
 )  # fmt: skip
-"""Tensors of Flux adapters whose size in this dimension tells the family: 3072 inputs alone are those of two."""
+"""Tensors of Flux adapters whose size in this dimension tells the family; 3072 inputs do not, since two have them."""
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 
