@@ -148,7 +148,7 @@ class Family(Protocol):
 
     @property
     def lanes(self) -> Sequence[Component]:
-        """Return the denoiser's component, and the same over the same weights for each pass that may run beside it."""
+        """Return the denoiser's component for each pass that may run at the same time, all over the same weights."""
         ...
 
     @property
