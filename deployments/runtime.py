@@ -308,7 +308,7 @@ def _other_processes() -> Iterator[int]:
 
 
 def _is_of(pid: int, mark: bytes, session: int | None) -> bool:
-    """Return whether a process has the session or the mark; a zombie counts as ended, which nobody may collect."""
+    """Return whether a process has the session or the mark; a zombie counts as ended, since nobody may ever reap it."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
             return os.getsid(pid) == session or mark in Path(f"/proc/{pid}/cmdline").read_bytes()
