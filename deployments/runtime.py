@@ -198,7 +198,7 @@ def last_line(error: Exception | str) -> str:
 
 
 def _keep_last_logs(ray: Path) -> None:
-    """Leave the logs of the last sessions, and nothing else: with the next they are `SESSIONS_KEPT`."""
+    """Leave only the logs of the last sessions, so that with the next one there are `SESSIONS_KEPT`."""
     (ray / "session_latest").unlink(missing_ok=True)
     sessions = sorted(ray.glob("session_*"))  # the time of the start is in the name
     for session in sessions[: 1 - SESSIONS_KEPT]:

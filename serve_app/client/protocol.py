@@ -156,7 +156,7 @@ class Service:
     def call(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, *, interface: Interface | None = None
     ) -> Call:
-        """A call of the service with this client's key, as its own interface wants it or another."""
+        """A call of the service with this client's key, sent as its own interface or another one wants it."""
         is_bearer = (interface or self.interface) == "a"
         credential = {"Authorization": f"Bearer {self.key}"} if is_bearer else {"X-API-Key": self.key}
         return Call(method, self.base_url + path, {**credential, **(headers or {})})

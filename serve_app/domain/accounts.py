@@ -131,7 +131,7 @@ class SignIn:
 class Scope(StrEnum):
     """A permission of an API key.
 
-    To read jobs and models; to generate, upscale, cancel and delete; to add, share and remove LoRAs.
+    It lets a key read jobs and models; or generate, upscale, cancel and delete; or add, share and remove LoRAs.
     """
 
     READ = "read"

@@ -43,7 +43,7 @@ class Marks(NamedTuple):
     name: str
     """Messages call the base model by this name."""
     layers: str = ""
-    """Searched in names of the denoiser's layers, as its adapters write them too."""
+    """It is searched in names of the denoiser's layers, as its adapters write them too."""
     checkpoint: str = ""
     """The whole name of a tensor in a file of the denoiser in its original layout, without the model's prefix."""
     declared: str = ""

@@ -64,7 +64,7 @@ class Engine:
         self.measured = Measured()
         self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
-        threads = torch.get_num_threads()  # lanes change for a moment what a new thread takes
+        threads = torch.get_num_threads()  # lanes briefly change what a new thread takes
         self._encoder = threads_of(1, "encoder", threads)
         decoders = 1 if self.device.type != "cpu" else min(DECODERS, threads)
         self._decoder = threads_of(decoders, "decoder", threads // decoders)

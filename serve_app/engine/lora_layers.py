@@ -266,7 +266,7 @@ def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | Non
     """Return x·down for each of the `layers`, None where there is none, as one product; x is [rows, positions, in].
 
     It is always as wide as for all layers: in a narrower product a row's bits differ (measured on CPU), and they must
-    not depend on which layers the adapters beside it change.
+    not depend on which layers the other rows' adapters change.
     """
     changes = [layer.change if layer.rank else None for layer in layers]
     blank = next((change.down for change in changes if change is not None), None)

@@ -137,7 +137,7 @@ class CatalogReader:
         return found
 
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
-        """List the newest adapters that the account may use; costs by `limit`.
+        """List the newest adapters that the account may use; the cost grows with `limit` alone.
 
         Those of one time are listed by id, the last first; with `before`, only those that come after it.
         """

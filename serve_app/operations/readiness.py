@@ -68,7 +68,7 @@ class ServiceState:
     keeps_worker: KeepsWorker
 
     async def readiness(self) -> Readiness:
-        """Ask every part, each within a limit of time: of the generators, each group that a base model names."""
+        """Ask every part within a limit of time, and the generators of each group that a base model names."""
         turn_s = READY_TIMEOUT_S + self.settings.longest_redis_wait.total_seconds()
         redis, reasons = await asyncio.gather(
             _answers(self.stats.dead(), within_s=turn_s), what_keeps_jobs_out(self.images, self.space)

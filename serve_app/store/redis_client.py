@@ -203,7 +203,7 @@ async def read_records(redis: RedisClient, ids: Sequence[str], family: str, *par
 
 @contextmanager
 def connect_sync(url: str) -> Generator[Any]:
-    """Open a blocking client, for the autoscaling thread and the doctor. Untyped: it is redis-py's own.
+    """Open a blocking client, for the autoscaling thread and the doctor. It is redis-py's own, and so untyped.
 
     Raises `StoreUnavailable` in the block for every failure to be served.
     """

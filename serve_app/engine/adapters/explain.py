@@ -80,8 +80,8 @@ DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "modelspec.architecture": _DECLARED,
     PEFT_BASE: [(rf"[\w-]+/{marks.repository}", marks.name) for marks in MARKS if marks.repository],
 }
-"""Families by how the values begin that sd-scripts and ai-toolkit, the model metadata standard and PEFT write; any
-other says nothing."""
+"""Families by how values in the fields of sd-scripts, ai-toolkit, the model metadata standard and PEFT begin; any other
+value says nothing."""
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )

@@ -43,7 +43,7 @@ _BY_PEFT = re.compile(
 _PEFT_PARTS = {"lora_A": "down", "lora_B": "up"}
 _OLD_PROCESSOR = re.compile(r"(.*)_lora\.(down|up)\.weight")
 _TRAINING_ONLY = re.compile(r"\.lora_(velora_embed|monteclora_sampler)\b")
-"""PEFT's VeLoRA and MonteCLoRA read these in training; an image is drawn with the plain LoRA beside them."""
+"""PEFT's VeLoRA and MonteCLoRA read these in training; an image is drawn with the plain LoRA alone."""
 _BESIDE = {"alpha", "scalar", "dora_scale", "peft_magnitude"}
 """Parts that say something of a layer's factors, and nothing without them."""
 

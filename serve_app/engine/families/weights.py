@@ -85,7 +85,7 @@ def encoders_on_host(parts: Mapping[str, Mapping[str, int]], free: int) -> set[s
 
 
 def decoding_bytes(left: int, adapters: int) -> int:
-    """Return half of what adapters leave of a device's memory beside the weights; the other half is for steps."""
+    """Return half of what weights and adapters leave of a device's memory; the other half is for steps."""
     return max((left - (adapters or left // SPARE_PART)) // 2, 1)
 
 
