@@ -351,7 +351,7 @@ def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachabl
 
 
 def _advice(error: httpx.TransportError) -> str:
-    """What to check where no connection could be made, or one without the server's answer."""
+    """Ask what to check where no connection could be made, or the server did not answer on one."""
     if "SSL" in str(error):
         return ": does the service speak http:// there, or with a certificate of its own?"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -54,7 +54,7 @@ def _(*_: object) -> None:
 
 
 CHECKED_RANKS = (0, 8, 24, 40, 128)
-"""Rank 0 is no adapter; of the others each is one that the kernel computes in another way."""
+"""Rank 0 is no adapter; the kernel computes each of the other ranks in another way."""
 
 
 @torch.inference_mode()

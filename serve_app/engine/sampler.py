@@ -176,7 +176,7 @@ def make_schedule(
     sigmas: Sequence[float] | None = None,
     mu: float | None = None,
 ) -> Schedule:
-    """Tabulate `steps` steps of diffusers' scheduler, which is left as it was, but for the first that are `skipped`.
+    """Tabulate `steps` steps of diffusers' scheduler without the first `skipped` ones; the scheduler stays as it was.
 
     `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
     Raises ValueError on a scheduler that is no table of numbers, or that cannot make the steps, and `NoSteps` where
