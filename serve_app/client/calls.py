@@ -125,7 +125,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
             raise
         except BaseException as stop:
             self.interrupted = [job for job in begun() if job.id]
-            stop.add_note(f"Atelier cancels whichever of {len(self.interrupted)} jobs are open: see client.interrupted")
+            stop.add_note(f"Atelier cancels those still open of {len(self.interrupted)} jobs: see client.interrupted")
             for job in self.interrupted:
                 if not (job.done or (yield from job.given_up())):
                     break
