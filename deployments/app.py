@@ -25,7 +25,7 @@ from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""The ingress blocks nowhere and needs no second thread, to which Serve's default passes each request and back."""
+"""The ingress never blocks, so it needs no second thread; by default Serve passes each request to one and back."""
 
 
 class HealthChecks(TypedDict):
@@ -34,8 +34,8 @@ class HealthChecks(TypedDict):
 
 
 HEALTH_CHECKS = HealthChecks(health_check_period_s=3, health_check_timeout_s=7)
-"""Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered
-between the threads that compute: on a machine with a load of 73 a generator missed two."""
+"""Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check has to
+wait for the threads that compute: on a machine with a load of 73 a generator missed two."""
 STOP_MARGIN_S = 5.0
 """Serve kills a replica this long after the end of its own drain."""
 
@@ -130,7 +130,7 @@ def _actor_options(args: ReplicaArgs) -> dict[str, Any]:
 
 
 def _replicas(replicas: int | Literal["auto"], scaling: Autoscaling | None) -> dict[str, Any]:
-    """Return Serve's options; of `auto` without `scaling`, those over which Serve sets the YAML's `deployments:`."""
+    """Return Serve's options; `auto` without `scaling` gets defaults, which the YAML's `deployments:` override."""
     if scaling is None and replicas != "auto":
         return {"num_replicas": replicas}
     asked = {} if scaling is None else scaling.model_dump(exclude_none=True)

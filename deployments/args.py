@@ -99,9 +99,9 @@ class GeneratorArgs(WorkerArgs):
     """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
     of its own needs them, one every `prefetch_s` seconds; 0 reads none."""
     warm_up_s: SecondsOrZero | None = None
-    """A replica that has drawn an image of the smallest size is ready. While no job is there it then warms up for the
-    sizes on offer, smallest first, and begins another while less than this has passed. Unset, it takes every size on a
-    GPU, and the smallest on a CPU (1 to 2 s with the pocket model); 0 begins none, and draws no image before."""
+    """A replica that has drawn an image of the smallest size is ready. While it has no job it then warms up for the
+    sizes on offer, smallest first, and begins no further one after this many seconds. Unset, it takes every size on a
+    GPU, and the smallest on a CPU (1 to 2 s with the pocket model); 0 takes none, and draws no image before either."""
 
     @property
     def timing(self) -> WorkerTiming:

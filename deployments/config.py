@@ -176,7 +176,7 @@ class ServeConfig(_Strict):
     http_options: HttpOptions = HttpOptions()
     logging_config: LoggingConfig = LoggingConfig()
     applications: tuple[AnyApplication, ...] = (Application(),)
-    """The main one, and one for each further group of base models."""
+    """The main application, and one for each further group of base models."""
     pools: tuple[Pool, ...] = ()
     """Serve ignores them, so that a change restarts nothing."""
 
@@ -205,7 +205,7 @@ class ServeConfig(_Strict):
 
     @property
     def args(self) -> AppArgs:
-        """The main application's."""
+        """Return the main application's args."""
         return self.main.args
 
     @property

@@ -22,9 +22,9 @@ from serve_app.store.process import open_process
 class Housekeeper:
     """Runs the reaper until it is stopped; unhealthy once the reaper has ended.
 
-    Serve takes it for started, and so the application for running, once a generator of each group has run in this Ray
-    cluster. By itself Serve calls a cluster running while none of its generators can start, where the least number of
-    them is zero.
+    Serve counts it as started, and so the application as running, once a generator of each group has run in this Ray
+    cluster. Without that, where the least number of generators is zero, Serve would call an application running
+    although none of its generators can start.
     """
 
     async def __init__(self, args: HousekeeperArgs) -> None:
@@ -44,7 +44,7 @@ class Housekeeper:
 
     async def check_health(self) -> None:
         if self._reaping.done():
-            raise RuntimeError("reaping has ended")
+            raise RuntimeError("the reaper has ended")
 
     async def __del__(self) -> None:
         self._reaping.cancel()

@@ -155,7 +155,7 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Serves the API, bound to the deployments that it sends hints to, and to those that only have to run beside it.
+    """Serves the API, bound to the deployments that it sends hints to, and to those that only have to run with it.
 
     Everything it promises is in Redis before it answers.
     """

@@ -49,7 +49,7 @@ STOP_LIMIT_S = 11.0
 STOP_REDIS_S = 2.0
 READY_LIMIT_S = 60.0
 LEAST_SPACE_BYTES = 1 << 20
-"""An empty Redis and Ray's first logs take less."""
+"""This is enough for an empty Redis and Ray's first logs."""
 DEPLOYMENT_STAGES = {
     "housekeeper": "Housekeeper",
     "ingress": "HTTP interfaces",
@@ -155,7 +155,7 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
 
 
 def _check_space(place: Path) -> None:
-    """Write as much as a start needs at least. Raises `BadUsage` that says why that is impossible."""
+    """Write as many bytes as a start needs at least. Raises `BadUsage` with the reason where they cannot be."""
     probe = place / ".writable"
     try:
         make_folder(place)
@@ -272,7 +272,7 @@ def _stage(deployment: str) -> str:
 
 
 async def _generator_progress(settings: Settings, deployments: Iterable[str]) -> Mapping[str, str]:
-    """Return how far the generators of each deployment are, of those that tell."""
+    """Return by deployment the progress of generators that start, where they report any."""
     told: dict[str, str] = {}
     with suppress(StoreUnavailable):
         async with open_process(settings) as process:

@@ -16,7 +16,7 @@ from serve_app.client import AsyncClient, AsyncImage, AsyncJob, AtelierClientErr
 
 NOT_INSTALLED = 2
 _INSTRUCTIONS = (
-    "Draws images of a prompt, in the looks of LoRAs that list_loras names. Each image comes with its id, which upscale "
+    "Draws images from a prompt, with any of the LoRAs that list_loras names. Each image comes with an id that upscale "
     "takes, and an address that opens in a browser."
 )
 

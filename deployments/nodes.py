@@ -90,7 +90,7 @@ def check_running_nodes() -> list[Check]:
 
 
 def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
-    """Ask the nodes, side by side, and compare; when `spread`, nothing may be a machine's own."""
+    """Ask the nodes at the same time, and compare; when `spread`, no node may have anything for itself alone."""
     answers = _ask(nodes)
     checks = [ok("cluster nodes", ", ".join(node.address for node in nodes) or "none that a replica may run on")]
     for node in nodes:
@@ -109,7 +109,7 @@ def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
 
 
 def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
-    """Say what is asked of a node; runs there, in the environment that its replicas get."""
+    """Collect what the check needs to know of a node; this runs there, in the environment that its replicas get."""
     try:
         settings = Settings()
     except ValidationError as error:
@@ -122,7 +122,7 @@ def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
 
 
 def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
-    """The answers by node; none of a node that fails or takes too long."""
+    """Return the answers by node, without nodes that fail or take too long."""
     import ray
     from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

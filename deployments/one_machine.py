@@ -68,7 +68,7 @@ def refuse_running_ray(arguments: list[str]) -> None:
     if joined := running_ray(arguments):
         sys.exit(
             f"atelier: this file is for a Ray of its own, and serve run would join the one at {joined}. "
-            "Stop that one (ray stop), or start another beside it (--address local); configs/production.yaml is for a "
+            "Stop that one (ray stop), or start another next to it (--address local); configs/production.yaml is for a "
             "cluster (SECURITY.md)"
         )
 

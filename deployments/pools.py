@@ -67,7 +67,7 @@ def shortfalls(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[
 def _rivals(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[list[ReplicaDemand]]:
     """Part the deployments into those that may meet on a node: the order among others changes nothing.
 
-    Groups of base models on nodes of their own would else multiply the orders: seven deployments have 5,040.
+    Groups of base models on nodes of their own would otherwise multiply the orders: seven deployments have 5,040.
     """
     parts: list[tuple[list[ReplicaDemand], set[int]]] = []
     for demand in demands:

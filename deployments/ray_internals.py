@@ -124,11 +124,11 @@ class _LogStream:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing, since `write` keeps nothing back."""
 
 
 def dead_core_process() -> str | None:
-    """Name a process that has ended of those that the Ray started here cannot do without; None while all live."""
+    """Name an ended process without which the Ray that was started here cannot go on; None while all live."""
     worker: Any = import_module("ray._private.worker")
     node = worker._global_node
     dead: list[tuple[str, Any]] = node.dead_processes() if node is not None else []
@@ -143,7 +143,7 @@ def on_several_machines() -> bool:
 
 
 def is_spread() -> bool:
-    """Return whether the service runs on several machines by its living nodes, or may by where Serve puts proxies."""
+    """Return whether living nodes are on several machines, or Serve's setting for proxies says that they may be."""
     import ray
     from ray.serve.config import ProxyLocation
 
@@ -170,7 +170,7 @@ async def off_the_loop(call: Callable[[], T]) -> T:
 async def least_replicas(deployment: str, application: str) -> int | None:
     """Return how many replicas Serve keeps of a deployment without any work; None where it has no such deployment.
 
-    It is asked again each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
+    It is asked again each time, as a changed `min_replicas` restarts nothing. Raises what Ray raises while Serve's
     controller does not answer.
     """
     common: Any = import_module("ray.serve._private.common")

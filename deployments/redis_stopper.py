@@ -63,7 +63,7 @@ def _is_unused(data_dir: Path) -> bool:
 
 
 def _other_clients(data_dir: Path) -> int | None:
-    """How many connections the server has beside this one; None without a server.
+    """Return how many connections the server has besides this one; None without a server.
 
     Raises `StoreUnavailable` when it does not answer.
     """

@@ -28,15 +28,15 @@ from serve_app.worker.worker import Worker
 log = logging.getLogger(__name__)
 
 TELL_S = 1.0
-"""How often a replica that starts tells Redis how far it is."""
+"""A replica that starts reports its progress to Redis this often."""
 LOG_S = 10.0
-"""How often it tells its log, while that changes."""
+"""It logs its progress this often, while that changes."""
 FINDINGS = "findings"
 """The folder of the data directory where replicas keep what they measured about exactness."""
 
 
 class Progress:
-    """How far a replica is that starts, in words. Any thread may call it with newer ones."""
+    """The progress of a replica that starts, in words, which any thread may replace by calling it with newer ones."""
 
     words = ""
 
@@ -45,7 +45,7 @@ class Progress:
 
 
 SetUp = Callable[[Process, WorkerParts], Awaitable[Executor]]
-"""Loads a worker's executor, which takes what the worker has and no other deployment needs from the process."""
+"""Loads a worker's executor, given its process and the parts that workers have."""
 
 
 class WorkReplica:
@@ -124,7 +124,7 @@ class Generator(WorkReplica):
 
 
 class Upscaler(WorkReplica):
-    """Upscales stored images, beside the generator or on a card of its own."""
+    """Upscales stored images, on the generator's card or on one of its own."""
 
     async def __init__(self, args: UpscalerArgs) -> None:
         async def set_up(_process: Process, parts: WorkerParts) -> Executor:

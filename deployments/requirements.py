@@ -83,12 +83,12 @@ def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secr
 
 
 def machines(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """How many machines the living ones of Ray's nodes are on."""
+    """Return on how many machines Ray's living nodes are."""
     return len({node["NodeManagerAddress"] for node in nodes if node["Alive"]})
 
 
 def of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator[str]:
-    """What each machine would have for itself, by the variable to set."""
+    """Name each variable that is to be set, and what every machine would have for itself without it."""
     if not settings.redis_url:
         yield "ATELIER_REDIS_URL is not set, and each would start a Redis of its own"
     elif _is_local(settings.redis_url):

@@ -198,7 +198,7 @@ def last_line(error: Exception | str) -> str:
 
 
 def _keep_last_logs(ray: Path) -> None:
-    """Leave the logs of the last sessions, and nothing else: with the next they are `SESSIONS_KEPT`."""
+    """Leave only the logs of the last sessions, so that with the next one there are `SESSIONS_KEPT`."""
     (ray / "session_latest").unlink(missing_ok=True)
     sessions = sorted(ray.glob("session_*"))  # the time of the start is in the name
     for session in sessions[: 1 - SESSIONS_KEPT]:
@@ -308,7 +308,7 @@ def _other_processes() -> Iterator[int]:
 
 
 def _is_of(pid: int, mark: bytes, session: int | None) -> bool:
-    """Return whether a process has the session or the mark; a zombie counts as ended, which nobody may collect."""
+    """Return whether a process has the session or the mark; a zombie counts as ended, since nobody may ever reap it."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
             return os.getsid(pid) == session or mark in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -92,8 +92,8 @@ def create_app(
 ) -> ASGIApp:
     """Build the ASGI application of the API and the pages over their parts.
 
-    Beside the requests in progress (`requests_at_once` of the settings), `requests_waiting` more may wait. Whatever
-    serves it in this process takes no trailer for a header.
+    Besides the requests in progress (`requests_at_once` of the settings), `requests_waiting` more may wait. From then
+    on no HTTP server of this process takes a request's trailer for a header.
     """
     drop_trailers()
     a, b = variant_a.create_app(settings), variant_b.create_app(settings)

@@ -20,7 +20,7 @@ def atomic_file(
 ) -> Generator[BinaryIO]:
     """Open a temporary file that takes the place of `path` when the block ends without an error.
 
-    `file.name` is the temporary file's path, beside `path`. Readers see the old content or the new. Raises
+    `file.name` is the temporary file's path, next to `path`. Readers see the old content or the new. Raises
     `FileExistsError` at the end when not to `overwrite`: of several writers the first wins. The folder is made if it is
     missing. Both have exactly the modes given, whatever the umask is.
     """

@@ -30,10 +30,10 @@ def _on_header_alone(self: HttpToolsProtocol, name: bytes, value: bytes) -> None
 
 
 def freeze_startup_objects() -> None:
-    """Exempt all objects of now from garbage collection, and collect later ones less often.
+    """Exempt all present objects from garbage collection, and collect later ones less often.
 
-    For the end of a server's start: its modules, routes and models are hundreds of thousands of objects that never
-    become garbage, and a full collection, which walks them, stops every request for a tenth of a second.
+    A server calls it once it has started: its modules, routes and models are hundreds of thousands of objects that
+    never become garbage, and a full collection, which walks them, stops every request for a tenth of a second.
     """
     gc.collect()
     gc.freeze()

@@ -39,7 +39,7 @@ def log_ids(**ids: str | int) -> Generator[None]:
 
 
 def add_log_id(name: str, value: str) -> None:
-    """Add an id that became known to the lines of the task that asks, from now on."""
+    """Add an id to every line that the current task logs from now on."""
     _ids.set({**_ids.get(), name: value})
 
 

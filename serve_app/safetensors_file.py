@@ -26,7 +26,7 @@ MAX_HEADER_BYTES = 8 << 20
 """Training metadata of 20,000 tags takes 1 MiB (measured); sd-scripts writes every tag of the data set."""
 MAX_TENSORS = 20_000
 MAX_METADATA_ENTRIES = 1_000
-"""A file has at most this many; sd-scripts writes about 100, its tag frequencies as one text."""
+"""A file's metadata have at most this many entries; sd-scripts writes about 100, its tag frequencies as one text."""
 MAX_DIMENSION = 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.$\-]{1,256}")
 _FOREIGN: tuple[tuple[str, str], ...] = (
@@ -54,7 +54,7 @@ _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _BYTES = {dtype: int(element[-1]) for dtype, (element, _) in _FLOATS.items()} | _INTEGERS
 _BLOCK = 1 << 20
 _HEAD = 512
-_UNPACK = "unpack it, and bring the safetensors file in it"
+_UNPACK = "unpack it, and send the safetensors file in it"
 _TEXT = rb"[^\x00-\x08\x0e-\x1a\x1c-\x1f]"
 _NO_WEIGHTS = "not weights: check the download address, and whether it asks you to sign in"
 _MARKS: Sequence[tuple[bytes, str]] = (
@@ -67,14 +67,14 @@ _MARKS: Sequence[tuple[bytes, str]] = (
     (rb"\x1f\x8b", f"is compressed with gzip: {_UNPACK}"),
     (rb"BZh[1-9]|\xfd7zXZ|\x28\xb5\x2f\xfd", f"is compressed with bzip2, xz or zstd: {_UNPACK}"),
     (rb"GGUF|(lm|tj|al)gg", "is GGUF, quantized weights of llama.cpp and ComfyUI, which this service does not load: "
-     "bring the LoRA as safetensors"),
+     "send the LoRA as safetensors"),
     (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF|.{4}ftyp", "is a picture, a sound or a video, not weights: "
      "choose the safetensors file"),
     (rb"\x89HDF|\x93NUMPY|%PDF", "is of another format (HDF5, NumPy or PDF): choose the safetensors file"),
     (rb"\x00+\Z", "begins with zeros alone, as an unfinished download does: fetch it again"),
     (rb"version https?://|# xet |/annex/objects/", "is a Git LFS pointer, not weights: fetch the file itself"),
     (rb'\s*{.*"(alpha_pattern|base_model_name_or_path|peft_type)"', "is PEFT's adapter_config.json, not weights: "
-     "choose the adapter_model.safetensors beside it"),
+     "choose the adapter_model.safetensors next to it"),
     (rb"[\xef\xbb\xbf\s]*<(?=%b*\Z)" % _TEXT, f"is a web page, {_NO_WEIGHTS}"),
     (rb"[\xef\xbb\xbf\s]*[{[](?=%b*\Z)" % _TEXT, f"is JSON, such as a server's error message, {_NO_WEIGHTS}"),
     (rb"%b+\Z" % _TEXT, f"is text, such as a server's error message, {_NO_WEIGHTS}"),

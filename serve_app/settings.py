@@ -92,7 +92,7 @@ def _check_web_address(url: str) -> str:
     try:
         address = urlsplit(url)
         is_whole = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # the port is no number, or a bracket is open
         is_whole = False
     if url and (not is_whole or re.search(r"[\s#]", url)):
         raise ValueError("must be an address like https://images.example.com")
@@ -204,8 +204,8 @@ class Settings(BaseSettings):
     waiting_polls: int = Field(default=4_000, ge=0)
     """How many polls with `Prefer: wait=N` one ingress replica holds at a time, a quarter of them for one account."""
     redis_connections: int = Field(default=64, ge=1)
-    """How many one process has. More add nothing: one fsync confirms all writes of one turn of the server's loop, and
-    with many calls under way each waits longer for its answer than Redis takes."""
+    """How many connections to Redis one process has. More add nothing: one fsync confirms all writes of one turn of the
+    server's loop, and with many calls under way each waits longer for its answer than Redis takes."""
     redis_wait: Life | None = None
     """A call waits this long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at
     200 a second."""

@@ -29,7 +29,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker for each core; for `auto` one more.
 
     The tests with a Ray runtime mostly wait for other processes. They are one group: Ray and Serve give up what does
-    not start within limits of theirs, and two at a time beside busy tests met them.
+    not start within limits of theirs, which two at a time met while other tests ran.
     """
     return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
 
@@ -92,7 +92,7 @@ def pocket() -> Path:
 def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where all workers' tests keep the layer tables of base models.
 
-    The bundled model's takes a process of its own 5 s, and 1 s the first worker that asks, which has the libraries.
+    A process of its own takes 5 s for the bundled model's, and the first worker that asks 1 s: it has the libraries.
     """
     from serve_app.engine.families.outlines import outlined_table
 

@@ -19,7 +19,7 @@ VICTIMS: Mapping[str, str] = {
 }
 """What a process of each part shows in its command line."""
 CONSTRUCTORS = (".__init__", ".initialize")
-"""What Ray adds to it meanwhile."""
+"""What Ray adds to the title of a process while its constructor runs."""
 
 
 def descendants(root: int) -> dict[int, str]:

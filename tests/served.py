@@ -54,7 +54,7 @@ class Served:
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
-        """What runs beside the application."""
+        """What runs together with the application."""
         yield
 
     async def serve(self, settings: Settings, ready: threading.Event) -> None:

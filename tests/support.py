@@ -125,7 +125,7 @@ def existing(value: T | None) -> T:
 def growth(work: Callable[[int], object], size: int) -> float:
     """Return how many times the processor time of `work(8 * size)` is that of `work(size)`, each the best of three.
 
-    That is 8 of what takes linear time, and 64 of what takes time by the square: a bound of 24 is far from both.
+    That is 8 where time is linear in the size, and 64 where it is quadratic: a bound of 24 is far from both.
     """
 
     def seconds(size: int) -> float:

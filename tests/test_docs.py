@@ -122,7 +122,7 @@ def _settings() -> set[str]:
 
 @cache
 def _environment_variables() -> frozenset[str]:
-    """Settings, and what the code, the configurations, the tests and the notebook read beside them."""
+    """Settings, and what the code, the configurations, the tests and the notebook read besides them."""
     files = _tracked("serve_app", "deployments", "configs", "tests", "notebooks")
     texts = (path.read_text(errors="ignore") for path in files if path != Path(__file__))
     return frozenset({name for text in texts for name in ENVIRONMENT.findall(text)} | _settings())

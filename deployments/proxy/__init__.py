@@ -87,7 +87,7 @@ def proxy_secret() -> str:
     """
     token = "".join(_ray_token().split())
     if not token:
-        raise RuntimeError("Ray's token is nowhere: set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN")
+        raise RuntimeError("Ray's token was not found: set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN")
     return hashlib.sha256(f"atelier proxy {token}".encode()).hexdigest()
 
 

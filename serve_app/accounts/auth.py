@@ -69,7 +69,7 @@ class Authenticator:
         return query.read(await self._authenticate(**query.args))
 
     async def count_owner(self, account_id: str, variant: Variant) -> AuthResult:
-        """Count a request of the account's owner, who has no key, like one of a key.
+        """Count a request of the account's owner, who has no key, as a request with a key is counted.
 
         A disabled account gives no caller.
         """

@@ -31,7 +31,7 @@ W = TypeVar("W")
 LENGTH = range(12, 129)
 """A password has at least 12 and at most 128 characters."""
 PASSES, MEMORY_KIB, LANES = 2, 19 * 1024, 1
-"""argon2id takes 19 MiB, OWASP's minimum, and 47 ms on two cores. Customers' passwords and operators' each run two at a time at most."""
+"""One argon2id hash takes 19 MiB, OWASP's minimum, and 47 ms on two cores."""
 
 
 class Passwords:

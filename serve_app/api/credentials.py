@@ -53,8 +53,8 @@ def read_either(headers: Headers) -> Credential:
 def chosen_variant(headers: Headers) -> Variant:
     """Return the interface that the credential chooses, where the path does not.
 
-    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` comes from a
-    proxy, and the request is B's.
+    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme of `Authorization` next to
+    `X-API-Key` comes from a proxy, and the request is B's.
     """
     is_bearer = _only_line(headers, "Authorization").partition(" ")[0].lower() == "bearer"
     has_api_key = "x-api-key" in headers

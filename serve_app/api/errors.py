@@ -177,7 +177,7 @@ async def answer_domain_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answer the router's 404 and 405, with `Allow` in a fixed order and HEAD beside every GET."""
+    """Answer the router's 404 and 405, with `Allow` in a fixed order and HEAD wherever there is GET."""
     assert isinstance(error, HTTPException)
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
         return error_response(404, errors.NotFound.code, "There is nothing at this address.")

@@ -172,7 +172,7 @@ class RequestContextMiddleware:
 def _unescaped(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     """Return a header, a cookie's without backslashes, of which ours have none.
 
-    Python before 3.11.10 takes time by the square of their number, 0.4 s for 15,000 (CVE-2024-7592).
+    Python before 3.11.10 takes time that grows with the square of their number, 0.4 s for 15,000 (CVE-2024-7592).
     """
     return name, value.replace(b"\\", b"") if name.lower() == b"cookie" else value
 

@@ -106,7 +106,7 @@ async def unknown_words_header(request: Request, acceptance: Acceptance, prompt:
 
 
 def header_value(words: Iterable[str]) -> str:
-    """Join words by commas, percent-encoded beyond ASCII; of too many the first."""
+    """Join words by commas, percent-encoded beyond ASCII; only the first where they are too many."""
     value = ""
     for word in list(words)[:MOST_WORDS]:
         longer = f"{value}, {quote(word)}" if value else quote(word)

@@ -25,9 +25,9 @@ _Address = IPv4Address | IPv6Address
 
 
 def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
-    """Return the address by which a caller's tries are counted; of IPv6, its network.
+    """Return the address by which a caller's tries are counted, or its network for IPv6.
 
-    A caller of IPv6 has a whole network. uvicorn trusts proxies on 127.0.0.1 by default and replaces the connection's
+    A caller with IPv6 has a whole network. uvicorn trusts proxies on 127.0.0.1 by default and replaces the connection's
     address by theirs. Here only the proxies in `trusted` are trusted; 127.0.0.1 too only if it is in it.
     """
     peer: str = scope["client"][0] if scope.get("client") else UNKNOWN
@@ -46,7 +46,7 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
 
 
 def with_forwarded_address(app: ASGIApp, secret: str) -> ASGIApp:
-    """Wrap the app for HAProxy, which forwards the caller's address beside a secret header.
+    """Wrap the app for HAProxy, which forwards the caller's address together with a secret header.
 
     Requests without it came straight to this replica's port, past the proxy's limits: they are answered with 403.
     """

@@ -116,7 +116,7 @@ class Rules:
         other_api_fields: dict[str, str],
         kinds: Mapping[str, dict[str, dict[str, Any]]] | None = None,
     ) -> None:
-        """`kinds` are those of a body, of which each has its own fields."""
+        """`kinds` are those of a body, each with fields of its own."""
         self._schemas = schemas
         self._other_api_fields = other_api_fields
         self._kinds = kinds or {}

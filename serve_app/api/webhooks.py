@@ -80,7 +80,7 @@ class Webhooks(ResponseBody):
 
 
 class Secret(ResponseBody):
-    """A new secret. The one before signs beside it for 24 hours."""
+    """A new secret. The one before signs too for 24 hours."""
 
     secret: Annotated[str, Field(description="Shown only here: keep it. It begins with `whsec_`.")]
 
@@ -100,7 +100,7 @@ class Delivery(ResponseBody):
 
 
 class Deliveries(ResponseBody):
-    """Those that wait, by their next attempt, then the newest 100 that have ended."""
+    """The deliveries that wait, by their next attempt, then the newest 100 that have ended."""
 
     deliveries: list[Delivery]
 
@@ -183,7 +183,7 @@ async def delete_webhook(request: Request, caller: ChangingCaller, webhook_id: E
 @router.post(
     "/v1/webhooks/{webhook_id}/secret",
     operation_id="rollWebhookSecret",
-    summary="Make a new secret; the one before signs beside it for 24 hours",
+    summary="Make a new secret; the one before signs too for 24 hours",
     response_model=Secret,
     responses={
         200: success("The new secret.", {"Rolled": {"secret": _SECRET}}),

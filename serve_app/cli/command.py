@@ -80,7 +80,7 @@ def read_settings(**given: Any) -> Settings:
     except ValidationError as error:
         raise BadUsage(_first_mistake(error)) from None
     except SettingsError as error:
-        field = re.search(r'"(\w+)"', str(error))  # pydantic-settings names it in its sentence alone
+        field = re.search(r'"(\w+)"', str(error))  # pydantic-settings names the field only in the text
         raise BadUsage(f"{_variable(field[1] if field else 'settings')}: must be JSON") from None
     if settings.redis_url and not is_redis_address(settings.redis_url):
         raise BadUsage(f"REDIS_URL: must be {KINDS}")
@@ -94,11 +94,11 @@ def read_settings(**given: Any) -> Settings:
 
 
 def _first_mistake(error: ValidationError, name: Callable[[str], str] | None = None) -> str:
-    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # a typo, before what it leaves out
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # a misspelled name comes first
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return message
-    outer, *inner = [str(part) for part in first["loc"] if "[" not in str(part)]  # without pydantic's own branches
+    outer, *inner = [str(part) for part in first["loc"] if "[" not in str(part)]  # no names of union branches
     return f"{'.'.join([(name or _variable)(outer), *inner])}: {message[:1].lower()}{message[1:]}"
 
 
@@ -174,9 +174,9 @@ class Options:
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options; of one whose type
-    derives from `Options`, each field is an option. For a coroutine function the stores are opened, which may only with
-    `creates_data` create a data directory; a plain function gets `Settings` alone.
+    Its parameters of a type in `PARTS` are given to it; all others are its arguments and options, and each field of a
+    type that derives from `Options` is one. For a coroutine function the stores are opened, which create a missing data
+    directory only with `creates_data`; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:

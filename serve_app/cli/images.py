@@ -48,7 +48,7 @@ class Delivery(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Options):
-    """What a generation is asked for beside prompt and LoRAs, by the names that `Client.generate` has for it."""
+    """What a generation is asked for besides prompt and LoRAs, by the names that `Client.generate` has for it."""
 
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None
     steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None

@@ -48,13 +48,13 @@ RETRY_BUDGET_S = 30.0
 WAIT_S = 600.0
 """Images are waited for this long by default."""
 CONCURRENCY = 32
-"""`map` has at most this many jobs open: enough to fill several workers, and other requests wait behind no more."""
+"""`map` has at most this many jobs open: they fill several workers, and other requests wait only behind these."""
 EMBEDDED_IMAGES = 16
 """A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 
 Loras = Mapping[str, float | None] | str
-"""LoRAs by name or id, each with its weight (None: the service's), or one alone, with `lora_weight` or that."""
+"""LoRAs by name or id with their weights (None is the service's default), or one LoRA that takes `lora_weight`."""
 
 TransportT = TypeVar("TransportT")
 JobT = TypeVar("JobT")
@@ -117,7 +117,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
     def canceling(self, waiting: Operation[T], begun: Callable[[], list[Any]]) -> Operation[T]:
         """Wait for the jobs that a call has begun; where Ctrl-C or an error breaks that off, cancel those still open.
 
-        Not where the time is over, or a job has failed. The exception that leaves the call notes where the jobs are.
+        They go on where the time is over or a job has failed. The exception that leaves the call says where they are.
         """
         try:
             return (yield from waiting)
@@ -125,7 +125,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
             raise
         except BaseException as stop:
             self.interrupted = [job for job in begun() if job.id]
-            stop.add_note(f"Atelier cancels the open ones of {len(self.interrupted)} jobs: see client.interrupted")
+            stop.add_note(f"Atelier cancels those still open of {len(self.interrupted)} jobs: see client.interrupted")
             for job in self.interrupted:
                 if not (job.done or (yield from job.given_up())):
                     break
@@ -185,7 +185,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
     ) -> JobsT:
         """Draw many: the n-th job has the n-th prompt, LoRA and seed of the lists; what is no list counts for all.
 
-        So do `image` and `mask`, as `generate` takes them, which are uploaded once.
+        `image` and `mask`, as `generate` takes them, count for all too, and are uploaded once.
 
         Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. A request that the
         service refuses, as for an empty prompt, stands in its place as a failed job without an id. At most
@@ -205,7 +205,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         counts = {len(values) for values in lists.values()} or {1}
         if len(counts) > 1:
             found = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-            raise ValueError(f"{found}: give as many of each, or one for all that is in no list")
+            raise ValueError(f"{found}: give lists of one length, or one value for all without a list")
         (count,) = counts
         columns = (lists[name] if name in lists else [given[name]] * count for name in given)
         requests = [
@@ -238,7 +238,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         """Return the body that asks for a generation; a wrong option is refused before a name is looked up."""
         if loras is not None and lora_id is not None:
             raise TypeError("generate() takes either loras or lora_id")
-        if not isinstance(loras, Mapping | str | None):  # as of `map`, whose lists have one for each job
+        if not isinstance(loras, Mapping | str | None):  # `map` takes lists with one for each job
             raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
         fields = given_options("generate", GenerationOptions, options)
         one, weight = loras if lora_id is None else lora_id, fields.pop("lora_weight", None)

@@ -20,7 +20,7 @@ class Unreachable(AtelierClientError):
 
 
 class UnknownLora(AtelierClientError, LookupError):
-    """The account may use no LoRA of this name or id, or several have the name; nothing was asked for."""
+    """The account may use no LoRA of this name or id, or several have the name; no job was asked for."""
 
 
 class ServiceError(AtelierClientError):
@@ -113,7 +113,7 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
     429: RateLimited,
 }
 _IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|RIFF.{4}WEBP", re.DOTALL)
-"""A PNG, a JPEG or a WebP begins so."""
+"""A PNG, a JPEG or a WebP begins with one of these."""
 _BY_CODE: dict[str, type[JobFailed]] = {"canceled": JobCanceled, "expired": JobExpired}
 
 

@@ -92,17 +92,17 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
         description: str | None = None,
         trigger_words: Sequence[str] | None = None,
     ) -> LoraT:
-        """Change what is given of an own one. Raises `NotFound`."""
+        """Change the given fields of a LoRA of your own. Raises `NotFound`."""
         words = None if trigger_words is None else [*trigger_words]
         given = {"name": name, "description": description, "trigger_words": words}
         return self._ask("PATCH", lora_id, body=without_none(given))
 
     def delete(self, lora_id: str) -> NoneT:
-        """Delete an own one: jobs that wait for it or run with it end as failed. Raises `NotFound`."""
+        """Delete a LoRA of your own: jobs that wait for it or run with it end as failed. Raises `NotFound`."""
         return self._execute(self._service.delete(path_of("/v1/loras", lora_id)))
 
     def share(self, lora_id: str, account: str) -> LoraT:
-        """Let another account, by its id or name, use an own one. Raises `NotFound`."""
+        """Let another account, by its id or name, use a LoRA of your own. Raises `NotFound`."""
         return self._ask("POST", lora_id, "grants", body={"account": account})
 
     def unshare(self, lora_id: str, account: str) -> NoneT:

@@ -52,7 +52,7 @@ POLL_S, POLL_CAP_S = 0.2, 2.0
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
-"""Storages answer so to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
+"""Storages answer a signed URL that has expired with one of these; if the image is gone, so does a fresh URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Call:
     json: dict[str, Any] | None = None
     upload: Upload | None = None
     timeout: float | None = None
-    """The answer may take this many seconds by its nature, where that is more than the client's own."""
+    """By its nature the answer may take this many seconds, if that is more than the client's own limit."""
     most: float | None = None
-    """After this many seconds the answer is of no use, where that is less than the client's own."""
+    """After this many seconds the answer is of no use, if that is less than the client's own limit."""
     is_image: bool = False
     """Says whether the URL is an image's, which object storage may answer instead of the service."""
     is_stream: bool = False
@@ -146,7 +146,7 @@ class Service:
             response = yield from self.send(call)
         except (Exception, GeneratorExit):
             raise
-        except BaseException:  # the service may have the job, whose id the same key tells
+        except BaseException:  # if the service has the job, the same idempotency key tells its id
             answer = yield from _attempt(replace(call, most=CANCEL_S))
             if isinstance(answer, httpx.Response):
                 yield from self.give_up(Record.read(answer.json()))
@@ -156,7 +156,7 @@ class Service:
     def call(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, *, interface: Interface | None = None
     ) -> Call:
-        """A call of the service with this client's key, as its own interface wants it or another."""
+        """A call of the service with this client's key, sent as its own interface or another one wants it."""
         is_bearer = (interface or self.interface) == "a"
         credential = {"Authorization": f"Bearer {self.key}"} if is_bearer else {"X-API-Key": self.key}
         return Call(method, self.base_url + path, {**credential, **(headers or {})})
@@ -319,7 +319,7 @@ Outcome = httpx.Response | BaseException | str | None
 
 
 def advance(operation: Operation[Any], outcome: Outcome) -> Action:
-    """Give an operation what came of its last action, at first None; return its next. Raises `StopIteration`."""
+    """Give an operation the outcome of its last action, at first None; return the next. Raises `StopIteration`."""
     return operation.throw(outcome) if isinstance(outcome, BaseException) else operation.send(outcome)
 
 
@@ -351,7 +351,7 @@ def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachabl
 
 
 def _advice(error: httpx.TransportError) -> str:
-    """What to check where no connection could be made, or one without the server's answer."""
+    """Ask what to check where no connection could be made, or the server did not answer on one."""
     if "SSL" in str(error):
         return ": does the service speak http:// there, or with a certificate of its own?"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -21,7 +21,7 @@ _FROM_JSON: dict[object, Callable[[Any], Any]] = {
     int | None: int,  # seeds are sent as text, since JavaScript rounds long numbers
     tuple[str, ...]: tuple,
 }
-"""Fields of these types are read so; others are as JSON has them."""
+"""How fields of these types are converted; others stay as JSON has them."""
 
 
 class Row:

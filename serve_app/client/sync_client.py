@@ -54,9 +54,9 @@ class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[Model], list
     """Client of one service with one key, which is sent as interface "a" (bearer key) or "b" (X-API-Key) wants it.
 
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honoring `Retry-After`, while
-    the delays add up to at most `retry_budget` seconds; of those, an address at which nothing has ever answered gets
-    three. Every creating call sends an idempotency key, so a retry never creates a second job. `timeout` is how long an
-    answer may take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out.
+    the delays add up to at most `retry_budget` seconds, or three where nothing has ever answered at the address. Every
+    creating call sends an idempotency key, so a retry never creates a second job. `timeout` is how long an answer may
+    take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out.
     """
 
     _http: httpx.Client

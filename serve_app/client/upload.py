@@ -47,7 +47,7 @@ def lora_files(path: Path) -> dict[str, Path]:
 def weights_sha256(files: Mapping[str, Path]) -> str:
     """Return the digest by which the service knows weights.
 
-    Of a file it is the file's own, of a folder that of both files' lines `<digest>  <name>`.
+    A file has its own digest, and a folder that of both files' lines `<digest>  <name>`.
     """
     digests: dict[str, str] = {}
     for field, path in files.items():

@@ -19,8 +19,8 @@ GIB = 1 << 30
 class Plan:
     """A plan: at most `limit` counted requests in a fixed window, and `max_loras` LoRAs of its own.
 
-    The first counted request opens the window. An account has two plans: of LoRAs it may own as many as the larger one
-    allows.
+    The first counted request opens the window. An account has two plans, and may own as many LoRAs as the larger
+    one allows.
     """
 
     variant: Variant
@@ -131,7 +131,7 @@ class SignIn:
 class Scope(StrEnum):
     """A permission of an API key.
 
-    To read jobs and models; to generate, upscale, cancel and delete; to add, share and remove LoRAs.
+    It lets a key read jobs and models; or generate, upscale, cancel and delete; or add, share and remove LoRAs.
     """
 
     READ = "read"

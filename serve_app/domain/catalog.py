@@ -87,7 +87,7 @@ class Adapter:
 
 
 class Recommended(NamedTuple):
-    """What images of a LoRA look best with. It is told, and changes no request; None is what nobody says."""
+    """What images of a LoRA look best with. It is shown, and changes no request; None means that nobody says it."""
 
     steps: int | None = None
     guidance: float | None = None

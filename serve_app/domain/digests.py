@@ -11,8 +11,8 @@ class Digests(NamedTuple):
     """The SHA-256 (hex) of what a caller gave, which the same idempotency key must come with again.
 
     Versions up to aec29b3e (27 November 2026) wrote and compared `before` alone, the text by which their dataclasses
-    printed; it is empty where it is not known. It can go when no such version runs beside this one and the records of
-    these (24 hours) are gone.
+    printed; it is empty where it is not known. It can go when no such version runs any more and its records (24
+    hours) are gone.
     """
 
     given: str = ""

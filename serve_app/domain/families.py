@@ -28,12 +28,12 @@ class Abilities(NamedTuple):
     """Whether a low strength can leave no step."""
     samplers: Sequence[Sampler] = (Sampler.FLOW_EULER,)
     text: range = range(0, 513)
-    """Of each prompt the denoiser reads as many tokens: the longer are cut and the shorter padded."""
+    """The denoiser reads this many tokens of each prompt: longer ones are cut, and shorter ones are padded."""
     megapixels_per_byte: float = 256 / 1e6
-    """A step costs as many megapixels more for each byte of the prompt: of a transformer, a token of the image."""
+    """Each byte of the prompt adds this many megapixels to a step: in a transformer, those of a token of the image."""
 
     def text_bytes(self, prompt: str) -> int:
-        """Return by how many bytes encoding a prompt is priced; a token has one at least."""
+        """Return the number of bytes that a prompt's encoding is priced by; a token has at least one."""
         return min(max(len(prompt.encode()), self.text.start), self.text.stop - 1)
 
 
@@ -41,15 +41,15 @@ class Marks(NamedTuple):
     """How files of a base model and of its adapters are known, by regular expressions; an empty one knows none."""
 
     name: str
-    """Messages call the base model so."""
+    """Messages call the base model by this name."""
     layers: str = ""
-    """Searched in names of the denoiser's layers, as its adapters write them too."""
+    """It is searched in names of the denoiser's layers, as its adapters write them too."""
     checkpoint: str = ""
     """The whole name of a tensor in a file of the denoiser in its original layout, without the model's prefix."""
     declared: str = ""
-    """How the base model's name begins, in any case, that sd-scripts, ai-toolkit and modelspec write in metadata."""
+    """How the base model's name in the metadata of sd-scripts, ai-toolkit and modelspec begins, in any case."""
     repository: str = ""
-    """How the name of the base model's repository begins, after its owner's, which PEFT's configuration tells."""
+    """How the name of the base model's repository in PEFT's configuration begins, after its owner's."""
     text_width: int = 0
     """The width of the text embeddings that cross attention reads."""
 
@@ -113,7 +113,7 @@ MARKS = (*(marks for family in FAMILIES.values() for marks in family.marks), *OT
 
 BY_PIPELINE = {pipeline: family.abilities for family in FAMILIES.values() for pipeline in family.pipelines}
 UNKNOWN = _SD._replace(longest_side=1536, rounds_down=False, samplers=tuple(Sampler))
-"""Of a base model whose folder cannot be read here: its engine refuses by name what it does not take."""
+"""The abilities of a base model whose folder cannot be read here: its engine refuses by name what it cannot do."""
 
 
 def abilities_of(pipeline: str) -> Abilities:

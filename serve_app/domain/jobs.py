@@ -151,7 +151,7 @@ class Claim:
     request: Request
     created_at: datetime
     work: int = 1
-    """Its price: jobs that run together share the time of steps by it."""
+    """Its price, in proportion to which jobs that run together share the time of steps."""
     request_id: str = ""
     traceparent: str = ""
     """The span of the accept, by the W3C's `traceparent`."""
@@ -259,7 +259,7 @@ class NewJob:
     traceparent: str = ""
     """The span that workers' spans belong to."""
     webhook: str = ""
-    """This checked address is told of the job's end, beside the account's endpoints."""
+    """This checked address is told of the job's end, in addition to the account's endpoints."""
     pictures: tuple[str, ...] = ()
     """The ids of stored images that it needs, which are not deleted before it has ended."""
     is_sample: bool = False

@@ -21,11 +21,11 @@ class MemoryUse(StrEnum):
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
-    """The slots beside the models take it."""
+    """The slots for adapters on the device use it."""
     ADAPTER_CACHE = "adapter_cache"
-    """Adapters that are ready for a slot take it of the machine's memory."""
+    """Adapters that are ready for a slot use it, in the machine's memory."""
     ACTIVATIONS = "activations"
-    """Latents, prompts and what a forward pass computes take it."""
+    """Latents, prompts and the results within a forward pass use it."""
     RESERVED = "reserved"
     """Torch keeps it for its next allocations."""
     OTHER = "other"
@@ -113,7 +113,7 @@ STEP_ADAPTERS = _histogram("step_adapters", "Distinct adapters in a forward pass
 RUNS = _gauge("runs", "Images being made or about to be.", "pool")
 RUNS_LIMIT = _gauge("runs_limit", "Images that may be made at once.", "pool")
 ROWS_LIMIT = _gauge("rows_limit", "Rows that one forward pass of each worker may have.", "pool")
-ADAPTERS_RESIDENT = _gauge("adapters_resident", "Adapters in slots beside the models.", "pool")
+ADAPTERS_RESIDENT = _gauge("adapters_resident", "Adapters in slots.", "pool")
 ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file and packing it.", LOAD_S, "pool")
 ADAPTER_PREFETCHES = _counter("adapter_prefetches", "Adapters read before a job needed them.", "pool")
 ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "pool")

@@ -58,7 +58,7 @@ def weighted(prompt: str) -> tuple[Part, ...]:
 def _pieces(prompt: str) -> Iterator[Part]:
     tokens = list(_TOKENS.finditer(prompt))
     factors = _factors(tokens)
-    products = {"(": [1.0], "[": [1.0]}  # of the open brackets of each kind, the innermost last
+    products = {"(": [1.0], "[": [1.0]}  # what the open brackets of each kind make, innermost last
     for place, token in enumerate(tokens):
         if place not in factors:
             yield Part(token["escaped"] or token[0], products["("][-1] * products["["][-1])

@@ -206,7 +206,7 @@ class _AnyUpscale(_AnyRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpscaleDraft(_AnyUpscale):
-    """What a caller asks for who wants a larger copy of an image of the account."""
+    """What a caller who wants a larger copy of an image of the account asks for."""
 
     interface: Variant | None = None
     """The contract by which it was asked for, which knows images of its own jobs alone; None knows all."""

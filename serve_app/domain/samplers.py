@@ -47,7 +47,7 @@ class SigmaSpacing(StrEnum):
 
 
 NO_SIGMAS = (Sampler.EULER_A, Sampler.DDIM, Sampler.DDPM, Sampler.PNDM, Sampler.LCM, Sampler.TCD)
-"""Samplers of whose noise levels diffusers chooses none: they are spaced by their timesteps alone."""
+"""Samplers for which diffusers offers no choice of noise levels: they are spaced by their timesteps alone."""
 NO_TIMESTEPS = (Sampler.DPMPP_2S, Sampler.FLOW_EULER)
 """Samplers for whose timesteps diffusers has no spacing."""
 

@@ -51,7 +51,7 @@ class _Placed(NamedTuple):
     packed: _Packed
     """What was read. On a CPU its row's lines are those in the store, not a second copy."""
     copied: Future[None] | None
-    """The copy into the store that runs beside the steps on a GPU; None where it was made at once."""
+    """The copy into the store, which a GPU makes while steps go on; None where it was made at once."""
 
     @property
     def is_there(self) -> bool:
@@ -107,7 +107,7 @@ class AdapterPool:
     def slot_bytes(self) -> int:
         """Return bytes of the slots' store and of the rows that batches gather from it.
 
-        A GPU's store counts whole, used or not; of a CPU's only what adapters take, since unused pages are no memory.
+        A GPU's store counts whole, used or not; a CPU's counts only what adapters take: unused pages are no memory.
         """
         store = self._store.size_bytes if self._is_host else self._store.lines.nbytes
         return store + self._adapter_slots.size_bytes
@@ -318,7 +318,7 @@ class AdapterPool:
         size = row.lines.nbytes
         if size > self._store.most_bytes:
             raise UnusableAdapter(
-                f"it takes {size / 1e6:.1f} MB beside the model, this server has {self._store.most_bytes / 1e6:.1f} MB "
+                f"it takes {size / 1e6:.1f} MB of memory, and this server has {self._store.most_bytes / 1e6:.1f} MB "
                 "for adapters: train a smaller one, or raise adapter_memory"
             )
         return packed

@@ -1,4 +1,4 @@
-"""Packs many adapters beside a module, any of them for any row of the next forward pass.
+"""Packs many adapters next to a module; each row of the next forward pass may take any of them.
 
 An adapter lies in an `AdapterStore` as it was packed: for each layer `down` and `up` at the layer's own rank, LoKr's
 two factors, and the numbers of its gains. Each of these parts begins on a line of its own, and a table on the device
@@ -136,7 +136,7 @@ class PackedRow(NamedTuple):
 
 
 class AdapterSlots:
-    """Slots over one module's layers. For the step thread alone, but for `pack`."""
+    """Slots over one module's layers. Only the step thread may use them, except for `pack` and `size_bytes`."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class AdapterSlots:
         self.count = count
         self.store = store
         self.layout = NOTHING
-        """What adapters have needed so far, all together."""
+        """The layout that all adapters so far need together."""
         self._keys: list[Hashable] = [None] * len(lanes)
         self._layers = list(self.layers.values())
         self._convolutions, self._convolved = [layer for layer in self._layers if isinstance(layer, LoRAConv)], 0
@@ -176,7 +176,7 @@ class AdapterSlots:
         self._table[NO_SLOT] = 0
         self.starts, self.sizes, self.ranks, self.unscaled, _ = self._table.split(self._columns, dim=1)
         self._sizes: dict[Hashable, int] = {}
-        """The numbers of the sizes that factors have had."""
+        """The number by which the device knows each combination of factors' sizes that has occurred."""
         self._next_number = count_from(1)
         tables = (store.numbers, self.starts, self.ranks, self.unscaled)
         read = None if add_lora is None else partial(add_lora, *tables)
@@ -184,13 +184,13 @@ class AdapterSlots:
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of the tables and of the rows that batches gather. For any thread."""
+        """Return bytes of the tables and of the rows that batches gather. Any thread may ask."""
         return self._table.nbytes + sum(lane.buffer.nbytes for lane in self._lanes)
 
     # -- filling slots ---------------------------------------------------------------------------------------------
 
     def pack(self, weights: LayerWeights) -> PackedRow:
-        """Pack `weights` in host memory, page-locked where the device copies from there. For any thread."""
+        """Pack `weights` in host memory, page-locked where the device copies from there. Any thread may."""
         parts = {part: numbers for name, layer in weights.items() for part, numbers in self._parts(name, layer)}
         sizes = [line_count(numbers.nbytes) for numbers in parts.values()]
         starts = list(accumulate(sizes, initial=0))
@@ -283,7 +283,7 @@ class AdapterSlots:
         self._keys[lane] = (layout, len(slots), bound.moves)
 
     def convolve_by(self, rows: int) -> None:
-        """Let each convolution of the first lane take `rows` rows at once in the passes that follow; 0: all."""
+        """Let each convolution of the first lane take `rows` rows at once in the passes that follow; 0 means all."""
         for layer in self._convolutions if rows != self._convolved else ():
             layer.rows_at_once = rows
         self._convolved = rows

@@ -1,7 +1,7 @@
-"""Holds the numbers of all adapters beside one base model in one piece of memory, which is taken once and never moves.
+"""Holds the numbers of all adapters of one base model in one piece of memory, which is taken once and never moves.
 
 Memory is counted in lines. A batch's rows are gathered line by line, so that an adapter lies as it was packed, at its
-own layers and ranks, whatever the others beside it are.
+own layers and ranks, whatever the other adapters are.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ RESERVED = 2
 
 
 class AdapterStore:
-    """Lines of memory on a device, taken and given back in spans. For the step thread alone.
+    """Lines of memory on a device, taken and given back in spans. Only the step thread may use it.
 
     A CPU gives memory its pages at their first use, so a large store that is little used costs little.
     """
@@ -42,7 +42,7 @@ class AdapterStore:
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of the spans that are taken. For any thread."""
+        """Return bytes of the spans that are taken. Any thread may ask."""
         return sum(self._spans.copy().values()) * LINE_BYTES
 
     def write(self, start: int, lines: Tensor) -> None:

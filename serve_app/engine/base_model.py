@@ -134,8 +134,8 @@ class BaseModel:
     def encode(self, request: RunRequest, pause: Pause = no_pause) -> Conditioning | None:
         """Encode the run's prompts; None until its adapter, which may change the text encoders, has been read.
 
-        Of several threads one waits for the other; in `pause`, called between pieces of a long text, the same thread
-        may encode others. Raises UnusableAdapter or OSError for the adapter.
+        One thread at a time encodes; in `pause`, called between pieces of a long text, that thread may encode other
+        runs' prompts. Raises UnusableAdapter or OSError for the adapter.
         """
         parts = self.pool.encoder_parts(request.adapter)
         if parts is None:
@@ -212,7 +212,7 @@ class BaseModel:
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
         """Move every run on by one pass of the denoiser, or measure for `MEASURING_S` what keeps the bits of its key.
 
-        Of a batch that fails, halves are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
+        The halves of a batch that fails are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
         more rows than that do not fit in memory together. Raises AcceleratorError when the device takes no more work
         from this process.
         """
@@ -280,7 +280,7 @@ class BaseModel:
 
 
 def _common_row_bytes(family: Family, rank: int, dtype: torch.dtype, add_lora: AddLora | None) -> int:
-    """Return bytes of a row that a batch gathers of what most adapters change; a kernel reads linear layers in place."""
+    """Return the bytes gathered per row for the layers that most adapters change, except those that a kernel reads."""
     layers = (family.components[family.denoiser].layers[name] for name in family.common_targets)
     gathered = (layer for layer in layers if add_lora is None or not isinstance(layer, LoRALinear))
     return row_bytes(gathered, bucket_rank(rank), dtype)

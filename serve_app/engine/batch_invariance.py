@@ -45,7 +45,7 @@ class Division(NamedTuple):
     single: bool = False
     """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
     convolved: int = 0
-    """How many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0: all."""
+    """How many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0 means all."""
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""
@@ -67,7 +67,7 @@ class Division(NamedTuple):
 WHOLE = Division(1, 1)
 """Every pass is computed as it is."""
 Factored = frozenset[Sizes]
-"""What LoKr's factors an adapter has: their products are of shapes of their own, and measured for each."""
+"""The sizes of an adapter's LoKr factors: their products have shapes of their own, which are measured for each."""
 
 
 class BatchInvariance:
@@ -98,7 +98,7 @@ class BatchInvariance:
         """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
         self._agree: dict[tuple[BatchKey, Factored], bool] = {}
-        """Whether rows keep their bits in a key's division: beside factors, and with none once the division is known."""
+        """Whether rows with such factors keep their bits in a key's division, which `NOTHING.factored` settles."""
 
     def division(self, batch_key: BatchKey, like: Conditioning) -> Division:
         """Return how batches of a key are divided. `like` shows which other inputs the denoiser takes."""
@@ -181,7 +181,7 @@ class BatchInvariance:
             found = yield from self._first_exact(batch_key, like, candidates, NOTHING.factored)
             self._findings.keep(name, found)
         if found == len(candidates):
-            log.warning("%s: a seed's image may depend on the images beside it on this device", name)
+            log.warning("%s: on this device a seed's image may depend on the other images of its batch", name)
         self._divisions[batch_key] = candidates[min(found, len(candidates) - 1)]
         self._agree[batch_key, NOTHING.factored] = True
 

@@ -64,7 +64,7 @@ class Engine:
         self.measured = Measured()
         self.queues = DeviceQueues(torch_device(options))
         self._reading_ahead = threading.Lock()
-        threads = torch.get_num_threads()  # lanes change for a moment what a new thread takes
+        threads = torch.get_num_threads()  # lanes briefly change what a new thread takes
         self._encoder = threads_of(1, "encoder", threads)
         decoders = 1 if self.device.type != "cpu" else min(DECODERS, threads)
         self._decoder = threads_of(decoders, "decoder", threads // decoders)
@@ -170,7 +170,7 @@ class Engine:
         self._encoder.submit(self._encode_waiting)
 
     def _read_ahead(self) -> None:
-        with self._reading_ahead:  # between looking who waits and telling it, nobody tells what is newer
+        with self._reading_ahead:  # or a thread could name who waited after another has named who waits now
             waiting = [each.request for each in self.live.waiting() if each.error is None]
             for name, model in self.base_models.items():
                 own = (each for each in waiting if (each.base_model or next(iter(self.base_models))) == name)
@@ -331,7 +331,7 @@ class Engine:
     def measure(self, base_model: str, width: int, height: int) -> bool:
         """Measure for about `MEASURING_S` what an image of this size waits for; return whether all is known.
 
-        For the step thread alone, between steps. Raises as `warm_up`.
+        Only the step thread may call it, between steps. Raises as `warm_up`.
         """
         model = self.base_models[base_model]
         with self.queues.steps():

@@ -21,7 +21,7 @@ from serve_app.atomic_files import write_atomically
 from serve_app.engine_options import EngineOptions
 
 PROCESSOR_LINES = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags", "Features")
-"""What kernels are chosen by, as Linux names it in `/proc/cpuinfo`."""
+"""Libraries choose their kernels by what these lines of `/proc/cpuinfo` say."""
 LIBRARY_SETTINGS = ("MKL_", "DNNL_", "ONEDNN_", "ATEN_", "CUBLAS_", "NVIDIA_", "TORCH_")
 """Environment variables that begin with these may choose other kernels."""
 

@@ -19,7 +19,7 @@ from serve_app.engine.lora_layers import Change, Factors, LoRALayer
 from serve_app.engine_options import MAX_RANK
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
-"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
+"""A batch's highest rank is rounded up to one of these: lower ranks are computed with it, padded with zeros."""
 DOWN, UP, OUTER, INNER, NORM_0, NORM_1, NORM_2, SQUARE, SLOPE, INPUT_SLOPE = KINDS = range(10)
 """The kinds of an adapter's parts in a layer. OUTER and INNER are the two of `Factors`. The output's gain is
 √(square / (norm_0 + scale·norm_1 + scale²·norm_2)) + scale·slope, where DoRA's norms are the coefficients of
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
 
     layer: int
     number: int
-    """What the device knows such sizes by, above 0; in any layer the same."""
+    """The device knows these sizes by this number, above 0, in every layer."""
     shapes: tuple[tuple[int, int], tuple[int, int]]
     first: int
 
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     straight: int = 0
     """Changed layers whose down and up a kernel reads in the slots, so that they are not gathered."""
     factored: frozenset[Sizes] = frozenset()
-    """What factors some row has in a layer, whether or not the layer is `changed`, which means by down and up."""
+    """The factors that rows have in layers, which are `changed` only if some row has a down and an up there."""
 
     @property
     def touched(self) -> int:

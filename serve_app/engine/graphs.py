@@ -42,7 +42,7 @@ class GraphDevice(Protocol):
         ...
 
     def capture(self, work: Callable[[], Tensor]) -> Capture:
-        """Record the work without doing it. Raises RuntimeError where it cannot be recorded or memory lacks."""
+        """Record the work without doing it. Raises RuntimeError where it cannot be recorded or memory is short."""
         ...
 
     def release(self) -> None:
@@ -51,7 +51,7 @@ class GraphDevice(Protocol):
 
 
 class StepGraphs:
-    """Computes forward passes of one base model. For the step thread alone."""
+    """Computes forward passes of one base model. Only the step thread may use it."""
 
     def __init__(self, forward: Forward, slots: AdapterSlots, device: GraphDevice, *, max_rows: int) -> None:
         self._forward = forward
@@ -126,7 +126,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device, priority=-1)  # as the steps': a graph keeps the priority
+        self._stream = torch.cuda.Stream(device, priority=-1)  # as steps have: a graph keeps the priority
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Callable[[], Tensor]) -> Tensor:

@@ -88,7 +88,7 @@ def _line(text: str) -> str:
 MEMORY = 2 << 30
 """Reading an adapter may take this many bytes beyond what the libraries take."""
 PATTERN_SECONDS = 0.5
-"""Comparing PEFT's `alpha_pattern` with all layers may take this long: a replica does it again, and nothing else
+"""Comparing PEFT's `alpha_pattern` with all layers may take this long: a replica does it again, and can do nothing else
 meanwhile."""
 WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
 """Prefix of a metadata key → program that wrote the file."""
@@ -172,7 +172,7 @@ def _describe(weights: "AdapterWeights", placed: Placed, table: LayerTable, base
 
 
 def _digest_of_factored(weights: "AdapterWeights") -> str:
-    """Return what two LoKrs have alike that apply the same layers by whole factors, and so cannot be added; '' for none."""
+    """Return a digest of the layers that a LoKr applies by whole factors: two with the same one cannot be added."""
     names = [
         f"{component}.{layer}" for component in weights for layer, made in weights[component].items() if made.factors
     ]

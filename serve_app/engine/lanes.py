@@ -18,7 +18,7 @@ from serve_app.engine_options import EngineOptions
 
 
 def lanes_over(denoiser: Component, options: EngineOptions) -> list[Component]:
-    """Return the denoiser once for each pass that may run beside others: on a CPU, for each thread that torch takes.
+    """Return the denoiser once for each pass that may run at the same time: on a CPU, for each of torch's threads.
 
     A GPU runs one pass at a time.
     """
@@ -27,10 +27,10 @@ def lanes_over(denoiser: Component, options: EngineOptions) -> list[Component]:
 
 
 class Lanes:
-    """The threads of one base model's passes. For the step thread alone."""
+    """The threads of one base model's passes. Only the step thread may use them."""
 
     def __init__(self, count: int) -> None:
-        """Of `count` passes at most that run together, each takes an equal share of torch's present threads."""
+        """At most `count` passes run together, each with an equal share of torch's present threads."""
         self.count = count
         self._threads = torch.get_num_threads()
         self._share = 0
@@ -75,7 +75,7 @@ def take_threads(count: int) -> None:
 def threads_of(count: int, name: str, share: int) -> ThreadPoolExecutor:
     """Return threads, started when they are needed, whose operators take `share` threads each.
 
-    Those that others start later take what the calling thread takes.
+    Threads that are started elsewhere later take as many as the calling thread does.
     """
     return ThreadPoolExecutor(count, name, _take_threads_alone, (share, torch.get_num_threads()))
 

@@ -18,8 +18,8 @@ from serve_app.engine.adapter_store import LINE_BYTES, AdapterStore
 from serve_app.engine.lora_layers import wrap_layers
 
 POSITIONS, OUTPUTS = 64, 128
-"""The sides of a tile of the output: on an H200, at rank 32, the fastest of four with four or eight warps at four layers
-of SDXL of five. A tile of the inputs that are summed at once is 128 bytes wide."""
+"""The sides of a tile of the output: the fastest of four choices, each with four or eight warps, for four of five
+layers of SDXL (H200, rank 32). A tile of the inputs that are summed at once is 128 bytes wide."""
 PROGRAMS = 256
 """Outputs are spread over up to this many programs: about two for each multiprocessor of an H100."""
 
@@ -54,7 +54,7 @@ def _(*_: object) -> None:
 
 
 CHECKED_RANKS = (0, 8, 24, 40, 128)
-"""No adapter, and a rank of each size that the kernel takes in another way."""
+"""Rank 0 is no adapter; the kernel computes each of the other ranks in another way."""
 
 
 @torch.inference_mode()
@@ -102,7 +102,7 @@ def _kernel(
     y += row.to(tl.int64) * positions * fan_out
     x += row.to(tl.int64) * positions * fan_in
     if rank > 64:
-        _add_row(y, x, down, up, rank, scale, positions, fan_in, fan_out, BM, BK, BN // 2, 128)  # for shared memory
+        _add_row(y, x, down, up, rank, scale, positions, fan_in, fan_out, BM, BK, BN // 2, 128)  # to fit shared memory
     elif rank > 32:
         _add_row(y, x, down, up, rank, scale, positions, fan_in, fan_out, BM, BK, BN, 64)
     elif rank > 16:

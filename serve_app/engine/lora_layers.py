@@ -19,8 +19,8 @@ LEAST_SHRUNK = 16
 (measured on CPU; with 8 it sums in another order, in nearly the same time), so that ranks may mix in exact mode."""
 
 LEAST_PRODUCT = 400
-"""A product of fewer multiplications torch gives to a kernel that sums differently: a linear's `up` is padded so that
-that of one position has as many."""
+"""torch gives a product of fewer multiplications to a kernel that sums differently: a linear's `up` is padded so that
+the product of a single position has this many."""
 
 FACTORS_RANK = 32
 """The rank of a LoRA that takes as long as the copies of `add_factors` (22 to 38 at five sizes, measured on CPU)."""
@@ -69,7 +69,7 @@ class Change(NamedTuple):
     """Where a kernel reads the slots itself, it adds the change of x [rows, positions, in] to y [rows, positions, out],
     and `down` and `up` are empty."""
     factors: Sequence[Factors] = ()
-    """What is added besides, once for all factors of the same sizes: zeros for the rows that have none of these."""
+    """LoKr's factors, one item for all of the same sizes, with zeros for the rows that have none of these."""
 
 
 class LoRALayer(nn.Module):
@@ -266,7 +266,7 @@ def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | Non
     """Return x·down for each of the `layers`, None where there is none, as one product; x is [rows, positions, in].
 
     It is always as wide as for all layers: in a narrower product a row's bits differ (measured on CPU), and they must
-    not depend on which layers the adapters beside it change.
+    not depend on which layers the other rows' adapters change.
     """
     changes = [layer.change if layer.rank else None for layer in layers]
     blank = next((change.down for change in changes if change is not None), None)
@@ -313,7 +313,7 @@ def _join(downs: Sequence[Tensor]) -> Tensor:
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by the kernel that torch.compile emits on CPUs.
 
-    Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch
+    It is 2 to 3 times as fast as F.linear (MKL) on an AMD processor, and its rows keep their bits at every batch
     size from two up (measured, see benchmarks/RESULTS.md)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 

@@ -143,7 +143,7 @@ class Runner:
         return denoise(inputs[chosen], timesteps[chosen], rows.conditioning)
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
-        """Return the runs in one batch, or in several where this machine's bits depend on what stands beside them."""
+        """Return the runs in one batch, or in several where this machine's bits depend on the rest of a batch."""
         if self._last_batch is not None and self._last_batch.runs == list(runs):
             yield self._last_batch
             return
@@ -252,7 +252,7 @@ def _rows(conditioning: Conditioning, rows: slice) -> Conditioning:
 
 
 def _per_run(numbers: Tensor, dimensions: int) -> Tensor:
-    """View [runs] as [runs, 1, …], to multiply latents by that have `dimensions` dimensions beside the runs."""
+    """View [runs] as [runs, 1, …], a factor of latents that have `dimensions` dimensions after the runs."""
     return numbers.view(-1, *(1,) * dimensions)
 
 

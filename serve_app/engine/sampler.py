@@ -61,7 +61,7 @@ LEAST_ALPHA = 2.0**-24
 MAX_STATE = 8
 """A run keeps at most this many tensors between its passes: the latents, and what its scheduler remembers."""
 ROUNDING = 1e-6
-"""A factor below this counts as zero: it is read off beside noise of strength 1, which rounds it."""
+"""A factor below this counts as zero: it is read off a sum with noise of strength 1, which rounds it."""
 MAX_SCHEDULES = 512
 """How many schedules a base model keeps, one for each sampler, number of steps and step that it begins at."""
 _ZEROS, _CHECKS = 8, 4
@@ -69,7 +69,7 @@ _OUTPUT, _NOISE, _STATE = 0, 1, 2
 
 
 class NoSteps(ValueError):
-    """An image would be left as it is."""
+    """The strength leaves no step, so that the image would stay as it is."""
 
 
 class Schedule(NamedTuple):
@@ -176,7 +176,7 @@ def make_schedule(
     sigmas: Sequence[float] | None = None,
     mu: float | None = None,
 ) -> Schedule:
-    """Tabulate `steps` steps of diffusers' scheduler, which is left as it was, but for the first that are `skipped`.
+    """Tabulate `steps` steps of diffusers' scheduler without the first `skipped` ones; the scheduler stays as it was.
 
     `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
     Raises ValueError on a scheduler that is no table of numbers, or that cannot make the steps, and `NoSteps` where
@@ -192,7 +192,7 @@ def make_schedule(
         timesteps = scheduler.timesteps[first:]
         if hasattr(scheduler, "get_lms_coefficient"):  # its integrals take thousands of single numbers, slow in torch
             scheduler.sigmas = scheduler.sigmas.numpy()
-        if hasattr(scheduler, "set_begin_index"):  # without it, of two first timesteps alike the second would be taken
+        if hasattr(scheduler, "set_begin_index"):  # or the second of two equal first timesteps would be taken
             scheduler.set_begin_index(first)
         passes = list(_probe(scheduler, timesteps))
     except (ValueError, IndexError, ZeroDivisionError, NotImplementedError, TypeError) as error:
@@ -270,7 +270,7 @@ def scaled_input(scheduler: Any, latents: Tensor, timestep: Tensor) -> Tensor:
 def _noising(scheduler: Any, timestep: Tensor) -> tuple[float, float]:
     """Return the factors of an image and of noise in latents that a scheduler takes next.
 
-    It remembers which pass is next, as in diffusers' pipelines: a timestep may stand for two passes.
+    The scheduler knows which pass is next, as in diffusers' pipelines: a timestep may stand for two passes.
     """
     scheduler = copy.copy(scheduler)
     if hasattr(scheduler, "sigmas"):
@@ -363,7 +363,7 @@ def _factors(made: Tensor, units: Mapping[str, Tensor], noise: Tensor) -> dict[s
     size = max(1.0, *(abs(factor) for factor in factors.values()))
     if not bool(((told - rest)[0, -_CHECKS - _ZEROS :].abs() < 1e-2 * size).all()):
         raise ValueError(
-            "its steps are no sums of what it has seen (clip_sample and thresholding must be off; with zero terminal "
+            "its steps are not sums of what it has seen (clip_sample and thresholding must be off; with zero terminal "
             "SNR, another sampler or spacing may do)"
         )
     return {**factors, NOISE: strength}

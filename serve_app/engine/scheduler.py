@@ -7,7 +7,7 @@ from serve_app.engine.run import BatchKey, Run
 
 
 class Scheduler:
-    """The running set. Not thread-safe: for the step thread alone."""
+    """The running set, which only the step thread may use: it is not thread-safe."""
 
     def __init__(self, *, max_runs: int, max_rows: int) -> None:
         self.max_runs = max_runs

@@ -33,8 +33,8 @@ _DICTIONARY = (
     b',"lora_weight":0.75,"width":512,"height":512,"guidance_scale":7.5,"steps":30,"seeds":['
     b']],[["file:///images/","/gen_","1-0",1024,1024,"1-1",512,768,1"1-0",768,512,1"1-0",512,512,1[["s3://'
 )
-"""Texts that most records have, the commonest last. Part of the format: a change of it needs a new version of the
-records."""
+"""Texts that most records have, the commonest last. They are part of the format: a change of them needs a new version
+of the records."""
 _IMAGE_ID, _SHA256 = re.compile(r"img_[a-z2-7]{25}[aeimquy4]"), re.compile(r"[0-9a-f]{64}")
 _URI = re.compile(
     r"(?P<root>.*/)images/(?P<owner>[0-9a-f]{32})/(?P<date>\d{4}/\d\d/\d\d)/(?P<job>\w+)/"

@@ -23,7 +23,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
 LOOK_AGAIN = timedelta(minutes=10)
-"""An upload that a job needs which has not ended is looked at again after this long."""
+"""An upload that an unfinished job needs is looked at again after this long."""
 CHANGED = "changed"
 """A script answers this when the job's result is not the one that its caller has read."""
 

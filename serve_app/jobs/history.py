@@ -23,7 +23,7 @@ ASKED_AT_ONCE = 1_000
 class JobReader:
     """Reads jobs by their ids. Every method may raise `StoreUnavailable`.
 
-    A read of one job raises `UnreadableRecord` when this version cannot read its record; of several, it is left out.
+    A read of one job raises `UnreadableRecord` when this version cannot read its record; a read of several omits it.
     """
 
     def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:

@@ -46,8 +46,8 @@ class ImageStore:
     """Images of any fsspec storage: a local directory, `memory://`, `s3://`, `gcs://`.
 
     An image is visible only whole; its name is never reused, because it holds the job and the attempt. In the data
-    directory it is its owner's alone; in a local folder that the operator names, it is open to whom that folder is
-    open.
+    directory it is its owner's alone; in a local folder that the operator names, it is open to all who may open that
+    folder.
     """
 
     def __init__(self, settings: Settings, measures: Measures | None = None) -> None:

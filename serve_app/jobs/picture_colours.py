@@ -42,7 +42,7 @@ class HighDynamicRange(Exception):
 def profile_of(image: Image.Image, content: bytes) -> bytes | None:
     """Return the ICC profile that a picture's file has or describes; None where it says sRGB or nothing.
 
-    Of a PNG cICP comes before iCCP, sRGB, gAMA and cHRM (PNG, third edition, 4.3). Raises `HighDynamicRange`.
+    In a PNG, cICP counts before iCCP, sRGB, gAMA and cHRM (PNG, third edition, 4.3). Raises `HighDynamicRange`.
     """
     cicp = _CICP.search(content, 0, max(0, content.find(b"IDAT"))) if image.format == "PNG" else None
     if cicp is not None:

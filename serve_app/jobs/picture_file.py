@@ -29,10 +29,10 @@ MAX_SIDE, MAX_PIXELS = 8_192, 16 << 20
 MAX_READ_SIDE, MAX_READ_PIXELS = 2 * MAX_SIDE, 50 << 20
 """A picture that is read has at most this many: cameras of 50 megapixels have up to 52 million."""
 MAX_SCANS = 32
-"""A progressive JPEG has at most this many scans, of which each goes over all pixels; encoders write about ten."""
+"""A progressive JPEG has at most this many scans, each of which goes over all pixels; encoders write about ten."""
 MEMORY = 512 << 20
-"""Reading a picture may take this many bytes beyond what the libraries take: a WebP of 24 megapixels with transparency
-five times, since its decoder keeps two copies of its own."""
+"""Reading a picture may take this many bytes beyond what the libraries take: enough for five copies of a WebP of 24
+megapixels with transparency, whose decoder keeps two of its own."""
 READ_LIMIT_S = 3.0
 """Reading a picture may take this much processor time: a PNG of 52 megapixels takes 0.9 s."""
 LIMIT_S = 30.0
@@ -63,8 +63,8 @@ class _Refused(Exception):
 async def decode(source: Path, target: Path, *, is_mask: bool = False) -> Decoded:
     """Write the picture at `source` as a PNG to `target`: in sRGB, turned as EXIF says, of 8 bits, without metadata.
 
-    It is opaque, grey where it was grey, and RGB otherwise; what was transparent lies on white, and what it is as a mask
-    is kept beside that, for `stored_mask`. Of a mask as OpenAI's clients send it only the transparency counts: it
+    It is opaque, grey where it was grey, and RGB otherwise; what was transparent lies on white, and a chunk of its own
+    keeps the transparency for `stored_mask`. Only the transparency of a mask as OpenAI's clients send it counts: it
     becomes white, and all else black. Raises `InvalidParameter` with the reason, `UnsupportedMediaType` for what is no
     PNG, JPEG or WebP.
     """
@@ -125,7 +125,7 @@ def _needed(content: bytes) -> bytes:
 
 
 def _until_its_end(content: bytes) -> bytes:
-    """Return a JPEG up to the end of its first picture, which it is given where it lacks nothing else.
+    """Return a JPEG up to the end of its first picture, with the marker of the end if nothing else is missing.
 
     Markers are read as libjpeg reads them, which takes those below SOF0 for empty. Raises `_Refused`.
     """

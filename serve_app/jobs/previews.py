@@ -23,7 +23,7 @@ LIFE = timedelta(seconds=30)
 WATCHED_FOR = timedelta(seconds=10)
 """A worker makes previews of a job for this long after somebody asked for them."""
 _STORED = "stored"
-"""This field beside the images' counts the writes, by which `changes.lua` knows new ones."""
+"""This field, next to those of the images, counts the writes, by which `changes.lua` knows new ones."""
 
 
 class Preview(NamedTuple):

@@ -14,7 +14,7 @@ from serve_app.domain.prompt_weights import MOST_LOWERED
 from serve_app.domain.requests import GenerationRequest
 
 ENCODED_BYTE = 0.0003
-"""Encoding a byte of a prompt once costs as many units, with every family."""
+"""Encoding a byte of a prompt once costs this many units, with every family."""
 CHUNK = 75
 """Tokens of a chunk, which CLIP encodes once more for each part of it that weighs less than 1."""
 

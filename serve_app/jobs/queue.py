@@ -51,7 +51,7 @@ from serve_app.store.script import Argument, Rewrite, Script, pairs
 DAMAGED = Failure(
     code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
 )
-"""How a job fails whose record is damaged."""
+"""The failure of a job whose record is damaged."""
 NEWER_RECORD_PAUSE = timedelta(seconds=5)
 """A job that a newer version wrote is offered again after this long, until a worker of that version takes it."""
 
@@ -250,7 +250,7 @@ class JobQueue:
         return CommitReply(reply)
 
     async def reap(self, limit: int = 100) -> int:
-        """Move the jobs whose time is over; return how many. Any process may, at any rate."""
+        """Move the jobs whose time is over; return how many. Any process may call it, however often."""
         return await self.scripts["reap"](
             limit=limit,
             max_attempts=self._settings.max_attempts,
@@ -270,7 +270,7 @@ class JobQueue:
 
 
 def _key_args(account_id: str, variant: Variant, key: str | None, body: Digests) -> dict[str, Argument]:
-    """Return how the scripts are told whose idempotency key a call has, and with what it must come again."""
+    """Return the scripts' arguments for a call's idempotency key: whose it is, and what a repeat must come with."""
     return {
         "account": account_id,
         "variant": variant,

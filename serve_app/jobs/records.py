@@ -21,8 +21,8 @@ from serve_app.store.script import pairs
 log = logging.getLogger(__name__)
 
 RECORD_VERSION = 3
-"""This code writes records of this version. Raise it with a change that a reader of the version before would misread; a
-field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
+"""This code writes records of this version. Raise it with a change that a reader of the version before would misread;
+an added field needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
@@ -113,7 +113,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
 
 
 def kind_in(job_id: str, fields: Mapping[str, str]) -> JobKind:
-    """Return a job's kind, which an ended one's id alone tells."""
+    """Return a job's kind, which only its id tells once it has ended."""
     return kind_of_pool(fields.get("kind") or (JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION))
 
 

@@ -1,4 +1,4 @@
-"""Makes a whole request of a draft: what its LoRAs and their base model say, its pictures, and whether it may be."""
+"""Makes a whole request of a draft by what its LoRAs, their base model and its pictures say, or refuses it."""
 
 import math
 import secrets
@@ -139,7 +139,7 @@ class Resolution:
             raise InvalidParameter("loras: each may be named once")
         rank = sum(int(adapter.found.get("rank", 0)) for adapter in adapters)
         if len(adapters) > 1 and rank > self.max_rank:
-            raise InvalidParameter(f"loras: their ranks add up to {rank}, and must to at most {self.max_rank}")
+            raise InvalidParameter(f"loras: their ranks must add up to at most {self.max_rank}, not {rank}")
         acting = [
             adapter.found.get("factored") for use, adapter in zip(draft.loras, adapters, strict=True) if use.weight
         ]
@@ -152,7 +152,7 @@ class Resolution:
 def _base_model(draft: GenerationDraft, adapters: list[Adapter], offered: list[BaseModel]) -> BaseModel:
     of_loras = dict.fromkeys(adapter.base_model for adapter in adapters)
     if len(of_loras) > 1:
-        raise InvalidParameter(f"loras: must be of one base model, and are of {' and '.join(of_loras)}")
+        raise InvalidParameter(f"loras: must all be of one base model, not of {' and '.join(of_loras)}")
     named = next(iter(of_loras), draft.base_model)
     if draft.base_model not in (None, named):
         raise InvalidParameter(f"base_model: must be that of the LoRAs, {named}, or be left out")
@@ -185,8 +185,8 @@ def _size(draft: GenerationDraft, base: BaseModel, abilities: Abilities, begun: 
     if min(stretched, 1 / stretched) < 1 - MOST_CUT:
         field = "width" if draft.width else "height" if draft.height else "image_id"
         raise InvalidParameter(
-            f"{field}: the picture has {begun.width} × {begun.height} pixels, and {base.id} draws none of such proportions "
-            f"here, since sides are {SHORTEST_SIDE} to {longest}; name width and height, and its middle is taken"
+            f"{field}: the picture has {begun.width} × {begun.height} pixels, and {base.id} cannot keep its "
+            f"proportions with sides of {SHORTEST_SIDE} to {longest}; send width and height, and its middle is taken"
         )
     return width, height
 
@@ -201,7 +201,7 @@ def _check_reference(image: StoredImage, base: BaseModel) -> None:
 
 
 def _reference_cost(request: GenerationRequest, image: StoredImage) -> float:
-    """Return how many times a pass counts that takes an image's tokens beside those of the image that is drawn."""
+    """Return how many times a pass counts that takes an image's tokens besides those of the image that is drawn."""
     _, seen = reference_size(image.width, image.height)
     return 1 + math.prod(seen) / (request.width * request.height)
 
@@ -240,7 +240,7 @@ def _check_sampler(name: str, base: BaseModel, abilities: Abilities) -> None:
 def _cost(adapters: list[Adapter], passes: int, *, free: int) -> float:
     """Return how many times the work counts: for each pass of a step, and for the ranks of LoRAs beyond the first.
 
-    Of the first, what is beyond `free` counts too.
+    The first one's rank counts as far as it is beyond `free`.
     """
     added = [added_cost(adapter, free=0 if place else free) for place, adapter in enumerate(adapters)]
     return passes * (1 + sum(added))

@@ -2,8 +2,8 @@
 
 An account's picture is known by the digest of its PNG, which holds nothing but pixels, and stored and counted once. One
 that was uploaded on purpose stays for the retention time; one that was brought for a job goes with the jobs that need
-it. Its object is beside those of jobs, in a folder called by its image id. Its record comes first: an object that no
-record names would not be found again.
+it. Its object is stored among those of jobs, in a folder named by its image id. Its record comes first: an object that
+no record names would not be found again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ NO_SUCH = "There is no such image."
 HELD_FOR = timedelta(minutes=10)
 """A picture is stored, and its job asked for, within this time; after a crash between the two it goes then."""
 KEPT = "kept"
-"""What was uploaded on purpose is needed by this name."""
+"""The user in whose name an upload on purpose is needed."""
 LEAST_COUNTED = 64 << 10
 """An upload counts as at least this many bytes, so that records of tiny images do not fill Redis."""
 _ID = re.compile(r"img_[a-z2-7]{26}")

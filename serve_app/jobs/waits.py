@@ -45,7 +45,7 @@ class JobLook(NamedTuple):
 
 
 class Watch:
-    """One caller's place. It keeps the newest look alone, however slowly the caller takes them."""
+    """One caller's place. It keeps only the newest look, however slowly the caller takes them."""
 
     def __init__(self, joined: int, *, only_end: bool) -> None:
         self.joined, self.only_end = joined, only_end
@@ -76,8 +76,8 @@ class Watch:
 class SharedCalls:
     """Knows who waits with one idempotency key, in all processes: its job goes on while anybody does.
 
-    Each waits by a name of its own, so that a call may be sent twice. Who waited in a process that died is never known
-    to have left, and the job goes on to its end.
+    Each waits by a name of its own, so that a call may be sent twice. A caller whose process died is never known to
+    have left, and the job goes on to its end.
     """
 
     def __init__(self, redis: RedisClient) -> None:

@@ -1,4 +1,4 @@
-"""Tells which adapters the latest jobs used, and how far a worker that starts is, how long it took or why it failed."""
+"""Tells which adapters the latest jobs used, and how a worker's start goes on, how long it took or why it failed."""
 
 import random
 from datetime import timedelta
@@ -31,12 +31,12 @@ class RecentAdapters:
 FAILURE_LIFE = timedelta(hours=1)
 """A failure to start is told for this long. Serve starts the replica again far sooner, which renews the failure."""
 STARTING_LIFE = timedelta(seconds=15)
-"""A worker that starts says how far it is far more often."""
+"""A start's progress is told for this long after its last report. A worker that starts reports far more often."""
 MAX_REASON = 400
 
 
 class WorkerStatus:
-    """Stores how far a worker of each pool that starts is, how long it took, and why one could not start.
+    """Stores by pool the progress of a worker that starts, how long a start took, and why one failed.
 
     Every method may raise `StoreUnavailable`.
     """
@@ -50,11 +50,11 @@ class WorkerStatus:
         await self._redis.hset(redis_key("load", pool), "start_seconds", took.total_seconds())
 
     async def note_progress(self, pool: str, progress: str) -> None:
-        """Record how far a worker that starts is."""
+        """Record the progress of a worker that starts, in words."""
         await self._redis.set(redis_key("starting", pool), progress[:MAX_REASON], px=STARTING_LIFE)
 
     async def starting(self, pool: str) -> str | None:
-        """Return how far the worker is that starts, or has just started; None without one that tells."""
+        """Return the progress of a worker that starts, or has just started; None where none reports any."""
         return await self._redis.get(redis_key("starting", pool)) or None
 
     async def note_failure(self, pool: str, reason: str) -> None:

@@ -30,7 +30,7 @@ def order_of(adapter: Adapter, place: int = 0) -> str:
 
 
 def added_cost(adapter: Adapter, *, free: int) -> float:
-    """Return by what share the LoRA makes a pass longer: by its rank beyond `free`, or the rank of one as slow.
+    """Return by what share the LoRA makes a pass longer: by its rank beyond `free`, or by that of a LoRA as slow.
 
     Nothing for a row of the catalog file, whose rank the engine counts.
     """
@@ -137,9 +137,9 @@ class CatalogReader:
         return found
 
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
-        """List the newest adapters that the account may use; costs by `limit`.
+        """List the newest adapters that the account may use; the cost grows with `limit` alone.
 
-        Those of one time are listed by id, the last first. `before`: only those behind this one.
+        Those of one time are listed by id, the last first; with `before`, only those that come after it.
         """
         created_ms, lora_id = before or (None, None)
         answer = await self._page_loras(account=account_id, most=limit, before_ms=created_ms, before_id=lora_id)

@@ -209,7 +209,7 @@ _MEANINGS = {
     "float_type": "must be a number",
     "greater_than_equal": "must not be negative",
 }
-"""Pydantic's errors are described so; our own bring their text."""
+"""Texts for pydantic's errors, by their types; our own errors have their text."""
 
 
 def describe(error: pydantic.ValidationError) -> str:

@@ -14,7 +14,7 @@ from serve_app.store.script import Script
 
 
 class AdapterGrants:
-    """Decides for accounts on adapters, over what their records say. Every method may raise `StoreUnavailable`."""
+    """Allows or denies accounts an adapter, whatever its record says. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._grant_lora = Script(redis, "loras/grant_lora")

@@ -39,7 +39,7 @@ def weight_files(adapter: Adapter) -> Mapping[str, str]:
 def weights_digest(digests: Mapping[str, str]) -> str:
     """Return the identity of weights from the SHA-256 of each file.
 
-    Of a folder, it is the SHA-256 of its lines `<digest>  <name>`, in this order.
+    A folder's is the SHA-256 of its lines `<digest>  <name>`, in this order.
     """
     if "" in digests:
         return digests[""]

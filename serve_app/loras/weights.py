@@ -45,8 +45,8 @@ class _Entry(NamedTuple):
 class WeightCache:
     """Removes files beyond `limit` bytes, or while the disk lacks `reserve` bytes.
 
-    Several processes share the folder. When a file was last used is the time of an empty one in a folder beside it: its
-    own times are part of its identity.
+    Several processes share the folder. The time of an empty file in a folder next to it says when a file was last used,
+    since its own times are part of its identity.
     """
 
     def __init__(self, folder: Path, *, limit: int, reserve: int) -> None:

@@ -221,8 +221,8 @@ class AccountDeletion:
     async def delete(self, account: Account, by: Actor) -> DeletedAccount:
         """Disable the account, remove everything that is its own, and look for its id in every key.
 
-        Removed are its jobs, images, uploads, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers'
-        later writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises
+        Its jobs, images, uploads, LoRAs, keys, sessions, grants and name go. Running jobs end at once: later writes of
+        their workers are fenced off. The housekeeper repeats this after a crash, which is safe at any point. Raises
         `StoreUnavailable`.
         """
         return await self.background.run_to_end(self._finish(await self._begin(account, by)))

@@ -68,7 +68,7 @@ class ServiceState:
     keeps_worker: KeepsWorker
 
     async def readiness(self) -> Readiness:
-        """Ask every part, each within a limit of time: of the generators, each group that a base model names."""
+        """Ask every part within a limit of time, and the generators of each group that a base model names."""
         turn_s = READY_TIMEOUT_S + self.settings.longest_redis_wait.total_seconds()
         redis, reasons = await asyncio.gather(
             _answers(self.stats.dead(), within_s=turn_s), what_keeps_jobs_out(self.images, self.space)
@@ -113,10 +113,10 @@ class ServiceState:
     async def _generator(self, pool: str, base_models: Sequence[str]) -> str:
         """Tell from Redis whether the jobs of a pool will be worked on.
 
-        A worker seen in the last minute says yes, but for base models that none has loaded. Else a worker that failed
-        to start, after the last that could, says no. One that starts says how far it is. Where none has failed, it
-        depends on what the deployment promises: of at least one replica one is missing, and of none until there is
-        work, work that has waited long says that none comes.
+        A worker seen in the last minute means yes, except for base models that none has loaded. Otherwise a failed
+        start since the last successful one means no. Without such a failure the deployment's promise decides: where it
+        keeps a worker, one is missing and should be starting; where it may have none, the pool is idle, unless work
+        has waited for so long that none can be starting.
         """
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):

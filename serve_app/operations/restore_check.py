@@ -33,8 +33,8 @@ class RestoreFacts:
     images: int
     loras: int
     missing: Sequence[str]
-    """URIs of images and LoRA files that records name and the storage does not have; a LoRA file's is where it is
-    looked for now."""
+    """URIs of images and LoRA files that records name and the storage does not have; a LoRA file's is the one where the
+    service looks for it now."""
     problems: Sequence[str]
 
 

@@ -2,8 +2,8 @@
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
 it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
-killed server comes back with everything it had confirmed. A server that does not answer is never given a second one
-beside it: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+killed server comes back with everything it had confirmed. No second server is ever started
+while one does not answer: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
 """
 
 import fcntl
@@ -33,9 +33,9 @@ SOCKET_PATH_LIMIT = 100
 LOG_FILE = "redis.log"
 OLDER_FILE, NEWER_FILES, NEWER_FILES_SINCE = "appendonly.aof", "appendonlydir", (7,)
 """Servers since Redis 7 keep the append-only file in this folder, and take over the one of older servers, which do not
-look there. A copy that is put back beside the folder would be passed over without a word."""
+look there. A copy that is put back next to the folder would be passed over without a word."""
 NEWEST_READ = b"REDIS0011"
-"""How the newest of Redis's snapshots begins that Valkey reads: since 7.4 Redis writes another form."""
+"""The newest form of Redis's snapshots that Valkey reads begins with this: since 7.4 Redis writes another."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
 bytes."""
@@ -209,7 +209,7 @@ def require_readable_files(home: Path, binary: Path) -> None:
         raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
     if (home / NEWER_FILES / f"{OLDER_FILE}.manifest").exists() and (home / OLDER_FILE).exists():
         raise StoreUnavailable(
-            f"{home} holds {OLDER_FILE} beside {NEWER_FILES}, and a server reads the folder alone: keep the one you mean"
+            f"{home} holds {OLDER_FILE} and {NEWER_FILES}, and a server reads only the latter: keep the one you mean"
         )
     for snapshot in (home / NEWER_FILES).glob("*.base.rdb") if binary.name.startswith("valkey") else ():
         with snapshot.open("rb") as file:

@@ -41,7 +41,7 @@ KEY_MAP: tuple[Key, ...] = (
         "pools",
         "set",
         "permanent: until nothing is left of them",
-        "pools of groups beside `default`: loras/scripts/pools.lua",
+        "pools of groups other than `default`: loras/scripts/pools.lua",
     ),
     Key("quarantine:*", "zset", WAITING, "pool → waiting jobs that lost two workers, by sequence"),
     Key("quarantine_worker:*", "string", "the lease", "pool → the worker that runs quarantined jobs one at a time"),

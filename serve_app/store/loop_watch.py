@@ -40,7 +40,7 @@ class _Watch:
         self._loop.call_later(BEAT_S, self._beat)
 
     def _beat(self) -> None:
-        """Runs on the loop."""
+        """Note by how much this beat is late; it runs on the loop."""
         if self.is_over.is_set():
             return
         now = time.monotonic()

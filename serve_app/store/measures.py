@@ -50,7 +50,7 @@ class ShownWorker(NamedTuple):
 class Measures:
     """Counts and observations of one process, and the gauges of its worker.
 
-    Not thread-safe: for the event loop alone.
+    It is not thread-safe: only the event loop may use it.
     """
 
     def __init__(self, redis: RedisClient) -> None:
@@ -162,9 +162,8 @@ def is_cancelled() -> bool:
 
 
 RESERVE_SHARE = 0.1
-"""This share of `maxmemory` is kept. Of the least that we set, 256 MiB, it is 26 MiB: more than all ingress replicas
-take in between two looks, and ten times what ending 10,000 jobs needs, which is less than they needed while they
-waited."""
+"""This share of `maxmemory` is kept. At the least limit that we set, 256 MiB, it is 26 MiB: more than what all ingress
+replicas accept between two looks takes, and ten times what ending 10,000 jobs takes."""
 CHECK_EVERY_S = 1.0
 """How often free memory and free disk are looked at, at the most."""
 

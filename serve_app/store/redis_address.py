@@ -110,10 +110,10 @@ def lost_connection() -> Generator[None]:
 
 
 class _OnAnyLoop(AbstractConnection):
-    """A connection that always ends in one of redis-py's errors, on uvloop too, which only its caller learns of."""
+    """A connection that fails only by redis-py's errors, also on uvloop, and tells them to its caller alone."""
 
     async def _connect(self) -> None:
-        """Ask for the name first: uvloop leaves a lookup whose caller gave up, and logs its error as nobody's."""
+        """Resolve the name first: uvloop goes on with a lookup whose caller gave up, and logs its error as lost."""
         async with asyncio.timeout(self.socket_connect_timeout):
             if isinstance(self, Connection):
                 await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

@@ -83,7 +83,7 @@ OVERLAP = 24
 
 
 class Upscaler:
-    """Upscales RGB images. Not thread-safe; the same image gives the same bytes on the same machine."""
+    """Upscales RGB images. It is not thread-safe; the same image gives the same bytes on the same machine."""
 
     def __init__(self, networks: "Iterable[CompactNetwork]", device: torch.device) -> None:
         self.networks = {network.scale: network.to(device).eval() for network in networks}

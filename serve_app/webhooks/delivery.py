@@ -76,7 +76,7 @@ class WebhookDelivery:
         nameservers: Sequence[str] = (),
         rewrite: Rewrite | None = None,
     ) -> None:
-        """Names are asked of the machine's resolv.conf, or of `nameservers`, each `address:port`."""
+        """Names are resolved by the servers of the machine's resolv.conf, or by `nameservers`, each `address:port`."""
         self._settings = settings
         self._jobs = jobs
         self._images = images
@@ -91,7 +91,7 @@ class WebhookDelivery:
     async def deliver_forever(self) -> None:
         """Make deliveries as they are due until canceled, through any outage."""
         client = httpx.AsyncClient(
-            verify=httpx.create_ssl_context(),  # of the environment it takes SSL_CERT_FILE, and the client no proxy
+            verify=httpx.create_ssl_context(),  # it reads SSL_CERT_FILE; the client takes no proxy
             trust_env=False,
             follow_redirects=False,
             timeout=TIMEOUT.total_seconds(),

@@ -23,7 +23,7 @@ OF_JOBS = "jobs"
 """The endpoint that stands for the addresses that jobs name themselves."""
 MOST_ENDPOINTS = 10
 GRACE = timedelta(hours=24)
-"""How long a secret that was replaced signs beside its successor."""
+"""How long a secret that was replaced still signs, as its successor does."""
 LISTED = 100
 """A list has at most this many deliveries that have ended, and as many that wait."""
 LOOKED_AT = 2_000
@@ -139,7 +139,7 @@ class WebhookStore:
 def signing_secrets(
     settings: Settings, account_id: str, endpoint_id: str, fields: Mapping[str, str], *, at: datetime | None = None
 ) -> list[str]:
-    """Return the secrets of an endpoint, by its record: the newest, and at a time its predecessor while that signs.
+    """Return an endpoint's secrets by its record: the newest, and its predecessor if that still signs at the time `at`.
 
     A secret whose pepper the settings no longer list is left out. Nobody has seen the secret of the endpoint `jobs`
     before it was asked for, and no version of the pepper is wanted for it.

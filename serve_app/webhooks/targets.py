@@ -26,7 +26,7 @@ PUBLIC_PORT = 443
 RESOLVE_S = 5.0
 """A name has this long to be resolved, and one that may not be reached is refused no sooner."""
 TRIES, FIRST_TRY_S = 5, 1.0
-"""Each try is twice as long, from 0.25 s on where the server was quick (c-ares): five last longer than `RESOLVE_S`."""
+"""c-ares doubles the time of each try, from 0.25 s on with a quick server: five last longer than `RESOLVE_S`."""
 NOT_FOUND = "url: no address that webhooks may go to was found for its host"
 CONNECTIONS_TRIED = 3
 """At most this many addresses of a name are connected to, one after the other."""
@@ -51,7 +51,7 @@ _REFUSED: Sequence[Network] = [
         "3fff::/20",  # documentation
     )
 ]
-"""Addresses that lead elsewhere than to a public server, beside those that `ipaddress` calls not global."""
+"""Addresses that lead elsewhere than to a public server, besides those that `ipaddress` does not call global."""
 
 
 class Target(NamedTuple):

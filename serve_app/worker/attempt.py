@@ -102,7 +102,7 @@ class WorkerTiming:
 
 
 class WorkerParts:
-    """What a worker reads and writes, beside its executor."""
+    """What a worker reads and writes, besides its executor."""
 
     def __init__(self, process: Process) -> None:
         """Compose the parts. Raises `BadModeration`."""
@@ -205,7 +205,7 @@ class Attempt:
         error = making.exception()
         if error is None:
             return making.result()
-        log.error("job %s: attempt %d broke", self._claim.lease.job_id, self._claim.lease.attempt, exc_info=error)
+        log.error("job %s: attempt %d raised", self._claim.lease.job_id, self._claim.lease.attempt, exc_info=error)
         return Failed(generation_failed("The image could not be made."), retry=True)
 
     async def _make(self) -> Outcome:

@@ -63,7 +63,7 @@ async def stored_image(images: ImageStore, uri: str, name: str) -> bytes:
 
 
 class LoadedModels(NamedTuple):
-    """Base models in memory, by name, and the ids of the LoRAs beside them."""
+    """Base models in memory, by name, and the ids of the LoRAs in slots next to them."""
 
     base_models: Sequence[str] = ()
     loras: Sequence[str] = ()

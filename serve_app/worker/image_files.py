@@ -17,13 +17,13 @@ from serve_app.worker.executor import Executor, Pixels
 
 JPEG = {"quality": 95, "subsampling": "4:4:4"}
 WEBP = {"quality": 95}
-"""Lossy, since PNG is there for the exact pixels: without loss, WebP is 7 % smaller than PNG and takes twice as long."""
+"""WebP is lossy here, since PNG has the exact pixels: lossless, it would be 7 % smaller and take twice as long."""
 
 
 def encode(pixels: Pixels, form: ImageFormat, *, job_id: str | None = None) -> bytes:
     """Encode pixels; the same pixels give the same bytes.
 
-    A `job_id` is written beside the generator's name; then no two jobs give the same file.
+    A `job_id` is written next to the generator's name; then no two jobs give the same file.
     """
     if form is ImageFormat.PNG:
         return encode_png(pixels, job_id=job_id)

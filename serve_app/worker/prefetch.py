@@ -61,7 +61,7 @@ class AdapterPrefetch:
         return None
 
     def _is_disk_short(self) -> bool:
-        """Return whether the disk that weights are stored on has less free than the reserve, whatever can go."""
+        """Return whether the disk that weights are stored on lacks its reserve, even without what can go."""
         settings = self._parts.settings
         if free_bytes(settings.data_dir) >= settings.disk_reserve:
             return False

@@ -32,7 +32,7 @@ class AttemptTimes:
     committing: float = 0.0
 
     def timings(self) -> Timings:
-        """Return what an attempt took whose images are all stored."""
+        """Return what an attempt whose images are all stored took."""
         decoded = max(image.decoded for image in self.images)
         stored = max(image.stored for image in self.images)
         return Timings(

@@ -49,7 +49,7 @@ class StepThread:
     def expect(self, run_ids: Sequence[str], work: float = 1.0) -> list[asyncio.Future[FinishedRun]]:
         """Return futures of runs that are about to be added: call it before adding, `forget` when done.
 
-        Live runs share the time of a step by `work`, that of each.
+        Live runs share the time of a step in proportion to the `work` of each.
         """
         futures = [self._loop.create_future() for _ in run_ids]
         self._shares.update(dict.fromkeys(run_ids, work))

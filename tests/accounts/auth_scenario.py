@@ -299,7 +299,7 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
 
 
 async def _check_repeated_requests(stores: Stores, sync: Any, auth: Script) -> None:
-    """Repeat calls as redis-py does when a reply was lost, and as a forger would who knows a key's public id."""
+    """Repeat calls as redis-py does when a reply was lost, and as a forger who knows a key's public id would."""
     account = await stores.accounts.create("asking again")
     api_key, _ = await stores.api_keys.create(account.id, interfaces=BOTH)
     digest = sync.hget(redis_key("key", api_key.id), "digest")

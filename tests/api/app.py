@@ -127,7 +127,7 @@ class TestService:
     async def lease(self, job_id: str) -> Lease:
         """Claim until the job is ours; others met on the way stay claimed for the tests that wait for them."""
         kind = JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION
-        async with self._claiming:  # of two callers at once, one may be given both jobs
+        async with self._claiming:  # two callers at once could give both jobs to one of them
             while job_id not in self.claims:
                 claims = await self.resources.queue.claim("tests", pool=kind, nonce=new_nonce(), limit=64)
                 assert claims, f"{job_id} is not waiting"
@@ -156,7 +156,7 @@ class TestService:
         return job.images[0].image_id
 
     async def keep_digests_of_before(self, member: Member) -> list[dict[str, str]]:
-        """Leave of the account's idempotency keys what versions up to aec29b3e wrote; return what there was."""
+        """Reduce the account's idempotency keys to what versions up to aec29b3e wrote; return what they were."""
         redis, rows = self.resources.process.redis, list[dict[str, str]]()
         async for name in redis.scan_iter(match=redis_key("idempotency", member.account.id, "*")):
             rows.append(await redis.hgetall(name))

@@ -170,7 +170,7 @@ async def test_ranks_add_up_to_what_a_generator_takes(service: TestService, memb
         large = adapter_of(member.account.id, id=name, found={"rank": 100})
         await service.resources.adapter_registry.register(large)
     refused = await create(service, member, **SHORTEST, loras=[{"id": "model_big"}, {"id": "model_large"}])
-    assert "their ranks add up to 200, and must to at most 128" in error_of(refused)["message"]
+    assert "their ranks must add up to at most 128, not 200" in error_of(refused)["message"]
 
 
 async def test_two_lokrs_of_the_same_whole_factors_are_refused_at_once(service: TestService, member: Member) -> None:
@@ -297,7 +297,7 @@ SIZES: list[tuple[tuple[int, int], dict[str, Any], tuple[int, int] | str]] = [
     ((400, 1200), {}, (296, 888)),
     ((400, 1250), {"height": 1000}, (320, 1000)),
     ((70, 290), {}, (256, 1024)),
-    ((64, 640), {}, "image_id: the picture has 64 × 640 pixels, and pocket draws none of such proportions"),
+    ((64, 640), {}, "image_id: the picture has 64 × 640 pixels, and pocket cannot keep its proportions"),
     ((1500, 500), {"width": 512}, "width: the picture has 1500 × 500 pixels"),
     ((500, 1500), {"width": 512}, "width: the picture has 500 × 1500 pixels"),
 ]

@@ -121,7 +121,7 @@ async def test_an_upload_for_a_group_that_nothing_serves_is_warned_of_and_for_an
 
 @pytest.mark.slow
 async def test_a_file_that_does_not_fit_is_refused_with_the_reason(service: TestService, member: Member) -> None:
-    reason = "file: the file is a zip archive: unpack it, and bring the safetensors file in it"
+    reason = "file: the file is a zip archive: unpack it, and send the safetensors file in it"
     refused(await post(service, member.a, file=b"PK\x03\x04" + b"0" * 100), 400, "invalid_parameter", reason)
     assert await service.resources.catalog.owned_ids(member.account.id) == []
     assert uploads(service) == []

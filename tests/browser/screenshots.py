@@ -32,7 +32,7 @@ OTHERS = (
     ("a large red heart in the center on a pink background", "Shadow", 3),
     ("a tree with green leaves on a yellow hill under a pink sky", "Confetti", 2),
 )
-"""The history shows these jobs, each with prompt, LoRA and seed, beside those of the playground's pictures."""
+"""The history shows these jobs, each with prompt, LoRA and seed, besides those of the playground's pictures."""
 COMPARED = ("Blueprint", "Confetti", "Mosaic", "Neon", "Outline", "Sepia", "Shadow", "Stripes")
 LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),

@@ -198,7 +198,7 @@ def test_many_are_drawn_in_order_with_one_lora_for_all_or_each(client: Client) -
     (job,) = client.map("a boat", loras={"neon": 0.5, "outline": 0.5})
     assert len(job.request["loras"]) == 2
     assert client.map([], loras="neon") == []
-    with pytest.raises(ValueError, match="3 prompts, 2 seeds: give as many of each"):
+    with pytest.raises(ValueError, match="3 prompts, 2 seeds: give lists of one length"):
         client.map(["a boat"] * 3, loras="neon", seeds=[1, 2])
 
 

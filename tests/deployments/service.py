@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "ATELIER_LEASE": "PT5S",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # or the tests beside would starve its replicas
+    "RAY_worker_niceness": "0",  # or the other tests would starve its replicas
     "HF_HUB_OFFLINE": "1",
 }
 
@@ -54,7 +54,7 @@ def run_program(module: str, home: Path, report: Path, *, limit_s: float, **envi
 
 
 class Event(NamedTuple):
-    """What a stream of a job's events told."""
+    """An event of a job's stream."""
 
     name: str
     id: str

@@ -322,10 +322,10 @@ def test_without_a_token_haproxy_does_not_start(config: Path, tmp_path: Path, mo
     """Replicas would take every caller for one and the same."""
     done = check(config, RAY_AUTH_TOKEN="", HOME=str(tmp_path))
     assert done.returncode == 3
-    assert done.stderr.startswith("atelier: Ray's token is nowhere: set RAY_AUTH_TOKEN_PATH")
+    assert done.stderr.startswith("atelier: Ray's token was not found: set RAY_AUTH_TOKEN_PATH")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nothing"))
-    with pytest.raises(RuntimeError, match="Ray's token is nowhere"):
+    with pytest.raises(RuntimeError, match="Ray's token was not found"):
         proxy_secret()
 
 

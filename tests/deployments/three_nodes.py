@@ -308,7 +308,7 @@ def hold_the_last_place() -> None:
 
 
 def unready(caller: httpx.Client) -> dict[str, Any]:
-    """Return the first answer of `/readyz` that says `not ready`: the one after it may be."""
+    """Return the first answer of `/readyz` that says `not ready`; the next may say `ready` again."""
     answers: list[httpx.Response] = []
 
     def is_unready() -> bool:
@@ -328,13 +328,13 @@ async def new_key(settings: Settings) -> tuple[str, str]:
 
 
 def generator_has_started() -> bool:
-    """Whether one has ever been ready for jobs, so that it has drawn."""
+    """Whether a generator has ever been ready for jobs, so that it has drawn."""
     with connect_sync(Settings().redis_url) as redis:
         return bool(redis.hexists(redis_key("load", "generation"), "start_seconds"))
 
 
 def forget_workers(pool: str = "generation") -> None:
-    """Make Redis look as a minute after the pool's last worker was seen, and told how it started."""
+    """Make Redis look as it does a minute after the pool's last worker was seen, or told how far its start was."""
     settings = Settings()
     with connect_sync(settings.redis_url or ensure_redis(settings.data_dir).url) as redis:
         redis.delete(redis_key("workers", pool), redis_key("starting", pool))

@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
 WIDE_FLOAT32 = EngineOptions(device="cpu", dtype="float32", max_rows=32)
 ONE_AT_A_TIME = EngineOptions(device="cpu", dtype="float32", exact=False)
-"""Options of tests whose runs meet no others: what keeps their bits beside others is not measured, which takes 1 s."""
+"""Options of tests whose runs meet no others: nobody measures what keeps bits in company, which takes 1 s."""
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -92,7 +92,7 @@ class DiffusersReference:
         return made
 
     def _begins(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
-        """Return the pipeline that begins as the request does, and what it is given besides."""
+        """Return the pipeline that begins as the request does, and its further arguments."""
         size = {"width": request.width, "height": request.height}
         if request.image is None:
             return self.pipeline, size

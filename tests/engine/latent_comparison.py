@@ -102,7 +102,7 @@ def require_equal(
 ) -> None:
     """Require that the engine's answers are the writer's at each weight, and that the adapter does something.
 
-    Layers as small as these take a LoKr as a LoRA, unless `factored` lets its factors cost nothing besides their work.
+    Layers as small as these take a LoKr as a LoRA, unless `factored` lets its factors cost nothing but their work.
     """
     wanted = [expected(weight) for weight in weights]
     effect = max(float((latents - base.plain).abs().max()) for latents in wanted)

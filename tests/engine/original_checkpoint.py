@@ -80,7 +80,7 @@ def _unet(unet: Any) -> Tensors:
         return _swap(name, UNET_TOP)
 
     def in_block(side: str, block: str, kind: str, index: str, rest: str) -> str:
-        """Name a layer: both sides count their layers through.
+        """Name a layer: either side numbers its layers from its beginning to its end.
 
         The input side begins with the first convolution and ends in a sampler.
         """

@@ -285,7 +285,7 @@ def _raw_device() -> torch.device:
 
 
 def _where() -> str:
-    """Return the line of the product that asked for it."""
+    """Return the line of the product that asked for what is being recorded."""
     frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         _, found, file = frame.f_code.co_filename.rpartition(PRODUCT)

@@ -111,7 +111,7 @@ def test_an_adapter_beyond_the_memory_is_refused_and_others_go_on(
         runs = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate([big, *loras])]
         refused, *others = finish(engine, runs).values()
     assert refused.failure is not None
-    assert "MB beside the model, this server has 0.5 MB" in refused.failure.message
+    assert "MB of memory, and this server has 0.5 MB" in refused.failure.message
     assert all(one.image is not None for one in others)
 
 

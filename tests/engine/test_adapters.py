@@ -301,7 +301,7 @@ def test_an_alpha_that_only_the_metadata_tell_is_obeyed(
     ({"lora_adapter_metadata": '{"lora_alpha": 16}', "lora_alpha": "8"}, "lora_alpha is 8.0 by its metadata, 16.0"),
     ({"alpha": "much"}, "metadata: lora_alpha is not a number but 'much': write the number"),
     ({"alpha": "dynamic"}, 'has no alpha, though the metadata call it "Dynamic"'),
-    ({"vision.lora_alpha": "8"}, "tell lora_alpha of vision, which the base has not"),
+    ({"vision.lora_alpha": "8"}, "have a lora_alpha for vision, which the base model lacks"),
     ({"alpha": "8", "r": "9"}, "its rank is 4, but its configuration says 9"),
     ({"lora_adapter_metadata": '{"lora_bias": true}'}, "lora_bias not supported"),
 ], ids=str)  # fmt: skip
@@ -384,7 +384,7 @@ def test_a_magnitude_without_its_weights_is_refused(table: LayerTable, tmp_path:
     both = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight") | pair(STEM, ".lora_down.weight", ".lora_up.weight")
     for beside in ({}, both):
         path = saved(tmp_path / "a.safetensors", beside | {f"{Q}.magnitude": torch.ones(32)})
-        with pytest.raises(UnusableAdapter, match=f"{Q}: has peft_magnitude as {Q}, but no one pair of weights"):
+        with pytest.raises(UnusableAdapter, match=f"{Q}: has peft_magnitude as {Q}, but not exactly one pair"):
             read(path, table)
 
 

@@ -155,7 +155,7 @@ def test_each_start_warns_where_no_division_keeps_bits(
         with Engine.load(sd, replace(EXACT_FLOAT32, max_rows=4), findings=tmp_path) as engine:
             engine.base_models["sd"].denoiser.register_forward_hook(depend_on_being_last)
             engine.warm_up(64, 64)
-        assert "may depend on the images beside it" in caplog.text
+        assert "may depend on the other images of its batch" in caplog.text
     assert passes == [4], "the second start has it from what the first found"
 
 

@@ -64,7 +64,7 @@ def random_z_image(device: torch.device) -> Any:
 
 
 def random_flux2_klein(device: torch.device) -> Any:
-    """Return FLUX.2 klein 4B, distilled, in the same way."""
+    """Return the distilled FLUX.2 klein 4B with random weights, from the published configs."""
     with torch.device(device):
         transformer = diffusers.Flux2Transformer2DModel(
             num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False

@@ -15,6 +15,6 @@ def clock_off_by(error: timedelta) -> AbstractContextManager[Any]:
 
 
 def by_the_callers_clock(error: timedelta) -> Rewrite:
-    """Scripts that take the time from a caller whose clock is off by `error`: what ours must never do."""
+    """Scripts that take the time from a caller whose clock is off by `error`, which ours must never do."""
     ahead_ms = round(error.total_seconds() * 1000)
     return lambda _, text: text.replace("local now = time[1] * 1000", f"local now = {ahead_ms} + time[1] * 1000")

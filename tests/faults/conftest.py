@@ -1,4 +1,4 @@
-"""An env per test in a directory of its own, and the whole service as a process."""
+"""A service without Ray for each test in a directory of its own, and the whole service as a process."""
 
 import shutil
 from collections.abc import AsyncIterator

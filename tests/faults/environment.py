@@ -36,11 +36,11 @@ SHORT, LONG = 3, 40
 ENDLESS = 400
 """Steps that outlast any lease of a second or two."""
 LEASE = timedelta(seconds=20)
-"""Far longer than any pause of a crowded machine: only a worker that is dead or cut off loses it."""
+"""A lease far longer than any pause of a crowded machine: only a worker that is dead or cut off loses it."""
 HASTY = timedelta(seconds=1.5)
-"""For a worker that is to lose its jobs."""
+"""A lease for a worker that is to lose its jobs."""
 SETTLE = timedelta(seconds=100)
-"""For whatever a service does by itself, on a crowded machine."""
+"""Whatever a service does by itself may take this long, on a crowded machine."""
 
 
 class Environment:
@@ -234,7 +234,7 @@ class Ingress:
     async def post(
         self, body: dict[str, Any], headers: dict[str, str], *, may_end_as: Sequence[JobState] = ()
     ) -> httpx.Response:
-        """Ask for an image; an acknowledged id is in the acknowledged."""
+        """Ask for an image; its id is among the acknowledged once the service has sent it."""
         answer = await self.client.post("/v1/generate", json=body, headers=headers)
         if answer.is_success:
             job_id = answer.json().get("request_id") or answer.json()["run_id"]

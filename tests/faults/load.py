@@ -59,9 +59,9 @@ class Seen:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     """Object name → SHA-256 of what was downloaded."""
     calls: list[Call] = field(default_factory=list[Call])
-    """Those of steady callers, in the order of their ends."""
+    """The calls of steady callers, in the order of their ends."""
     open: set[float] = field(default_factory=set[float])
-    """When those were made that have not ended."""
+    """When the calls that have not ended were made."""
     double: list[str] = field(default_factory=list[str])
 
 

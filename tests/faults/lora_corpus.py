@@ -264,7 +264,7 @@ REASONS: dict[str, str] = {
     "a pickle": "is a pickle .* convert it to safetensors",
     "a (zip|RAR|7z|tar)": "is a (zip|RAR|7z|tar) archive: unpack it",
     "a gzip|a bzip2|an xz": "is compressed with .*: unpack it",
-    "GGUF": "is GGUF, .* bring the LoRA as safetensors",
+    "GGUF": "is GGUF, .* send the LoRA as safetensors",
     "HTML|XML": "is a web page, not weights",
     "JSON": "is JSON, .* check the download address",
     "PEFT's": "is PEFT's adapter_config.json, .* choose the adapter_model.safetensors",
@@ -299,7 +299,7 @@ def processor_time() -> float:
 
 
 def child_peak_mb() -> float:
-    """The largest child's; one begins with this process's own, so it is no less than the truth."""
+    """The peak of the largest child, which begins with this process's own memory, so that it is never too low."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
 
 
@@ -329,7 +329,7 @@ def offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
 
 
 def hostile_adapter(path: Path) -> Adapter:
-    digest = "0" * 64  # of the one that is refused before it is read
+    digest = "0" * 64  # a file over the limit is refused before it is read
     if path.stat().st_size < MAX_FILE_BYTES:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -46,7 +46,7 @@ class RedisProxy:
             writer.transport.abort()
 
     def reset(self) -> None:
-        """Open connections end by RST, as of a machine that came back; new ones pass."""
+        """Open connections end by RST, as when a machine comes back; new ones pass."""
         for writer in self._writers:
             end = writer.get_extra_info("socket")
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

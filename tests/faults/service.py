@@ -90,7 +90,7 @@ class Service:
             return False
 
     def kill_everything(self) -> None:
-        """What a machine's sudden end leaves: nothing of Ray, of the replicas, of Redis."""
+        """Kill what a machine's sudden end would: all of Ray, of the replicas, of Redis."""
         for pid in (self.pid, *processes.descendants(self.pid), *self.pids("redis")):
             processes.kill(pid)
         kill_all_of(self.runtime_home)
@@ -98,7 +98,7 @@ class Service:
         self._process.wait(10)
 
     async def stop(self) -> None:
-        """As Ctrl-C does; what is left then is killed."""
+        """Stop it as Ctrl-C does, and kill what is left then."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGTERM)

@@ -201,7 +201,7 @@ class _WithoutHeartbeats:
 
 
 class TamperedExecutor:
-    """A executor whose step kills its process or never ends; and a prompt that kills whoever draws it."""
+    """An executor whose step kills its process or never ends; and a prompt that kills whoever draws it."""
 
     def __init__(self, executor: object, behavior: WorkerBehavior) -> None:
         self._executor = executor

@@ -36,7 +36,7 @@ def run(command: Sequence[str], tree: Path, *, given: str = "", exit_code: int =
     environment = os.environ | {
         "PYTHONPATH": str(tree),
         "HF_HUB_OFFLINE": "1",
-        "GIT_CEILING_DIRECTORIES": str(tree.parent),  # git would skip the files of a folder inside a repository
+        "GIT_CEILING_DIRECTORIES": str(tree.parent),  # in a folder inside a repository git would skip the files
     }
     done = subprocess.run(
         [str(program) if program.exists() else command[0], *command[1:]],

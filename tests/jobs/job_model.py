@@ -382,7 +382,7 @@ class JobModel:
     async def _maybe_twice(
         self, call: Callable[[], Awaitable[_Answer]], agrees: Callable[[_Answer, _Answer], bool] = eq
     ) -> _Answer:
-        """What a client does whose first reply was lost: the same call again. Both answers must agree."""
+        """Call, and now and then again, as a client whose first reply was lost does. Both answers must agree."""
         self.moves += 1
         first = await call()
         if self.rnd.random() < self.repeat:

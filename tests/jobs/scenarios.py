@@ -29,7 +29,7 @@ from tests.made_jobs import new_job, stored_image
 from tests.support import existing
 
 WORK = 30 * 512 * 512 / 1e6
-"""Of one image at the default size and steps, in megapixel-steps."""
+"""The work of one image at the default size and steps, in megapixel-steps."""
 COST = round(WORK, 3) * DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION]
 """Seconds charged for it before anything was measured."""
 FAR = timedelta(hours=1)
@@ -335,7 +335,7 @@ async def a_busy_worker_empties_before_it_takes_a_quarantined_job(queue: Logical
 async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(queue: LogicalQueue) -> None:
     first, second = await _lose_two_workers(queue, 2)
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [first]
-    queue.sync.delete(redis_key("quarantine_worker", "generation"))  # as when its life has run out
+    queue.sync.delete(redis_key("quarantine_worker", "generation"))  # its life has run out
     await _lose_leases(queue)
     assert [dead.id for dead in await queue.dead_letters.list()] == [first]
     assert [lease.job_id for lease in await _claim(queue, "w2", limit=4)] == [second]
@@ -479,7 +479,7 @@ async def an_idempotency_key_is_one_accounts_own(queue: LogicalQueue) -> None:
 
 
 async def an_adapter_is_asked_about_at_the_accept(queue: LogicalQueue) -> None:
-    """The last grant or denial counts, else to whom the LoRA is offered."""
+    """The last grant or denial counts, or else whether the LoRA is offered to the account."""
 
     async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
         try:
@@ -559,7 +559,7 @@ async def a_forbidden_job_leaves_the_quarantine(queue: LogicalQueue) -> None:
 
 
 async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(queue: LogicalQueue) -> None:
-    """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
+    """They end wherever they wait, only those of accounts that may no longer use it; each is looked at once."""
     _offer(queue, "model_x", is_open=True)
     (quarantined,) = await _lose_two_workers(queue, 1, lora_id="model_x")
     (held,) = await _claim(queue, "w1")

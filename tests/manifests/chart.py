@@ -47,7 +47,7 @@ def _chart(folder: Path) -> helm_python.Chart:
 
 
 def chart_beside_secret(folder: Path, **data: str) -> Path:
-    """Copy the chart, with what its links name beside it, for a cluster in which `lookup` finds a Secret with `data`."""
+    """Copy the chart with what its links name, for a cluster in which `lookup` finds a Secret with `data`."""
     chart = folder / "configs" / "helm" / "atelier"
     shutil.copytree(CHART, chart, symlinks=True)
     for name in ("monitoring", "redis"):

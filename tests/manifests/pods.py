@@ -46,7 +46,7 @@ def templates(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
 def _ray_template(group: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
     """The template as KubeRay 1.7 completes it.
 
-    It adds labels of its own, the autoscaler beside the head, and to workers an init container that waits for the head,
+    It adds labels of its own, the head's autoscaler, and to workers an init container that waits for the head,
     like the ray container, but without its `envFrom`.
     """
     template = group["template"]

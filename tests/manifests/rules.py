@@ -20,7 +20,7 @@ TOKEN_HOLDERS = {"head", "account-job"}
 """The autoscaler resizes the cluster, and the account job fills in a Secret; no other pod speaks to Kubernetes' API."""
 POD = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-    "enableServiceLinks": False,  # those look like settings: `ATELIER_PORT` of a service called `atelier`
+    "enableServiceLinks": False,  # links look like settings: `ATELIER_PORT` of a service called `atelier`
 }
 CONTAINER = {
     "securityContext": {

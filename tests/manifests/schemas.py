@@ -1,7 +1,7 @@
 """Checks manifests against the schemas of their kinds, and refuses unknown fields.
 
 They are Kubernetes' own, and closed excerpts for the custom resources that the chart uses a few fields of. KubeRay's
-whole definition is used besides, where KUBERAY_CRD names its file:
+whole definition is used too, where KUBERAY_CRD names its file:
 ray-operator/config/crd/bases/ray.io_rayservices.yaml of KubeRay 1.7.
 """
 

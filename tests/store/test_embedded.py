@@ -128,7 +128,7 @@ def test_a_copy_that_is_put_back_beside_newer_files_is_not_passed_over(home: Pat
     assert stop_redis(home)
     copy = home / "redis" / "appendonly.aof"
     copy.touch()
-    with pytest.raises(StoreUnavailable, match=r"appendonly.aof beside appendonlydir, .* keep the one you mean"):
+    with pytest.raises(StoreUnavailable, match=r"appendonly.aof and appendonlydir, .* keep the one you mean"):
         ensure_redis(home)
     copy.unlink()
     assert ensure_redis(home)

@@ -82,7 +82,7 @@ async def test_what_cannot_be_used_is_refused_in_words_and_what_was_typed_stays(
     assert page.form("Upload and check").fields["name"] == "My ink"
     assert "The file was refused: is required" in (await _upload(browser, b"")).text
     zipped = await _upload(browser, b"PK\x03\x04" + b"0" * 100)
-    assert "The file was refused: the file is a zip archive: unpack it, and bring the safetensors" in zipped.text
+    assert "The file was refused: the file is a zip archive: unpack it, and send the safetensors" in zipped.text
     assert _left(resources) == 0
 
 

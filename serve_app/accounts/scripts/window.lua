@@ -18,8 +18,8 @@ local function refused(status)
 end
 
 -- Returns status, plan name, used, the window's end, limit. The status is ok, or limited for a request for which
--- the plan, or the key's own limit, leaves no space. `limit` is the smaller of the two, and `used` what is not left
--- of it.
+-- the plan, or the key's own limit, leaves no space. `limit` is the smaller of the two, and `used` is it less
+-- the requests that both leave.
 local function count_request(rate_token, account_id, plan_name, key_id, key_limit)
   local plan, limit, window_ms = plan_called(plan_name)
   local window = rate_window(account_id)

@@ -152,7 +152,7 @@ class EventStream(Response):
         job, sent_at, checked_at = self._job, 0.0, time.monotonic()
         seen = self._seen or Seen(job.state, job.attempt, job.progress)
         snapshot = event("snapshot", seen.id, self._record(job)) if self._seen is None else b""
-        await send_now(b"retry: %d\n%b" % (RECONNECT_MS, snapshot))  # a line of the first event, whichever
+        await send_now(b"retry: %d\n%b" % (RECONNECT_MS, snapshot))  # a line of the first event, whatever it is
         while not (job.state.is_terminal or watch.is_over):
             look = await watch.next(min(CHECK_EVERY_S, HEARTBEAT_S))
             if look is not None and look.has_ended:

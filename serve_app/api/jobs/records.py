@@ -35,7 +35,7 @@ class JobUsage(ResponseBody):
     """What a completed job used."""
 
     images: Count
-    megapixel_steps: Annotated[float, Field(description="Of an upscale, the megapixels of its result.")]
+    megapixel_steps: Annotated[float, Field(description="For an upscale, the megapixels of its result.")]
     worker_seconds: float
 
 

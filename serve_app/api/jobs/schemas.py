@@ -1,4 +1,4 @@
-"""What `POST /v1/jobs` may be asked for, by the kind of job, and how a job's record shows what it was asked for."""
+"""The bodies that `POST /v1/jobs` takes, by the kind of job, and how a job's record shows what it was asked for."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,8 +43,8 @@ Side = Annotated[
     Annotated[int, Field(ge=SHORTEST_SIDE, le=LONGEST_SIDE, multiple_of=SIDE_STEP)] | SkipJsonSchema[None],
     NOT_NULL,
     Field(
-        description="Pixels; the base model says how many it takes, and how many are usual. Of an image to begin from "
-        "what is left out follows its proportions."
+        description="Pixels; the base model says how many it takes, and how many are usual. With an image to begin "
+        "from, what is left out follows its proportions."
     ),
 ]
 Metadata = Annotated[
@@ -79,7 +79,7 @@ class _AnyWish(RequestBody):
     webhook_url: Annotated[
         Annotated[str, Field(min_length=1, max_length=LONGEST_URL), NO_NUL] | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="This HTTPS address is told by POST when the job ends, beside the account's webhooks."),
+        Field(description="This HTTPS address is told by POST when the job ends, as are the account's webhooks."),
     ] = None
 
     def given(self) -> dict[str, Any]:

@@ -26,7 +26,8 @@ class Found(ResponseBody):
     writer: Annotated[str, Field(description="The tool that wrote the file; empty if unknown.")]
     algorithm: Annotated[str, Field(description="LoRA, DoRA, LoHa, LoKr or IA3; empty for files checked earlier.")] = ""
     suggested_trigger_words: Annotated[
-        list[str], Field(description="By the file's own trigger phrase and commonest tags; yours are `trigger_words`.")
+        list[str],
+        Field(description="From the file's own trigger phrase and commonest tags; yours are `trigger_words`."),
     ] = Field(default_factory=list[str])
     metadata: Annotated[
         dict[str, str] | SkipJsonSchema[None],

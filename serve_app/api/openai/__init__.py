@@ -14,7 +14,7 @@ from serve_app.api.openapi import json_app
 from serve_app.domain.errors import AtelierError
 
 LONGEST_WAIT_S, _CURABLE = 60, (408, 429)
-"""OpenAI's clients repeat 408, 409, 429 and 5xx; told to wait longer than this, their earlier versions do at once."""
+"""OpenAI's clients retry 408, 409, 429 and 5xx; earlier versions retry at once if told to wait longer than this."""
 
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 

@@ -252,10 +252,10 @@ async def _states(
 ) -> AsyncGenerator[Job]:
     """Create a job, and yield what is known of it, twice a second and once it has ended.
 
-    Whoever closes this before cancels the job, unless others wait with the same idempotency key. A repeat of a key whose
-    job was so canceled creates another. Raises what `Submission.submit` raises, `Overloaded` where no more callers may
-    wait, and `WaitEnded` after that time or when this process drains: then a job with an idempotency key goes on,
-    since a repeat of it can wait on.
+    Whoever closes this earlier cancels the job, unless others wait with the same idempotency key. A repeat of a key
+    whose job was canceled in this way creates another. Raises what `Submission.submit` raises, `Overloaded` where no
+    more callers may wait, and `WaitEnded` after `seconds` or when this process drains: then a job with an idempotency
+    key goes on, since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
     own_key, waiter, job = call.idempotency_key, secrets.token_hex(8), None

@@ -24,7 +24,7 @@ class _Change(NamedTuple):
 
     down: Tensor
     factors: Factors | None
-    """Times the adapter's scale."""
+    """They are multiplied by the adapter's scale."""
     up: Tensor
     """[out, rank], times the adapter's scale."""
     slope: Tensor

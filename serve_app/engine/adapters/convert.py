@@ -101,7 +101,7 @@ def _whole_change(
 def _outputs_of(made: ModuleWeights, first: int, end: int) -> ModuleWeights:
     """Return what a change does to these outputs, at the rank that it has there.
 
-    Columns of zeros are left out: who joins the changes of several layers writes each one's beside zeros.
+    Columns of zeros are left out: a trainer that joins the changes of several layers pads each of them with zeros.
     """
     made = made.outputs(first, end)
     used = made.up.any(0)
@@ -130,7 +130,7 @@ def _scaling(alpha: float | None, dimension: int | None, rank_stabilized: bool) 
 
 
 def _require_one_algorithm(name: str, parts: Parts) -> None:
-    """What one algorithm does not use would be left out without a word."""
+    """Raise UnusableAdapter for parts of two algorithms, since those of one would be left out without a word."""
     used = next((each for each in (LOHA, LOKR, LORA) if each & parts.keys()), IA3)
     others = parts.keys() - used - (set() if used is IA3 else ONE_NUMBER | MAGNITUDES)
     whole = {f"{side}_{part}" for side in ("lokr_w1", "lokr_w2") if side in parts for part in "ab"}

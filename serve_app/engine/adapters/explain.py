@@ -80,8 +80,8 @@ DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "modelspec.architecture": _DECLARED,
     PEFT_BASE: [(rf"[\w-]+/{marks.repository}", marks.name) for marks in MARKS if marks.repository],
 }
-"""Families by how the values begin that sd-scripts and ai-toolkit, the model metadata standard and PEFT write; any
-other says nothing."""
+"""Families by how values in the fields of sd-scripts, ai-toolkit, the model metadata standard and PEFT begin; any other
+value says nothing."""
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )
@@ -114,7 +114,7 @@ _FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
     (re.compile(r"((img|txt)_attn[._]qkv|(?<!single_)transformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)"
                 r"\.lora[._](down|A)"), 1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
 )  # fmt: skip
-"""Tensors of Flux adapters whose size in this dimension tells the family: 3072 inputs alone are those of two."""
+"""Tensors of Flux adapters whose size in this dimension tells the family; 3072 inputs do not, since two have them."""
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 

@@ -33,7 +33,7 @@ PARTS: Mapping[str, str] = {
     "on_input": "ia3_on_input",
 }
 ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3"}
-"""An algorithm is known by parts whose names begin so, which no other algorithm has."""
+"""An algorithm is known by parts whose names begin with its key here, which no other algorithm has."""
 _LONGEST_FIRST = sorted(PARTS, key=len, reverse=True)
 _MAGNITUDE = r"(?:(?:lora_|dora_)?magnitude(?:_vector)?|weight_m_wdecomp)"
 """PEFT's DoRA keeps `lora_magnitude_vector`, ai-toolkit's `magnitude`, the method's authors `weight_m_wdecomp`."""
@@ -43,7 +43,7 @@ _BY_PEFT = re.compile(
 _PEFT_PARTS = {"lora_A": "down", "lora_B": "up"}
 _OLD_PROCESSOR = re.compile(r"(.*)_lora\.(down|up)\.weight")
 _TRAINING_ONLY = re.compile(r"\.lora_(velora_embed|monteclora_sampler)\b")
-"""PEFT's VeLoRA and MonteCLoRA read these in training; an image is drawn with the plain LoRA beside them."""
+"""PEFT's VeLoRA and MonteCLoRA read these in training; an image is drawn with the plain LoRA alone."""
 _BESIDE = {"alpha", "scalar", "dora_scale", "peft_magnitude"}
 """Parts that say something of a layer's factors, and nothing without them."""
 
@@ -146,8 +146,7 @@ def _found(source: Source, table: LayerTable) -> list[Found]:
             continue
         if tensor.startswith("base_model.model.") and source.peft_config is None:
             raise UnusableAdapter(
-                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: "
-                "bring the whole folder"
+                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: send the whole folder"
             )
         if key.adapter and (other := adapters.setdefault((key.component, key.name), key.adapter)) != key.adapter:
             raise UnusableAdapter(f"two adapters in one file: {other} and {key.adapter}")
@@ -167,7 +166,7 @@ def _found(source: Source, table: LayerTable) -> list[Found]:
 def _whole_layers(found: Iterable[Found]) -> list[Found]:
     """Join a layer's magnitude, alpha or scalar with its factors where these are under another spelling of its name.
 
-    diffusers' advanced trainers write `lora_unet_…_attn1.to_k.lora_magnitude_vector` beside
+    diffusers' advanced trainers write `lora_unet_…_attn1.to_k.lora_magnitude_vector` next to
     `lora_unet_…_attn1_to_k.lora_down.weight`.
     """
     layers = [each for each in found if each.tensors.keys() - _BESIDE]
@@ -179,7 +178,7 @@ def _whole_layers(found: Iterable[Found]) -> list[Found]:
         if len(homes) != 1 or homes[0].tensors.keys() & beside.tensors.keys():
             raise UnusableAdapter(
                 f"{beside.component}.{beside.name}: has {' and '.join(sorted(beside.tensors))} as {beside.spelled}, "
-                "but no one pair of weights that it belongs to: save both under the same name"
+                "but not exactly one pair of weights to which it belongs: save both under the same name"
             )
         homes[0].tensors.update(beside.tensors)
     return layers

@@ -24,9 +24,9 @@ PLAIN_METADATA: Mapping[str, str] = {
     "rank": "r",
     "use_rslora": "use_rslora",
 }
-"""Fields by the names that trainers write beside the tensors, as text, with or without `transformer.` before them."""
+"""Fields by the names that trainers write next to the tensors, as text, with or without `transformer.` before them."""
 DENOISERS = ("unet", "transformer")
-"""Trainers write either for whatever denoiser they train."""
+"""Trainers write either name, whichever denoiser they train."""
 PEFT_ALPHA = 8
 """PEFT's own alpha, which holds where a configuration names none."""
 MAX_ALPHA = 1e9
@@ -123,7 +123,7 @@ class ScalingRules:
         """Raises UnusableAdapter for rules of a component that the base model has not: they would act on nothing."""
         if others := self._configs.keys() - {*present, *DENOISERS, ""}:
             raise UnusableAdapter(
-                f"its metadata tell lora_alpha of {', '.join(sorted(others))}, which the base has not"
+                f"its metadata have a lora_alpha for {', '.join(sorted(others))}, which the base model lacks"
             )
 
     def of(self, component: str, layer: str) -> Scaling:
@@ -160,7 +160,7 @@ def scaling_rules(
 
 
 def _diffusers_fields(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return diffusers' fields by component, of which the only one may be ""."""
+    """Return diffusers' fields by component; a single component may have the name ""."""
     fields: dict[str, dict[str, Any]] = {}
     try:
         for name, value in json.loads(metadata.get(METADATA, "{}")).items():
@@ -194,7 +194,7 @@ def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
         raise UnusableAdapter(f"{place}: a PEFT {kind} adapter, only LORA is supported: train one with LoraConfig")
     named = [name for name in UNSUPPORTED if fields.get(name)]
     if named:
-        raise UnusableAdapter(f"{place}: {', '.join(named)} not supported: train and save the adapter without")
+        raise UnusableAdapter(f"{place}: {', '.join(named)} not supported: train and save the adapter without it")
     if str(fields.get("bias") or "none") != "none":
         raise UnusableAdapter(f"{place}: bias {fields['bias']!r} is not supported, only 'none'")
     if str(fields.get("init_lora_weights")).lower().startswith(CHANGED_BASES):

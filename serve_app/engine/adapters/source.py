@@ -19,17 +19,17 @@ _FOLDERS: Sequence[tuple[str, str]] = (
     (r"model_index\.json", "is of a whole model: an operator may add it as a base model"),
     (r"[^/]+-\d+-of-\d+\.safetensors|.*\.index\.json", "is of several shards: save the adapter as one file"),
     (r"[^/]+\.(bin|pt|pth|ckpt)", "is a pickle, which may hold code: save it as safetensors"),
-    (r"[^/]+\.safetensors", "is a file by itself: bring it without the folder"),
+    (r"[^/]+\.safetensors", "is a file by itself: send it without the folder"),
     (
         rf"[^/]+/({re.escape(PEFT_WEIGHTS)}|{re.escape(DIFFUSERS_WEIGHTS)})",
-        "is in a subfolder: bring each one by itself",
+        "is in a subfolder: send each one by itself",
     ),
 )
 """Folders of other kinds by a name in them."""
 
 
 class Source(NamedTuple):
-    """An adapter's file, of which the header was read, and PEFT's configuration where it has one."""
+    """An adapter's file, whose header was read, and PEFT's configuration where it has one."""
 
     file: Path
     header: Header

@@ -174,7 +174,7 @@ def _encode_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Return hidden states [1, window, width], and the projected pooled vector [1, width] if there is one.
 
-    No token attends to those that `hidden_from` says yes for.
+    No token attends to those for which `hidden_from` is true.
     """
     skipped = encoder.penultimate + clip_skip
     model = encoder.model

@@ -36,8 +36,8 @@ USUAL_STEPS = 8
 class TransformerFamily(ABC):
     """A transformer over tokens of an image and of its caption, trained by flow matching; see `Family`.
 
-    It can be any whose pipeline of diffusers has a Qwen3 as its one text encoder. What an architecture has of its own,
-    its class says.
+    It serves any architecture whose pipeline of diffusers has a Qwen3 as its only text encoder. A subclass has what is
+    particular to one.
     """
 
     denoiser = "transformer"
@@ -46,8 +46,8 @@ class TransformerFamily(ABC):
     convert: Convert
     """The function from the names in single files to diffusers'."""
     max_encoded_prompts = 128
-    """How many encoded prompts are kept for further runs; what was used longest ago goes first. The longest takes 2.6 MB
-    of Z-Image."""
+    """How many encoded prompts are kept for further runs; what was used longest ago goes first. Z-Image's longest takes
+    2.6 MB."""
 
     def __init__(
         self, pipeline: Any, options: EngineOptions, *, sampler: str = "", placement: Placement | None = None

@@ -148,7 +148,7 @@ class Family(Protocol):
 
     @property
     def lanes(self) -> Sequence[Component]:
-        """Return the denoiser's component, and the same over the same weights for each pass that may run beside it."""
+        """Return the denoiser's component for each pass that may run at the same time, all over the same weights."""
         ...
 
     @property
@@ -177,7 +177,7 @@ class Family(Protocol):
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         """Compute once what every pass of a run would compute again.
 
-        The run's adapter is applied to one row of the denoiser. What is left of an image, the run begins from.
+        The run's adapter is applied to one row of the denoiser. The run begins from an image that is left in it.
         """
         ...
 

@@ -161,7 +161,7 @@ class FeedForward(nn.Module):
 
 
 class SingleBlock(nn.Module):
-    """Attention and feed forward beside each other."""
+    """Attention and feed forward in parallel."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()

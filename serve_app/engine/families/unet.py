@@ -41,8 +41,8 @@ PREFIXES = {
 USUAL_STEPS = 30
 """A schedule of this many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_CHUNKS = 512
-"""Encoded prompts of at most this many chunks are kept for further runs: of SDXL 160 MB. What was used longest ago goes
-first."""
+"""Encoded prompts of at most this many chunks are kept for further runs, 160 MB for SDXL. What was used longest ago
+goes first."""
 
 
 class UNetFamily:
@@ -116,7 +116,7 @@ class UNetFamily:
         def encoded(text: str, clip_skip: int = 0) -> Encoded:
             return self._encode_cached(read(text), adapter_id, request.scale, clip_skip, pause)
 
-        positive = encoded(request.prompt, self._clip_skip)  # of a negative prompt, diffusers' pipelines skip nothing
+        positive = encoded(request.prompt, self._clip_skip)  # diffusers' pipelines skip none for negative prompts
         if not self._is_guided(request):
             return self._conditioning([positive], request)
         if self._zero_negative and not request.negative_prompt:

@@ -215,7 +215,7 @@ def _project(layer: Any, pixels: Tensor, size: torch.Size) -> Tensor:
 
 
 class Residual(nn.Module):
-    """Two convolutions with the time's embedding between them, beside a shortcut."""
+    """Two convolutions with the time's embedding between them, and a shortcut around both."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()

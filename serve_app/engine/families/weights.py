@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 GB = 10**9
 WATCH_S = 1.0
-"""How often it is looked how far a load is: 0.1 s of a core each time beside a Stable Diffusion 1.5."""
+"""A load's progress is measured this often, which takes 0.1 s of a core for a Stable Diffusion 1.5."""
 ROOM = 2**30
-"""Bytes that must be left beside weights, or the text encoders make room: decoding 512² pixels takes 0.4 GB of them."""
+"""Unless the weights leave this many bytes, text encoders stay on the host; decoding 512² pixels takes 0.4 GB."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -69,7 +69,7 @@ def place(sources: Mapping[str, Source], options: EngineOptions) -> dict[str, Pl
 
 
 def encoder_bytes(sizes: Mapping[str, int]) -> int:
-    """Return what the text encoders of a base model take, of the bytes of its parts."""
+    """Return how many of the bytes of a base model's parts its text encoders take."""
     return sum(size for part, size in sizes.items() if part.startswith("text_encoder"))
 
 
@@ -85,7 +85,7 @@ def encoders_on_host(parts: Mapping[str, Mapping[str, int]], free: int) -> set[s
 
 
 def decoding_bytes(left: int, adapters: int) -> int:
-    """Return half of what adapters leave of a device's memory beside the weights; the other half is for steps."""
+    """Return half of what weights and adapters leave of a device's memory; the other half is for steps."""
     return max((left - (adapters or left // SPARE_PART)) // 2, 1)
 
 
@@ -152,7 +152,7 @@ def _given_parts(source: Source) -> dict[str, Path]:
 
 
 def _chosen(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the parts' files of the variant that is read; of shards and a whole, the shards."""
+    """Yield the parts' files of the variant that is read; where there are shards and a whole file, the shards."""
     files = {part: sorted((folder / part).glob("*.safetensors")) for part in parts}
     variant = variant_of(folder, [part for part in parts if files[part]])
     for found in files.values():
@@ -171,7 +171,7 @@ def watched(name: str, source: Source, tell: Callable[[str], None]) -> Generator
     def watch() -> None:
         while not ended.wait(WATCH_S):
             mapped = _mapped_bytes(sizes)
-            for file in sizes.keys() & (mapped.keys() | taken.keys()):  # what is mapped no more has been converted
+            for file in sizes.keys() & (mapped.keys() | taken.keys()):  # what is no longer mapped is converted
                 taken[file] = max(taken.get(file, 0), mapped.get(file, sizes[file]))
             tell(f"loading {name}: {shown_bytes(sum(taken.values()), sum(sizes.values()))}")
 

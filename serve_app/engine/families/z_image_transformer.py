@@ -96,7 +96,7 @@ class ZImageTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward layer, each normalized before and behind."""
+    """Attention and a gated feed-forward layer, each normalized before and after."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()

@@ -3,9 +3,9 @@
 -- args: new, idempotency_ms:number, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
 -- args: index_ms:number, version:number, key_id, plan, request_id
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `new`: JSON, as
--- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests are the job's `weights`; a
--- job without one may name them. A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface and
--- plan, or ''. `request_id`: of the HTTP request, for logs, or ''.
+-- `write_job` takes a job. Its account must be allowed to use its `loras`, whose digests become the job's `weights`; a
+-- job without LoRAs names these itself. A repeated call has the same job id. `key_id` is the API key that asked, or '';
+-- `plan` its interface and plan, or ''; `request_id` that of the HTTP request, for logs, or ''.
 -- Returns {status, snapshot, {base model, trigger words of each LoRA}}; status: ok, forbidden, replay, conflict,
 -- no_image, full, account_full, account_stored.
 local new = cjson.decode(new)
@@ -28,8 +28,8 @@ local function no_space()
   if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
 end
 
--- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of one; of several what
--- `as_one` (serve_app/engine/run.py) says; '' without one.
+-- Return what batches call LoRAs together, each {id, weight as Python writes it}: the digest of a single one, what
+-- `as_one` (serve_app/engine/run.py) makes of several, or '' for none.
 local function weights_of(loras)
   local parts = {}
   for i, lora in ipairs(loras) do

@@ -3,9 +3,9 @@
 -- args: image_id, account, record, counted:number, max_bytes:number, retention_ms:number, user, lasts_ms:number
 -- args: idempotency_digest, body_digest, idempotency_ms:number
 -- add_upload: record an image that an account brings, before its object is stored; `record` is JSON. It counts as
--- `counted` bytes, and `user` needs it for `lasts_ms`: the call that brings it, or, once its object is stored,
--- `kept`: then the idempotency key stands for it. Repeating the call changes nothing. Returns {status, id}: added, known
--- (the account has the same picture), replayed (an earlier call had this key and body), conflict (it had another body),
+-- `counted` bytes, and `user` needs it for `lasts_ms`: the call that brings it, or `kept` once its object is stored,
+-- which the idempotency key stands for from then on. Repeating the call changes nothing. Returns {status, id}: added,
+-- known (the account has the same picture), replayed (an earlier call had this key and body), conflict (another body),
 -- full (the account has no room for it), closed (there is no such account, or it is disabled), gone (it was deleted).
 local idempotency_key = K('idempotency:' .. account .. ':images:' .. idempotency_digest)
 local function used(status, id)

@@ -120,7 +120,7 @@ local function job_of_resident_weights(global)
   end
 end
 
--- Whether another live worker with capacity holds the adapter: looked up once in a claim, in which no other worker
+-- Whether another live worker with capacity holds the adapter: looked up once in a claim, during which no other worker
 -- changes.
 local free_owners = {}
 local function has_free_owner(weights)

@@ -1,8 +1,8 @@
 -- include queue
 -- include deletion
 -- args: image_id, rest
--- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '',
--- the job goes.
+-- delete_image: remove one image of a completed job. `rest` is the packed result without it; where it is '', the job
+-- goes too.
 -- Returns the name of the objects on the list, 'changed' (read the job again), the id of another job that has not ended
 -- and needs the image, or '' when the account has no such job (any more).
 for _, name in ipairs({image_id, job_id}) do

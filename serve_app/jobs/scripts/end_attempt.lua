@@ -1,5 +1,5 @@
 -- include queue
--- How a worker's last word about an attempt is taken: the head that finish, fail and release share.
+-- What finish, fail and release begin with, by which a worker ends its attempt.
 
 -- Return the answer to a call that is repeated, comes too late or after a cancel, which it carries out; nil where the
 -- attempt held its lease, which is given up here. `repeated` has the answers by the states in which a first such call

@@ -5,8 +5,8 @@
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no
 -- longer use the adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- the share of its past that the average of seconds per work unit keeps: about the last ten jobs
--- How an average falls and rises that stays near the lowest, which workers reach when fully busy: their passes are
--- shared by most images.
+-- The average of fully busy workers, whose passes are shared by most images, is near the lowest measured: it falls fast
+-- and rises slowly, by these shares of the difference.
 local BUSY_FALL, BUSY_RISE = 0.1, 0.0005
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
 local RECENT_ADAPTERS = 8192 -- completed jobs whose adapters are remembered, for workers that prefetch
@@ -32,7 +32,7 @@ local function measure_speed()
     'busy_seconds_per_unit', string.format('%.17g', busy))
 end
 
--- Count the usage of a job, which happens once: of all its attempts one commits, and that one once.
+-- Count the usage of a job, which happens once, since only one of its attempts commits, and only once.
 local function count_usage()
   if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))

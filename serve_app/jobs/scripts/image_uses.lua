@@ -1,5 +1,5 @@
--- Who needs an image, until when (ms): a job, `inf` before it has ended and then as long as its record lives; `kept`, an
--- upload on purpose; and a call that has brought it, until it has asked for its job.
+-- Who needs an image, and until when (ms): a job, `inf` before it has ended and then as long as its record lives;
+-- `kept` if it was uploaded on purpose; and a call that has brought it, until it has asked for its job.
 local LONGEST_WAIT = 30 * 86400000 -- ms, far beyond any wait of a job
 
 local function uses_of(image_id) return K('image_uses:' .. image_id) end

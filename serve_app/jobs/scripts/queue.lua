@@ -101,8 +101,8 @@ local function indexes_of(job)
   return {'base:' .. job.base}
 end
 
--- Put a job that waits or backs off into the indexes beside the queues: those of its plan, its LoRAs, and of the time by
--- which it must have been started once.
+-- Put a job that waits or backs off into the other indexes than the queues: those of its plan, its LoRAs, and of the
+-- time by which it must have been started once.
 local function start_waiting(job)
   age_in_plan(job)
   for _, index in ipairs(indexes_of(job)) do

@@ -1,8 +1,8 @@
 -- include queue
 -- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
--- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters,
--- waiting jobs of LoRAs that were withdrawn, or are to wait in another pool; `limit` of each. Returns how many jobs were
--- looked at: below `limit`, nothing is left.
+-- reap: end what is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters, waiting jobs
+-- of LoRAs that were withdrawn; and move those that are to wait in another pool; `limit` of each. Returns how many jobs
+-- were looked at: below `limit`, nothing is left.
 local function lose_lease(job)
   if job.cancel then
     end_canceled(job, retention_ms)

@@ -1,6 +1,6 @@
 -- args: account, variant, idempotency_digest, given_digest, body_digest
--- What is answered to a call whose idempotency key was used before. It must come with the same `given_digest` again, or,
--- where a version up to aec29b3e (27 November 2026) has accepted it, the same `body_digest`, if that is known.
+-- The answer to a call that may not use a LoRA, or whose idempotency key was used before. The key must come with the
+-- same `given_digest`, or `body_digest` (if known) where a version up to aec29b3e (27 November 2026) accepted the job.
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 
 -- Return what the answer says of a job's LoRAs: their base model, or `base` without one, and the trigger words of each as

@@ -184,7 +184,7 @@ async def _job_page(
 
 
 def _lora_id(given: str, names: Mapping[str, str]) -> str:
-    """Return the id of a LoRA given by id or name; of several with one name, the newest."""
+    """Return the id of a LoRA given by id or name; the newest where several have the name."""
     named = [lora_id for lora_id, name in names.items() if name.casefold() == given.strip().casefold()]
     return given if given in names or not named else named[-1]
 

@@ -15,7 +15,7 @@ from serve_app.domain.requests import Variant
 KEY_NAME_LENGTH = 60
 EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
 ROLL_GRACE = timedelta(days=1)
-"""A rolled key still works this long beside its successor."""
+"""A rolled key still works for this long, as its successor does."""
 SCOPES: Mapping[Scope, str] = {
     Scope.READ: "Read jobs, images and LoRAs",
     Scope.GENERATE: "Generate, upscale, cancel and delete",

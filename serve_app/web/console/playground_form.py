@@ -35,9 +35,9 @@ COMPARISON: Mapping[str, str] = {
     "weights": "0.25, 0.5, 0.75, 1",
     "seeds": "3",
 }
-"""The form that compares has these fields beside the playground's."""
+"""The form that compares has these fields in addition to the playground's."""
 CHOICE, WEIGHT = "lora:", "weight:"
-"""The boxes of LoRAs, and the fields of their weights, have names that begin so and end with the LoRA's id."""
+"""The names of LoRAs' boxes, and of their weights' fields, begin with these and end with the LoRA's id."""
 SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg", "webp")
 
 _TEXTS = ("prompt", "negative_prompt", "base_model", "image_id", "mask_image_id", "sampler", "output_format")

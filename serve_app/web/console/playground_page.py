@@ -1,4 +1,4 @@
-"""Renders the playground: the form as it was filled in, beside the job that it made."""
+"""Renders the playground: the form as it was filled in, next to the job that it made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
 _LONGEST_QUERY_VALUE = 4000
 MOST_KEYS = 20
-"""The code beside a finished job may name one of this many keys, the newest."""
+"""The code next to a finished job may name one of this many keys, the newest."""
 _LEFT_OPEN = (("size",), ("sampler", "spacing"), ("steps",), ("guidance_scale",))
 """What the LoRAs or the base model say of these is shown as automatic, so that it changes with them."""
 

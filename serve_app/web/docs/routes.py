@@ -67,7 +67,7 @@ _FAVICON_HEADERS = {"Cache-Control": "public, max-age=86400"}
 def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     """Build the router of the landing page and of the documents.
 
-    It has `/`, the files that browsers and programs look for beside it, `/docs`, and for each document `/docs/<name>`
+    It has `/`, the files that browsers and programs look for next to it, `/docs`, and for each document `/docs/<name>`
     and `/openapi/<name>.json`.
     """
     router = APIRouter(include_in_schema=False)

@@ -266,7 +266,7 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
 
 
 def _page(wanted: str) -> str:
-    """Return the page that a sign-in may lead on to, of those that a page's address may name."""
+    """Return the wanted page if a sign-in may lead on to it, else '', the realm's first page."""
     return "playground" if wanted == "playground" else ""
 
 
@@ -306,7 +306,7 @@ async def record(request: Request, who: SignIn | Operator, act: Act, subject: st
 
 
 _BROWSERS = (("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
-"""Most browsers name others beside themselves: the first that is found is meant."""
+"""Most browsers name others besides themselves: the first that is found is meant."""
 _SYSTEMS = (
     ("Android", "Android"),
     ("iPhone", "iPhone"),

@@ -1,5 +1,5 @@
 -- args: account, endpoint, most:number, looked_at:number
--- list_deliveries: of an endpoint, the newest `most` that have ended and as many of those that wait, found among the
+-- list_deliveries: an endpoint's newest `most` deliveries that have ended, and as many that wait, found among the
 -- first `looked_at` that wait in the account. Returns {{message, record, next attempt (ms) or ''}, ...}.
 local found, prefix = {}, endpoint .. ':'
 

@@ -6,8 +6,8 @@
 
 It wants OpenCV to train. Its `networks/lora.py` names the layers, holds the weights, draws with them in place and saves
 them; two modules for logging and hashing are left out. The base models are the random ones of `tiny_models`, as the
-tests write them. Each file gets the latents of the base and those at each weight beside it: whoever changes what
-`tiny_models` or diffusers draw without an adapter writes them again.
+tests write them. The latents of the base and those at each weight are written next to each file: whoever changes
+what `tiny_models` or diffusers draw without an adapter writes them again.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ FIXTURES = {
     "sdxl_fp16": Fixture("sdxl", "sdxl_base_v1-0", 1, 0.5, torch.float16),
     "sd_convolutions": Fixture("sd", "sd_v1", 2, 1.0, torch.bfloat16, {"conv_dim": "1", "conv_alpha": "0.5"}),
 }
-"""That with convolutions is last: sd-scripts goes on to train them for the rest of its process."""
+"""The one with convolutions is last: sd-scripts goes on to train them for the rest of its process."""
 
 
 def main(sd_scripts: Path) -> None:

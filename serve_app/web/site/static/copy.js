@@ -1,4 +1,4 @@
-// A "Copy" button beside whatever may be copied. Without this file a click or tap still selects the whole text.
+// A "Copy" button next to whatever may be copied. Without this file a click or tap still selects the whole text.
 function addButton(place) {
   const text = place.querySelector("code");
   const button = document.createElement("button");

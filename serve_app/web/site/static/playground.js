@@ -50,7 +50,7 @@ document.addEventListener("change", ({ target }) => {
 limit();
 
 document.getElementById("find")?.addEventListener("keydown", (event) => {
-  if (event.key === "Enter") event.preventDefault(); // it looks while one types
+  if (event.key === "Enter") event.preventDefault(); // the search runs while one types
 });
 
 document.body.addEventListener("htmx:afterSwap", limit);
