@@ -164,9 +164,6 @@ class Record(Row):
     def is_final(self) -> bool:
         return self.status in ("completed", "failed")
 
-    def has_moved_from(self, known: "Record") -> bool:
-        return (self.status, self.progress) != (known.status, known.progress)
-
     @classmethod
     def read(cls, row: Mapping[str, Any], *, unknown_words: str = "") -> Self:
         """Read a job of `/v1/jobs`; `unknown_words` is what the answer's `X-Unknown-Words` header says."""

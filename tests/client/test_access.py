@@ -112,12 +112,13 @@ def test_the_base_install_draws_saves_and_shows(live: Live, key: str, elsewhere:
     done = run_in_base_install(f"""
 from pathlib import Path
 from zipfile import ZipFile
-from serve_app.client import Client, upload_bar
+from serve_app.client import Client
+from serve_app.client.upload import upload_progress
 client = Client(ready_file={str(elsewhere / "var" / "local.json")!r})
 job = client.generate("a boat", loras={{"neon": 0.8}}, seed=7)
 job.images[0].upscale().save({str(elsewhere / "x.png")!r})
 assert "seed 7" in job._repr_html_()
-with upload_bar("ink") as sent:
+with upload_progress("ink", None, shows_bar=True) as sent:
     sent(1, 2)
 assert {{name for name in sys.modules if name.startswith("serve_app.")}} == {{
     name for name in sys.modules if name.startswith("serve_app.client")

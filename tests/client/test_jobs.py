@@ -134,7 +134,7 @@ def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Lite
         job = client.generate(PROMPT, lora_id=LORA)
         with pytest.raises(JobFailed, match="the brush broke") as failed:
             job.wait(timeout=20)
-    assert (failed.value.job_id, failed.value.run_id, failed.value.code) == (job.id, job.id, "generation_failed")
+    assert (failed.value.job_id, failed.value.code) == (job.id, "generation_failed")
     assert job.status == "failed"
 
 
