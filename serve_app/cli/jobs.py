@@ -10,8 +10,7 @@ from rich.table import Table
 
 from serve_app.accounts.accounts import AccountStore
 from serve_app.api.parts import AccountParts, JobParts, OperationParts
-from serve_app.cli.accounts import find_account
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import find_account, this_operator
 from serve_app.cli.command import Failed, Result, command, listing
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
