@@ -80,14 +80,9 @@ def _tiles(job: Job, previews: Mapping[int, Preview]) -> list[Tile]:
         return [Tile(image_id=it.image_id, seed=seeds[it.index] if seeds else None) for it in job.images]
     if job.state.is_terminal or request is None:
         return []
-    return [_unfinished(index, previews.get(index), seeds) for index in range(request.num_images)]
-
-
-def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | None) -> Tile:
-    seed = seeds[index] if seeds else None
-    if preview is None:
-        return Tile(seed=seed)
-    return Tile(path=f"previews/{index}?step={preview.step}", seed=seed)
+    steps = {index: preview.step for index, preview in previews.items()}
+    paths = [f"previews/{it}?step={steps[it]}" if it in steps else "" for it in range(request.num_images)]
+    return [Tile(path=path, seed=seeds[index] if seeds else None) for index, path in enumerate(paths)]
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
