@@ -41,7 +41,7 @@ from serve_app.client.errors import (
 )
 from serve_app.client.options import GenerationOptions, JobOptions
 from serve_app.client.pictures import Picture, UploadedImage
-from serve_app.client.records import BaseModel, Event, Lora, Model, Preview, Usage
+from serve_app.client.records import BaseModel, Event, Lora, Preview, Usage
 
 __all__ = [
     "AsyncClient",
@@ -62,7 +62,6 @@ __all__ = [
     "JobFailed",
     "JobOptions",
     "Lora",
-    "Model",
     "NotFound",
     "Picture",
     "Preview",

@@ -20,7 +20,7 @@ from serve_app.client.many import Drawing
 from serve_app.client.options import Bodies, GenerationOptions, JobOptions, Loras, given_options, rows_of_lists
 from serve_app.client.pictures import Picture, PictureCalls, picture_id
 from serve_app.client.protocol import LONG_POLL_S, Interface, Operation, Service, Write, path_of, then, without_none
-from serve_app.client.records import BaseModel, ImageInfo, JobState, Model, OnProgress, Record, Usage, open_picture
+from serve_app.client.records import BaseModel, ImageInfo, JobState, OnProgress, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
@@ -34,7 +34,6 @@ EMBEDDED_IMAGES = 16
 TransportT = TypeVar("TransportT")
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
-ModelsT = TypeVar("ModelsT")
 BaseModelsT = TypeVar("BaseModelsT")
 UsageT = TypeVar("UsageT")
 T = TypeVar("T")
@@ -46,7 +45,7 @@ PilT = TypeVar("PilT")
 NoneT = TypeVar("NoneT")
 
 
-class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT]):
+class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, NoneT]):
     """The calls of a client, except those on `loras` and `images`."""
 
     _http_client: Callable[..., Any]
@@ -225,11 +224,6 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         with shown_bar(label, wanted=progress) as show:
             return (yield from job.ending(WAIT_S, show and (lambda percent: show(label, percent / 100))))
 
-    def models(self) -> ModelsT:
-        """The adapters this account may use. Part of interface B: the key must be valid there."""
-        asked = self.service.ask("GET", "/v1/models", interface="b")
-        return self.execute(then(asked, lambda body: [Model.read(row) for row in body["models"]]))
-
     def base_models(self) -> BaseModelsT:
         """The base models on offer, the default first, with what may be asked of each."""
         asked = self.service.ask("GET", "/v1/base-models")
@@ -274,7 +268,7 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
     _image: Callable[[Any, Record, int], PictureT]
 
     def __init__(
-        self, client: AccountCalls[Any, JobT, Any, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
+        self, client: AccountCalls[Any, JobT, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
     ) -> None:
         super().__init__(record)
         self._client, self._is_begun = client, is_begun
@@ -355,7 +349,7 @@ class JobList(list[JobT]):
 class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
-    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
+    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
         super().__init__(**vars(record.images[index]))
         self._client, self._record, self._index = client, record, index
 

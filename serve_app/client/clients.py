@@ -15,7 +15,7 @@ from serve_app.client.errors import sends_events
 from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.pictures import PictureCalls, UploadedImage
 from serve_app.client.protocol import Action, NextLine, Operation, Outcome, Sleep, Write, advance
-from serve_app.client.records import BaseModel, Event, Lora, Model, PilPicture, Record, Usage
+from serve_app.client.records import BaseModel, Event, Lora, PilPicture, Record, Usage
 
 T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]
@@ -55,7 +55,7 @@ class Job(JobCalls[Image, "Job", None]):
         return f"data:{image.media_type};base64,{picture}"
 
 
-class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[Model], list[BaseModel], list[Usage], None]):
+class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], list[Usage], None]):
     """Client of one service with one key, which is sent as interface "a" (bearer key) or "b" (X-API-Key) wants it.
 
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honoring `Retry-After`, while
@@ -141,7 +141,6 @@ class AsyncClient(
         httpx.AsyncBaseTransport,
         Awaited[AsyncJob],
         Awaited[list[AsyncJob]],
-        Awaited[list[Model]],
         Awaited[list[BaseModel]],
         Awaited[list[Usage]],
         Awaited[None],

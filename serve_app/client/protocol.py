@@ -153,12 +153,9 @@ class Service:
             raise
         return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
-    def call(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, *, interface: Interface | None = None
-    ) -> Call:
-        """A call of the service with this client's key, as its own interface wants it or another."""
-        is_bearer = (interface or self.interface) == "a"
-        credential = {"Authorization": f"Bearer {self.key}"} if is_bearer else {"X-API-Key": self.key}
+    def call(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Call:
+        """A call of the service with this client's key, as its interface wants it."""
+        credential = {"Authorization": f"Bearer {self.key}"} if self.interface == "a" else {"X-API-Key": self.key}
         return Call(method, self.base_url + path, {**credential, **(headers or {})})
 
     def ask(
@@ -168,12 +165,11 @@ class Service:
         body: dict[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        interface: Interface | None = None,
         upload: Upload | None = None,
         timeout: float | None = None,
     ) -> Operation[Any]:
         """The JSON that a call is answered with."""
-        call = self.call(method, path, headers, interface=interface)
+        call = self.call(method, path, headers)
         return (yield from self.send(replace(call, json=body, upload=upload, timeout=timeout))).json()
 
     def cancel(self, job_id: str) -> Operation[Record]:

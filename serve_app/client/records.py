@@ -41,16 +41,6 @@ def _as_it_is(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Model(Row):
-    """A LoRA adapter that this account may use; `id` is what `generate(lora_id=…)` takes."""
-
-    id: str
-    name: str
-    description: str
-    created_at: datetime
-
-
-@dataclass(frozen=True)
 class BaseModel(Row):
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 

@@ -47,7 +47,7 @@ async def test_the_environment_or_the_local_services_file_names_the_service_and_
     if place == "data":
         monkeypatch.setenv("ATELIER_DATA_DIR", place)
     async with AsyncClient(ready_file=file if place == "given" else None) as client:
-        assert await client.models()
+        assert await client.base_models()
 
 
 def test_the_key_is_the_one_of_the_interface(elsewhere: Path) -> None:

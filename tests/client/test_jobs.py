@@ -113,8 +113,8 @@ def test_an_image_of_any_job_is_enlarged_in_any_format(live: Live, key: str, int
             image.upscale(steps=3)  # pyright: ignore[reportCallIssue]
 
 
-def test_models_are_those_the_account_may_use(client: Client) -> None:
-    names = {model.name for model in client.models()}
+def test_loras_are_those_the_account_may_use(client: Client) -> None:
+    names = {lora.name for lora in client.loras.list()}
     assert "Outline" in names
     assert "Private" not in names
 
