@@ -305,13 +305,11 @@ def _acknowledge(request: Request, acceptance: Acceptance, more: Mapping[str, st
     return json_response(body, status=202, headers=headers | dict(more or {}))
 
 
-_TAGS = {
-    "Generation": "Images from a prompt with a LoRA model.",
-    "Upscaling": "Larger copies of generated images.",
-}
-
-
 def create_app(settings: Settings) -> FastAPI:
+    tags = {
+        "Generation": "Images from a prompt with a LoRA model.",
+        "Upscaling": "Larger copies of generated images.",
+    }
     description = f"""\
 Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a \
 `request_id`;
@@ -320,4 +318,4 @@ poll it every 5 seconds until its status is `completed` or `failed`.
 Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.A))}. \
 Polling does not count.
 {common_text(settings)}"""
-    return api_app(BEARER, router, title="Atelier: Interface A", description=description, tags=_TAGS)
+    return api_app(BEARER, router, title="Atelier: Interface A", description=description, tags=tags)

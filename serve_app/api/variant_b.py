@@ -272,13 +272,11 @@ async def list_models(request: Request, caller: CallerDep) -> Response:
     return json_response(Models.model_validate({"models": adapters}))
 
 
-_TAGS = {
-    "Generation": "An image from a prompt with one of your account's models.",
-    "Models": "The models your account may use.",
-}
-
-
 def create_app(settings: Settings) -> FastAPI:
+    tags = {
+        "Generation": "An image from a prompt with one of your account's models.",
+        "Models": "The models your account may use.",
+    }
     description = f"""\
 Generate an image from a prompt with one of your account's models. Creating a run answers at once with a `run_id`; \
 ask for the
@@ -287,4 +285,4 @@ run until its status is `completed` or `failed`.
 Send your key as `X-API-Key: <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.B))}. Asking for a \
 run does not count.
 {common_text(settings)}"""
-    return api_app(API_KEY, router, title="Atelier: Interface B", description=description, tags=_TAGS)
+    return api_app(API_KEY, router, title="Atelier: Interface B", description=description, tags=tags)

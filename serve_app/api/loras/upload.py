@@ -82,21 +82,15 @@ def _arrange(files: Mapping[str, Path]) -> Path:
 async def add_reference(
     request: Request, by: AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
 ) -> Registered:
-    """Register weights that the account has sent before, or at an address that the operator allows."""
-    reference = await _read(request)
-    if reference.sha256 is not None:
-        return await loras_of(request).owned.add_known(
-            by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
-        )
-    path = await fetch_source(request, reference.source or "", place)
-    return await loras_of(request).owned.add(
-        by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key
-    )
+    """Register weights that the account has sent before, or at an address that the operator allows.
 
-
-async def _read(request: Request) -> LoraReference:
-    """Read the JSON body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`.
+    """
     reference = validate(LoraReference, await (await read_json(request)).json())
     if (reference.sha256 is None) == (reference.source is None):
         raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
-    return reference
+    owned, offer = loras_of(request).owned, reference.to_offer()
+    if reference.sha256 is not None:
+        return await owned.add_known(by, reference.sha256, offer, place=place, idempotency_key=idempotency_key)
+    path = await fetch_source(request, reference.source or "", place)
+    return await owned.add(by, path, offer, place=place, idempotency_key=idempotency_key)

@@ -132,17 +132,14 @@ def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
     has_weights, has_seeds = len({each.lora_weight for each in asked}) > 1, len({each.seeds[0] for each in asked}) > 1
     if len(asked) < len(panels) or has_weights == has_seeds or any(len(each.loras) != 1 for each in asked):
         return None
-    columns = list(dict.fromkeys(_column(each, of_weight=has_weights) for each in asked))
-    found = dict(zip(((each.lora_id, _column(each, of_weight=has_weights)) for each in asked), panels, strict=True))
+    headings = [f"Weight {each.lora_weight:g}" if has_weights else f"Seed {each.seeds[0]}" for each in asked]
+    columns = list(dict.fromkeys(headings))
+    places = [(each.lora_id, heading) for each, heading in zip(asked, headings, strict=True)]
+    found = dict(zip(places, panels, strict=True))
     if len(found) < len(panels):
         return None
     loras = dict.fromkeys(each.lora_id for each in asked)
     return Grid(columns, [Row(names.get(lora, lora), [found.get((lora, it)) for it in columns]) for lora in loras])
-
-
-def _column(request: GenerationRequest, *, of_weight: bool) -> str:
-    """Return the heading of a request's column."""
-    return f"Weight {request.lora_weight:g}" if of_weight else f"Seed {request.seeds[0]}"
 
 
 def _weights(text: str) -> list[str]:
