@@ -10,7 +10,7 @@ from typing import Any
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts
 from serve_app.atomic_files import write_atomically
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import this_operator
 from serve_app.client import Client
 from serve_app.client.access import READY_FILE
 from serve_app.domain.accounts import Plan

@@ -27,7 +27,7 @@ from serve_app.domain.requests import Variant
 from serve_app.http_server import drop_trailers
 from serve_app.settings import Settings
 from serve_app.web.console import console_app
-from serve_app.web.docs import STATIC, docs_router
+from serve_app.web.docs.routes import STATIC, docs_router
 from serve_app.web.operators import operators_app
 from serve_app.web.site import SiteFiles
 from serve_app.web.site.pages import Protection, answer_browsers_with_pages

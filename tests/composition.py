@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from starlette.types import ASGIApp
 
-from serve_app.accounts.accounts import AccountStore, UserStore
+from serve_app.accounts.accounts import AccountStore, OperatorStore, UserStore
 from serve_app.accounts.api_keys import ApiKeyStore
-from serve_app.accounts.audit import AuditLog, AuditReader
+from serve_app.accounts.audit import AuditLog
 from serve_app.accounts.auth import Authenticator
-from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sessions import SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
 from serve_app.accounts.usage import UsageReader
@@ -119,7 +118,6 @@ class Resources:
     operator_sessions = At[SessionStore]("for_operations.sessions")
     operator_links = At[SignInLinks]("for_operations.links")
     operator_reader = At[OperatorReader]("for_operations.reader")
-    audit_reader = At[AuditReader]("for_operations.audit")
     account_records = At[AccountRecords]("for_operations.deletion.records")
     account_deletion = At[AccountDeletion]("for_operations.deletion")
     recent_adapters = At[RecentAdapters]("for_workers.recent_adapters")

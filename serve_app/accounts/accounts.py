@@ -1,18 +1,17 @@
-"""Accounts, with their names, plans and passwords, and the users that an account's owner invites.
+"""Who may sign in: accounts, the users that their owners invite, and operators, apart from every account.
 
 An invited user has a name and a role. The account's own user has no record: it is the account itself.
 """
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 
-from serve_app.accounts.api_keys import base32
-from serve_app.accounts.sessions import CUSTOMERS
+from serve_app.accounts.sessions import CUSTOMERS, OPERATORS
 from serve_app.accounts.sign_in import LONGEST_NAME, Passwords
-from serve_app.domain.accounts import Account, Role, SignIn, User
+from serve_app.domain.accounts import Account, Operator, Role, SignIn, User
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.jobs import random_name
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -21,9 +20,9 @@ from serve_app.store.script import Script, pairs
 
 MOST = 100
 """One account has at most this many users."""
-_NAME = re.compile(r"[^\s@:]+@[^\s@:]+")
-_ID = re.compile(r"user_[a-z2-7]{26}")
-NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"
+_USER_NAME = re.compile(r"[^\s@:]+@[^\s@:]+")
+_USER_ID = re.compile(r"user_[a-z2-7]{26}")
+_OPERATOR_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class UserStore:
@@ -40,9 +39,9 @@ class UserStore:
         Raises `InvalidParameter`, `NotFound`.
         """
         name = name.strip()
-        if not _NAME.fullmatch(name) or len(name) > 100 or not name.isprintable():
-            raise InvalidParameter(f"name: must be {NAME_RULE}")
-        user_id = "user_" + base32(secrets.token_bytes(16))
+        if not _USER_NAME.fullmatch(name) or len(name) > 100 or not name.isprintable():
+            raise InvalidParameter("name: must be a name like an e-mail address: ann@example, at most 100 characters")
+        user_id = f"user_{random_name()}"
         status = await self._create(account=account_id, user=user_id, name=name, role=role, most=MOST)
         if status == "taken":
             raise InvalidParameter("name: is in use")
@@ -59,7 +58,7 @@ class UserStore:
         return [read_user(*each) for each in (await read_records(self._redis, ids, "user", account_id)).items()]
 
     async def get(self, account_id: str, user_id: str) -> User | None:
-        if not _ID.fullmatch(user_id):
+        if not _USER_ID.fullmatch(user_id):
             return None
         row: dict[str, str] = await self._redis.hgetall(redis_key("user", account_id, user_id))
         return read_user(user_id, row) if row else None
@@ -77,9 +76,6 @@ def read_user(user_id: str, row: Mapping[str, str]) -> User:
         has_password="password" in row,
         created_at=from_epoch_ms(row["created"]),
     )
-
-
-NAME_LENGTH = range(1, LONGEST_NAME + 1)
 
 
 class AccountStore:
@@ -102,10 +98,10 @@ class AccountStore:
         Raises `InvalidParameter` for a name in use, an unknown plan or a password of a wrong length.
         """
         name = name.strip()
-        if len(name) not in NAME_LENGTH or not name.isprintable():
+        if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
             raise InvalidParameter("name: must be 1 to 100 printable characters")
         self._check_plans(plan_a, plan_b)
-        account_id = "acct_" + base32(secrets.token_bytes(16))
+        account_id = f"acct_{random_name()}"
         password_hash = None if password is None else await self._passwords.hash(password)
         status = await self._create(
             account=account_id, name=name, plan_a=plan_a, plan_b=plan_b, password_hash=password_hash
@@ -194,4 +190,77 @@ def read_account(account_id: str, row: Mapping[str, str]) -> Account:
         plan_b=row["plan_b"],
         disabled="disabled" in row,
         created_at=from_epoch_ms(row["created"]),
+    )
+
+
+class OperatorStore:
+    """Keeps operators in Redis, with argon2id hashes of their passwords."""
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
+        self._passwords = Passwords(redis)
+
+    async def create(self, name: str, *, password: str | None = None) -> Operator:
+        """Create an operator.
+
+        Raises `InvalidParameter` for a name in use, and for an invalid name or password.
+        """
+        if not _OPERATOR_NAME.fullmatch(name):
+            raise InvalidParameter("name: must be 1 to 63 of a-z 0-9 . _ -, a letter or digit first")
+        hashed = None if password is None else await self._passwords.hash(password)
+        seconds, micros = await self._redis.time()
+        created = seconds * 1000 + micros // 1000
+        pipeline = self._redis.pipeline()
+        pipeline.hsetnx(redis_key("operator", name), "created", created)
+        pipeline.zadd(redis_key("operators"), {name: created}, nx=True)
+        is_new, _ = await pipeline.execute()
+        if not is_new:
+            raise InvalidParameter(f"name: an operator called {name!r} exists")
+        # a version of its own: nothing that was given to an earlier operator of this name is good for this one
+        row = {"created": created, "password_changes": created} | ({} if hashed is None else {"password": hashed})
+        await self._redis.hset(redis_key("operator", name), mapping=row)
+        return _read_operator(name, {field: str(value) for field, value in row.items()})
+
+    async def list(self) -> Sequence[Operator]:
+        """List all operators, oldest first."""
+        names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
+        rows = await read_records(self._redis, names, "operator")
+        return [_read_operator(name, row) for name, row in rows.items() if "created" in row]
+
+    async def get(self, name: str) -> Operator | None:
+        row = await self._row(name)
+        return _read_operator(name, row) if row else None
+
+    async def set_password(self, name: str, password: str) -> str:
+        """Set the password, end the operator's sessions and links, and return the new credential version.
+
+        Raises `NotFound`, `InvalidParameter`.
+        """
+        return await self._passwords.set(OPERATORS.holder(name), password)
+
+    async def check_password(self, name: str, password: str) -> Operator | None:
+        """Return the operator if the password is right. An unknown name takes as long as a wrong password."""
+        row = await self._row(name if _OPERATOR_NAME.fullmatch(name) else "")
+        matches = await self._passwords.matches(row.get("password"), password)
+        return _read_operator(name, row) if matches else None
+
+    async def delete(self, name: str) -> bool:
+        """Remove an operator, whose sessions and links end; False when there is none."""
+        pipeline = self._redis.pipeline()
+        pipeline.delete(redis_key("operator", name))
+        pipeline.zrem(redis_key("operators"), name)
+        deleted, _ = await pipeline.execute()
+        return bool(deleted)
+
+    async def _row(self, name: str) -> Mapping[str, str]:
+        row: dict[str, str] = await self._redis.hgetall(redis_key("operator", name))
+        return row if "created" in row else {}
+
+
+def _read_operator(name: str, row: Mapping[str, str]) -> Operator:
+    return Operator(
+        name=name,
+        created_at=from_epoch_ms(row["created"]),
+        has_password="password" in row,
+        credential_version=f"0.{row.get('password_changes', '0')}",  # credential_version.lua writes the same
     )

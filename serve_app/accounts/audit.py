@@ -1,7 +1,4 @@
-"""The audit log: one append-only stream for each account, whose rows are removed by age alone.
-
-`AuditReader` reads it page by page, the newest rows first, a bounded part at a time.
-"""
+"""The audit log: one append-only stream for each account, whose rows are removed by age alone."""
 
 import hmac
 import re
@@ -24,6 +21,20 @@ MAX_FAILED_SIGN_INS = 1_000
 """Failed sign-ins have a log of their own, so that they push out nothing that was done by who can sign in."""
 MAX_TEXT = 200
 REFUSED = ":refused"
+LOOKED_AT_ONCE = 500
+"""One call of the script looks at this many rows, which takes a few ms, so that nobody waits behind a search."""
+CALLS = 4
+"""One page takes at most this many calls."""
+MOST_LOGS = 2_000
+"""A page over all logs is made of this many, those written last."""
+_ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
+
+
+class AuditPage(NamedTuple):
+    """Rows, and the id before which the next page begins; empty on the last."""
+
+    rows: list[AuditRow]
+    next: str
 
 
 class AuditLog:
@@ -36,6 +47,7 @@ class AuditLog:
         self._redis = redis
         self._settings = settings
         self._append = Script(redis, "accounts/append_audit")
+        self._recent = Script(redis, "accounts/recent_audit")
 
     async def record(self, log: str, act: Act, by: Actor, subject: str = "", *, entry: str | None = None) -> None:
         """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
@@ -44,9 +56,10 @@ class AuditLog:
         sign-in is recorded only of an account or operator that exists, and takes as long for any other.
         """
         is_refused = act is Act.SIGN_IN_FAILED
+        holder = log if log.startswith(operator("")) else f"account:{log}"
         await self._append(
             log=self.pseudonym(log) + (REFUSED if is_refused else ""),
-            holder=_record_of(log) if is_refused else "",
+            holder=holder if is_refused else "",
             entry=entry or secrets.token_hex(8),
             actor=by.name[:MAX_TEXT],
             action=act,
@@ -66,60 +79,15 @@ class AuditLog:
         start_ms = max(0, epoch_ms(oldest if since is None else max(since, oldest)))
         found: list[AuditRow] = []
         for log in logs:
-            found += await self._rows(log, start_ms)
+            rows: Sequence[tuple[str, Mapping[str, str]]]
+            rows = await self._redis.xrange(redis_key("audit", log), min=start_ms)
+            found += [read_audit_row(log, row_id, fields) for row_id, fields in rows]
         return sorted(found, key=lambda row: row.time)
 
     def pseudonym(self, account_id: str) -> str:
         """Name an account's log; only the pepper connects the name with the account."""
         text = f"audit log of {account_id}".encode()
         return hmac.digest(self._settings.pepper_bytes, text, "sha256").hex()[:32]
-
-    async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
-        rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
-        return [read_audit_row(name, row_id, fields) for row_id, fields in rows]
-
-
-def _record_of(log: str) -> str:
-    return log if log.startswith(operator("")) else f"account:{log}"
-
-
-def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
-    """Read a row of the log `name`. Raises `UnreadableRecord`."""
-    try:
-        act = fields["action"]
-        return AuditRow(
-            time=from_epoch_ms(row_id.partition("-")[0]),
-            log=name.removesuffix(REFUSED),
-            actor=fields["actor"],
-            act=Act(act) if act in set(Act) else act,
-            subject=fields["subject"],
-            address=fields["address"],
-        )
-    except KeyError as error:
-        raise UnreadableRecord(f"audit row {row_id}: {error}") from error
-
-
-LOOKED_AT_ONCE = 500
-"""One call of the script looks at this many rows, which takes a few ms, so that nobody waits behind a search."""
-CALLS = 4
-"""One page takes at most this many calls."""
-MOST_LOGS = 2_000
-"""A page over all logs reads at most this many of them: those written last."""
-_ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
-
-
-class AuditPage(NamedTuple):
-    """Rows, and the id before which the next page begins; empty on the last."""
-
-    rows: list[AuditRow]
-    next: str
-
-
-class AuditReader:
-    """Reads the audit log by pages. May raise `StoreUnavailable`."""
-
-    def __init__(self, redis: RedisClient) -> None:
-        self._recent = Script(redis, "accounts/recent_audit")
 
     async def page(self, *, log: str = "", act: str = "", before: str = "", limit: int) -> AuditPage:
         """List the newest rows of one log or all, of one act or any, before a row's id.
@@ -141,3 +109,19 @@ class AuditReader:
             if not place or len(found) >= limit:
                 break
         return AuditPage(found, place)
+
+
+def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
+    """Read a row of the log `name`. Raises `UnreadableRecord`."""
+    try:
+        act = fields["action"]
+        return AuditRow(
+            time=from_epoch_ms(row_id.partition("-")[0]),
+            log=name.removesuffix(REFUSED),
+            actor=fields["actor"],
+            act=Act(act) if act in set(Act) else act,
+            subject=fields["subject"],
+            address=fields["address"],
+        )
+    except KeyError as error:
+        raise UnreadableRecord(f"audit row {row_id}: {error}") from error

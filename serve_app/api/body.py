@@ -72,20 +72,16 @@ async def read_json(request: Request) -> JsonRequest:
     `InvalidJson` and `InvalidParameter`, in that order.
     """
     check_length(request, MAX_BODY_BYTES)
-    _check_media_type(request)
-    raw = await read_bytes(request, limit=MAX_BODY_BYTES)
-    document = parse_json(raw)
-    if not isinstance(document, dict):
-        raise InvalidParameter("body: must be a JSON object")
-    return JsonRequest(request, raw, document)
-
-
-def _check_media_type(request: Request) -> None:
     if is_encoded(request):
         raise UnsupportedMediaType("Send the body without a content encoding.")
     sent = media_type(request)
     if sent and not _JSON_TYPE.fullmatch(sent):
         raise UnsupportedMediaType("Send the body as 'Content-Type: application/json'.")
+    raw = await read_bytes(request, limit=MAX_BODY_BYTES)
+    document = parse_json(raw)
+    if not isinstance(document, dict):
+        raise InvalidParameter("body: must be a JSON object")
+    return JsonRequest(request, raw, document)
 
 
 MAX_DIGITS = 4300

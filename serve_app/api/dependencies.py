@@ -11,7 +11,6 @@ from pydantic import WithJsonSchema
 from serve_app.api.credentials import Credential, CredentialScheme
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import RequestContext, client_address
-from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
 from serve_app.domain.audit import Actor, api_key
 from serve_app.domain.durations import period_text
@@ -31,6 +30,7 @@ from serve_app.settings import Settings
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
+_HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")
 
 _OTHER_INTERFACE = {
     Variant.A: (
@@ -128,9 +128,20 @@ def valid_job_id(text: str, *prefixes: str) -> str:
     return text if prefix in prefixes and _JOB_NAME.fullmatch(name) else ""
 
 
+def base_url(request: Request) -> str:
+    """Return scheme, host and prefix that callers use: those configured, else this request's."""
+    if public_url := settings_of(request).public_url:
+        return public_url.rstrip("/")
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        name, port = request.scope.get("server") or ("localhost", None)
+        host = name if port is None else f"{name}:{port}"
+    return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}"
+
+
 def image_signer(request: Request) -> Callable[[str], str]:
     """Return a function that signs an image's URI as an address that a browser opens."""
-    return partial(jobs_of(request).images.url, base_url=base_url(request, settings_of(request).public_url))
+    return partial(jobs_of(request).images.url, base_url=base_url(request))
 
 
 async def read_idempotency_key(

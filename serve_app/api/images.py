@@ -1,27 +1,18 @@
 """Path operations of `/v1/images`: pictures that an account uploads, for requests to begin from or to be masked by."""
 
-from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field, WithJsonSchema
 
-from serve_app.api.dependencies import (
-    CallerDep,
-    IdempotencyKeyDep,
-    acting_key,
-    image_signer,
-    jobs_of,
-    loras_of,
-)
+from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, acting_key, image_signer, jobs_of, loras_of
 from serve_app.api.errors import COUNTED_ERRORS, error_responses
-from serve_app.api.multipart import MEDIA_TYPE, disk_errors, read_multipart
+from serve_app.api.multipart import MEDIA_TYPE, read_multipart
 from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import (
     DEFAULT_PAGE_SIZE,
-    NEXT_PAGE,
     AnyJobId,
     ImageId,
     PageSize,
@@ -29,8 +20,10 @@ from serve_app.api.schemas import (
     ResponseBody,
     Url,
     UtcTime,
-    read_position,
+    image_id_path,
+    page_after,
 )
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import (
     IdempotencyConflict,
     ImageQuotaExceeded,
@@ -84,7 +77,7 @@ _ERRORS = {
 
 _CURSOR = "[0-9]{1,14}-img_[a-z2-7]{26}"
 Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR}$"})]
-ImageName = Annotated[str, Path(description="Its id.", json_schema_extra={"pattern": "^img_[a-z2-7]{26}$"})]
+ImageName = Annotated[str, image_id_path("Its id.")]
 
 
 class UploadedImage(ResponseBody):
@@ -141,16 +134,13 @@ class UploadedImages(ResponseBody):
     },
 )
 async def add_image(request: Request, caller: CallerDep, idempotency_key: IdempotencyKeyDep) -> Response:
-    space, places = jobs_of(request).space, loras_of(request).uploads
-    async with places.hold(caller.account_id) as place:
-        await space.check()
-        with disk_errors():
-            folder = await place.enter_async_context(places.folder())
-            await read_multipart(
-                request, folder, texts=(), files={_FILE: MAX_FILE_BYTES}, before_block=space.disk.check
-            )
-            file = _sent(folder)
-        added = await jobs_of(request).uploads.add(caller, file, place=place, idempotency_key=idempotency_key)
+    async with loras_of(request).uploads.hold(caller.account_id) as place:
+        sent = await read_multipart(request, place, texts=(), files={_FILE: MAX_FILE_BYTES})
+        if _FILE not in sent.files:
+            raise InvalidParameter(f"{_FILE}: is required and must be {KINDS} picture")
+        added = await jobs_of(request).uploads.add(
+            caller, sent.files[_FILE], place=place, idempotency_key=idempotency_key
+        )
     headers = created_headers(request, f"/v1/images/{added.upload.image.image_id}", replayed=added.replayed)
     return json_response(_body(request, added.upload), status=201, headers=headers)
 
@@ -168,10 +158,9 @@ async def add_image(request: Request, caller: CallerDep, idempotency_key: Idempo
 async def list_images(
     request: Request,
     caller: CallerDep,
-    cursor: Annotated[Cursor, NEXT_PAGE] = None,
+    after: Annotated[Position | None, page_after(_CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
 ) -> Response:
-    after = read_position(cursor, _CURSOR)
     uploads, following = await jobs_of(request).uploads.records.page(caller.account_id, limit=limit, after=after)
     images = [_body(request, upload) for upload in uploads]
     return json_response(UploadedImages(images=images, next_cursor=following and following.cursor))
@@ -201,13 +190,6 @@ async def get_image(request: Request, caller: CallerDep, image_id: ImageName) ->
 async def delete_image(request: Request, caller: CallerDep, image_id: ImageName) -> Response:
     await jobs_of(request).uploads.delete(caller, image_id, by=acting_key(request, caller))
     return Response(status_code=204)
-
-
-def _sent(folder: FilePath) -> FilePath:
-    file = folder / _FILE
-    if not file.exists():  # nothing is written of an empty file
-        raise InvalidParameter(f"{_FILE}: is required and must be {KINDS} picture")
-    return file
 
 
 def _body(request: Request, upload: Upload) -> UploadedImage:

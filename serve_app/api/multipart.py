@@ -3,14 +3,16 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from serve_app.api.body import check_length, is_encoded, media_type, too_large
+from serve_app.api.dependencies import jobs_of, loras_of
 from serve_app.api.errors import shown_name
 from serve_app.domain.errors import InvalidParameter, StoreUnavailable, UnsupportedMediaType
 
@@ -22,25 +24,42 @@ BLOCK_BYTES = 1 << 20
 """A thread writes the files when this many bytes have been collected."""
 
 
+class Received(NamedTuple):
+    """A form: its text fields, and its files by their fields, without empty ones, as browsers send where none is chosen."""
+
+    texts: dict[str, str]
+    files: Mapping[str, Path]
+
+
 async def read_multipart(
     request: Request,
-    folder: Path,
+    place: AsyncExitStack,
     *,
     texts: Collection[str],
     files: Mapping[str, int],
-    before_block: Callable[[], Awaitable[None]],
     may_be_empty: bool = True,
-) -> dict[str, str]:
-    """Return the text fields; write each file to `folder` under its field's name.
+) -> Received:
+    """Receive a form with these text fields, and files of at most so many bytes each, which are there until `place` ends.
 
-    `files` are the most bytes of each. Nothing is written of an empty one, as browsers' forms send it where none was
-    chosen, unless it is refused. `before_block` is called before each block is written. Raises `PayloadTooLarge`
-    (before a byte is read, where the declared length is too large), `UnsupportedMediaType`, `RequestTimeout`,
-    `InvalidParameter`, in that order, and what `before_block` raises.
+    Raises `StoreUnavailable` where there is no space, `PayloadTooLarge` (before a byte is read, where the declared
+    length is too large), `UnsupportedMediaType`, `RequestTimeout`, `InvalidParameter`, in that order.
     """
-    limit = sum(files.values()) + FRAME_BYTES
+    space = jobs_of(request).space
+    await space.check()
+    with disk_errors():
+        folder = await place.enter_async_context(loras_of(request).uploads.folder())
+        form = _Form(folder, texts, files)
+        await _read(request, form, limit=sum(files.values()) + FRAME_BYTES, before_block=space.disk.check)
+    if not form.is_whole:
+        raise InvalidParameter("body: the multipart form is incomplete")
+    if not may_be_empty and len(form.files) < len(form.sizes):
+        empty = next(name for name in form.sizes if name not in form.files)
+        raise InvalidParameter(f"{empty}: the file is empty")
+    return Received(form.fields, form.files)
+
+
+async def _read(request: Request, form: "_Form", *, limit: int, before_block: Callable[[], Awaitable[None]]) -> None:
     check_length(request, limit)
-    form = _Form(folder, texts, files)
     parser = _parser(request, form)
     received = 0
     try:
@@ -55,11 +74,6 @@ async def read_multipart(
         await asyncio.to_thread(form.write)
     except FormParserError:
         raise InvalidParameter("body: is not a multipart form") from None
-    if not form.is_whole:
-        raise InvalidParameter("body: the multipart form is incomplete")
-    if not may_be_empty and form.empty_files:
-        raise InvalidParameter(f"{form.empty_files[0]}: the file is empty")
-    return form.fields
 
 
 @contextmanager
@@ -79,16 +93,15 @@ class _Form:
         self.unwritten = 0
         self.is_whole = False
         self._folder, self._texts, self._limits = folder, texts, files
-        self._sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         self._blocks: defaultdict[str, bytearray] = defaultdict(bytearray)
         self._name = ""
         self._text = bytearray()
         self._header, self._value, self._disposition = b"", b"", b""
 
     @property
-    def empty_files(self) -> list[str]:
-        """Return the fields whose files were sent without a byte."""
-        return [name for name, size in self._sizes.items() if not size]
+    def files(self) -> Mapping[str, Path]:
+        return {name: self._folder / name for name, size in self.sizes.items() if size}
 
     def on_part_begin(self) -> None:
         self._name, self._disposition = "", b""
@@ -110,17 +123,17 @@ class _Form:
         if name not in self._texts and name not in self._limits:
             fields = ", ".join((*self._texts, *self._limits))
             raise InvalidParameter(f"{shown_name(name)}: unknown field; the fields are {fields}")
-        if name in self.fields or name in self._sizes:
+        if name in self.fields or name in self.sizes:
             raise InvalidParameter(f"{name}: must be sent once")
         self._name = name
         if name in self._limits:
-            self._sizes[name] = 0
+            self.sizes[name] = 0
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         block = data[start:end]
         if self._name in self._limits:
-            self._sizes[self._name] += len(block)
-            if self._sizes[self._name] > self._limits[self._name]:
+            self.sizes[self._name] += len(block)
+            if self.sizes[self._name] > self._limits[self._name]:
                 raise too_large(self._limits[self._name], self._name)
             self._blocks[self._name] += block
             self.unwritten += len(block)

@@ -162,12 +162,14 @@ def plans_text(plans: Iterable[Plan]) -> str:
     return ", ".join(f"{plan.name.capitalize()} {plan.limit} per {period_text(plan.window)}" for plan in plans)
 
 
-def retention_text(settings: Settings) -> str:
-    return (
-        f"Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at "
-        "every poll; "
-        f"images and records are kept for {duration_text(settings.retention)}."
-    )
+def common_text(settings: Settings) -> str:
+    """Return what the documents of interfaces A and B both end with."""
+    return f"""\
+Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at every poll; \
+images and records are kept for {duration_text(settings.retention)}.
+
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) \
+included."""
 
 
 VERSION = "1.0.0"

@@ -2,11 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from serve_app.accounts.accounts import AccountStore, UserStore
+from serve_app.accounts.accounts import AccountStore, OperatorStore, UserStore
 from serve_app.accounts.api_keys import ApiKeyStore
-from serve_app.accounts.audit import AuditLog, AuditReader
+from serve_app.accounts.audit import AuditLog
 from serve_app.accounts.auth import Authenticator
-from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sessions import CUSTOMERS, OPERATORS, SessionStore
 from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
 from serve_app.accounts.usage import UsageReader
@@ -171,7 +170,6 @@ class OperationParts:
         self.sessions = SessionStore(redis, OPERATORS)
         self.links = SignInLinks(redis, OPERATORS)
         self.reader = OperatorReader(redis)
-        self.audit = AuditReader(redis)
         self.acts = OperatorActs(
             accounts=accounts.store,
             sessions=accounts.sessions,

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, get_args
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 from serve_app.domain.durations import Position
@@ -96,17 +96,28 @@ def line(shortest: int, longest: int) -> StringConstraints:
 CatalogId = Annotated[str, Field(min_length=1, max_length=128), NO_NUL]
 Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
 
-NEXT_PAGE = Query(description="`next_cursor` of the previous page.")
 DEFAULT_PAGE_SIZE = 50
 PageSize = Annotated[int, Query(ge=1, le=200, description="Page size.")]
 
 
-def read_position(cursor: str | None, pattern: str) -> Position | None:
-    """Return the place in a listing after which a page begins. Raises `InvalidParameter`."""
-    place = None if cursor is None else Position.read(cursor, pattern)
-    if place is None and cursor is not None:
-        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
-    return place
+def page_after(pattern: str) -> Any:
+    """Return a dependency: the place in a listing after which a page begins. It raises `InvalidParameter`."""
+    schema, next_page = (
+        WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"}),
+        "`next_cursor` of the previous page.",
+    )
+
+    async def read(cursor: Annotated[str | None, schema, Query(description=next_page)] = None) -> Position | None:
+        place = None if cursor is None else Position.read(cursor, pattern)
+        if place is None and cursor is not None:
+            raise InvalidParameter("cursor: must be the next_cursor of a previous page")
+        return place
+
+    return Depends(read)
+
+
+def image_id_path(description: str) -> Any:
+    return Path(description=description, json_schema_extra={"type": "string", "pattern": "^img_[a-z2-7]{26}$"})
 
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]

@@ -1,6 +1,7 @@
 """Path operations of `/v1/webhooks`: where an account is told of the ends of its jobs, and what was delivered."""
 
 import re
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Path, Request, Response
@@ -16,7 +17,6 @@ from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import Forbidden, NotFound
-from serve_app.webhooks import endpoints
 from serve_app.webhooks.endpoints import OF_JOBS
 from serve_app.webhooks.targets import LONGEST_URL
 
@@ -150,7 +150,7 @@ async def create_webhook(
 ) -> Response:
     endpoint, secret = await jobs_of(request).webhooks.create(caller.account_id, body.url)
     await _record(request, caller, Act.WEBHOOK_ADDED, endpoint.id)
-    return json_response(CreatedWebhook(**_fields(endpoint), secret=secret), status=201)
+    return json_response(CreatedWebhook(**asdict(endpoint), secret=secret), status=201)
 
 
 @router.get(
@@ -165,7 +165,7 @@ async def create_webhook(
 )
 async def list_webhooks(request: Request, caller: CallerDep) -> Response:
     found = await jobs_of(request).webhooks.list(caller.account_id)
-    return json_response(Webhooks(webhooks=[Webhook(**_fields(each)) for each in found]))
+    return json_response(Webhooks.model_validate({"webhooks": found}))
 
 
 @router.delete(
@@ -208,7 +208,7 @@ async def roll_secret(request: Request, caller: ChangingCaller, webhook_id: Endp
 )
 async def list_deliveries(request: Request, caller: CallerDep, webhook_id: EndpointId) -> Response:
     found = await jobs_of(request).webhooks.deliveries(caller.account_id, webhook_id)
-    return json_response(Deliveries(deliveries=[_shown(each) for each in found]))
+    return json_response(Deliveries.model_validate({"deliveries": found}))
 
 
 @router.post(
@@ -232,27 +232,8 @@ async def redeliver(
     if not re.fullmatch(DELIVERY_PATTERN, delivery_id):
         raise NotFound("There is no such delivery.")
     delivery = await jobs_of(request).webhooks.redeliver(caller.account_id, webhook_id, delivery_id)
-    return json_response(_shown(delivery))
+    return json_response(Delivery.model_validate(delivery))
 
 
 async def _record(request: Request, caller: Caller, act: Act, webhook_id: str) -> None:
     await accounts_of(request).audit.record(caller.account_id, act, acting_key(request, caller), webhook_id)
-
-
-def _fields(endpoint: endpoints.Endpoint) -> dict[str, Any]:
-    status = "active" if endpoint.disabled_at is None else "disabled"
-    return {"id": endpoint.id, "url": endpoint.url, "status": status, "created_at": endpoint.created_at}
-
-
-def _shown(delivery: endpoints.Delivery) -> Delivery:
-    return Delivery(
-        id=delivery.id,
-        type=f"job.{delivery.ended}",
-        job_id=delivery.job_id,
-        status=delivery.state,
-        attempts=delivery.tries,
-        ended_at=delivery.ended_at,
-        next_attempt_at=delivery.next_at,
-        response_status=delivery.status or None,
-        error=delivery.error or None,
-    )

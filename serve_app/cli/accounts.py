@@ -1,10 +1,14 @@
-"""`atelier accounts` creates, changes and deletes accounts; `atelier usage` lists what they used."""
+"""`atelier accounts` creates, changes and deletes accounts; `atelier usage` and `audit` list what they used and did."""
 
 import asyncio
+import getpass
+import os
 import shlex
 import sys
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -12,13 +16,13 @@ import typer
 from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.audit import this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, listing
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import Act
+from serve_app.domain.audit import Act, Actor, AuditRow, operator
+from serve_app.domain.durations import parse_duration
 from serve_app.domain.requests import Variant
-from serve_app.operations.reports import UsageRow, usage_csv, usage_report
+from serve_app.operations.reports import UsageRow, log_names, usage_csv, usage_report
 from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
@@ -27,6 +31,14 @@ AccountName = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account
 PlanA = Annotated[str | None, typer.Option(help="Bearer interface: basic, professional, enterprise or your own.")]
 PlanB = Annotated[str | None, typer.Option(help="X-API-Key interface: free, basic, premium or your own.")]
 PasswordStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the console password from standard input.")]
+
+
+def this_operator() -> Actor:
+    """Return who runs this command: the system's user, or its number where a container has no name for it."""
+    try:
+        return Actor(operator(getpass.getuser()))
+    except (KeyError, OSError):
+        return Actor(operator(str(os.getuid())))
 
 
 @command(app, "create", creates_data=True)
@@ -229,3 +241,43 @@ _COLUMNS = ("DAY", "ACCOUNT", "KEY", "LORA", "IMAGES", "MEGAPIXEL-STEPS", "SECON
 def _cells(row: UsageRow) -> tuple[str, ...]:
     names = (row.day, row.account, row.key or row.key_id, row.lora or row.lora_id)
     return *names, str(row.images), f"{row.megapixel_steps:.3f}", f"{row.worker_seconds:.1f}"
+
+
+async def audit(
+    accounts: AccountParts,
+    operations: OperationParts,
+    account: Annotated[
+        str | None, typer.Option(help="Only this account: its name or id, or a deleted one's id.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only after a time: 7d, 12h, 2026-11-23, 2026-11-23T18:00Z.")
+    ] = None,
+) -> Result:
+    """List sign-ins, keys, grants, plans, deletions and operators' acts of accounts, oldest first."""
+    names = await log_names(accounts.store, operations.operators, operations.reader, accounts.audit)
+    found = None if account is None else await accounts.store.get(account)
+    if account is not None and found is None and not account.startswith(("acct_", operator(""))):
+        raise Failed(f"no account {account!r}; a deleted one is found by its id")
+    account_id = account if found is None else found.id
+    rows = await accounts.audit.rows(account_id, since=None if since is None else _time(since))
+
+    def facts(row: AuditRow) -> dict[str, object]:
+        return {"time": row.time, "account": names.get(row.log), **asdict(row)}
+
+    def cells(row: AuditRow) -> tuple[str, ...]:
+        account = names.get(row.log, f"deleted {row.log[:8]}")
+        return f"{row.time:%Y-%m-%d %H:%M:%S}", account, row.actor, row.act, row.subject, row.address
+
+    columns = ("TIME", "ACCOUNT", "ACTOR", "ACT", "SUBJECT", "ADDRESS")
+    return listing("rows", rows, facts, columns, cells, empty="Nothing is recorded.")
+
+
+def _time(text: str) -> datetime:
+    """Read how long ago, or a date with or without a time of day; without a zone it is UTC."""
+    with suppress(ValueError):
+        return datetime.now(UTC) - parse_duration(text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise BadUsage(f"--since: must be like 7d, 12h, 2026-11-23 or 2026-11-23T18:00Z, not {text!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Never, TypeVar, cast
@@ -167,16 +167,12 @@ class Result:
     failed: bool = False
 
 
-class Options:
-    """Base class of dataclasses of options that several commands take, or that travel on together."""
-
-
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it; all others are its arguments and options, and each field of a
-    type that derives from `Options` is one. For a coroutine function the stores are opened, which create a missing data
-    directory only with `creates_data`; a plain function gets `Settings` alone.
+    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options; of one whose type
+    is a dataclass, each field is an option. For a coroutine function the stores are opened, which may only with
+    `creates_data` create a data directory; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -217,7 +213,7 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
 
 
 def _is_group(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Options)
+    return isinstance(kind, type) and is_dataclass(kind) and kind not in PARTS
 
 
 def listing(

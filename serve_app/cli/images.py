@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from serve_app.cli.command import BadUsage, Failed, Options, Result
+from serve_app.cli.command import BadUsage, Failed, Result
 from serve_app.cli.loras import Lora as LoraName
 from serve_app.client import Client, Job
 from serve_app.client.access import KEY_VARIABLE, READY_FILE, URL_VARIABLES
@@ -27,7 +27,7 @@ TRIED_PROMPT, TRIED_STEPS = "purple mountains under a black sky with a yellow mo
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # it holds a key
-class Delivery(Options):
+class Delivery:
     """Whom a command asks for images, how long it waits for them, and where they go."""
 
     out: Annotated[
@@ -47,7 +47,7 @@ class Delivery(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Options):
+class Drawing:
     """What a generation is asked for besides prompt and LoRAs, by the names that `Client.generate` has for it."""
 
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None

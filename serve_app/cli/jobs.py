@@ -10,13 +10,11 @@ from rich.table import Table
 
 from serve_app.accounts.accounts import AccountStore
 from serve_app.api.parts import AccountParts, JobParts, OperationParts
-from serve_app.cli.accounts import find_account
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import find_account, this_operator
 from serve_app.cli.command import Failed, Result, command, listing
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.history import JobReader
 
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
 
@@ -50,7 +48,9 @@ async def dead(accounts: AccountParts, jobs: JobParts, limit: Limit = 50) -> Res
 @command(app, "show")
 async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Result:
     """Show a job's record. The prompt is included only with `--json`."""
-    job = await _find(jobs.reader, job_id)
+    job = await jobs.reader.find(job_id)
+    if job is None:
+        raise _unknown(job_id)
     request = {} if job.request is None else {**asdict(job.request), "work": job.request.work}
     facts = {**_facts(job), "request": request}
     lines = Table(box=None, show_header=False, pad_edge=False)
@@ -118,13 +118,6 @@ async def drop(operations: OperationParts, job_id: JobId) -> Result:
     if not await operations.acts.drop_job(job_id, this_operator()):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")
-
-
-async def _find(jobs: JobReader, job_id: str) -> Job:
-    job = await jobs.find(job_id)
-    if job is None:
-        raise _unknown(job_id)
-    return job
 
 
 def _unknown(job_id: str) -> Failed:

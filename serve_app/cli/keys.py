@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from serve_app.api.parts import AccountParts, LoraParts
-from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import AccountName, find_account, this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, listing
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
-from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import AccountName, find_account, this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, listing, table
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter, Offer

@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
+from serve_app.accounts.accounts import OperatorStore
 from serve_app.accounts.audit import AuditLog
-from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.accounts import PasswordStdin, new_password, password_from_stdin
-from serve_app.cli.audit import this_operator
+from serve_app.cli.accounts import PasswordStdin, new_password, password_from_stdin, this_operator
 from serve_app.cli.command import Failed, Result, command, listing
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator

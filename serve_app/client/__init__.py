@@ -20,7 +20,7 @@
 `AtelierClientError`; a wrong call raises `ValueError` or `TypeError`, and a file that cannot be read or written `OSError`.
 """
 
-from serve_app.client.async_client import AsyncClient, AsyncImage, AsyncJob
+from serve_app.client.clients import AsyncClient, AsyncImage, AsyncJob, Client, Image, Job
 from serve_app.client.errors import (
     AtelierClientError,
     Conflict,
@@ -31,9 +31,6 @@ from serve_app.client.errors import (
     JobFailed,
     NotFound,
     RateLimited,
-    RunCanceled,
-    RunExpired,
-    RunFailed,
     ServiceError,
     ServiceUnavailable,
     Unauthorized,
@@ -42,11 +39,9 @@ from serve_app.client.errors import (
     Unreachable,
     WaitTimeout,
 )
+from serve_app.client.options import GenerationOptions, JobOptions
 from serve_app.client.pictures import Picture, UploadedImage
-from serve_app.client.protocol import GenerationOptions, JobOptions
-from serve_app.client.records import BaseModel, Event, Lora, Model, Preview, Usage
-from serve_app.client.sync_client import Client, Image, Job
-from serve_app.client.upload import upload_bar
+from serve_app.client.records import BaseModel, Event, Lora, Preview, Usage
 
 __all__ = [
     "AsyncClient",
@@ -67,14 +62,10 @@ __all__ = [
     "JobFailed",
     "JobOptions",
     "Lora",
-    "Model",
     "NotFound",
     "Picture",
     "Preview",
     "RateLimited",
-    "RunCanceled",
-    "RunExpired",
-    "RunFailed",
     "ServiceError",
     "ServiceUnavailable",
     "Unauthorized",
@@ -84,5 +75,4 @@ __all__ = [
     "UploadedImage",
     "Usage",
     "WaitTimeout",
-    "upload_bar",
 ]

@@ -3,7 +3,6 @@
 The type variables are what the methods return: a job for `Client`, a coroutine that returns one for `AsyncClient`.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,34 +13,14 @@ import httpx
 
 from serve_app.client.access import find_access
 from serve_app.client.display import Cell, grid_html, shown_bar
-from serve_app.client.errors import Forbidden, JobFailed, WaitTimeout
+from serve_app.client.errors import JobFailed, WaitTimeout
 from serve_app.client.events import Following
-from serve_app.client.lora_calls import LoraCalls, find_lora, rows_of
+from serve_app.client.lora_calls import LoraCalls, rows_of
 from serve_app.client.many import Drawing
+from serve_app.client.options import Bodies, GenerationOptions, JobOptions, Loras, given_options, rows_of_lists
 from serve_app.client.pictures import Picture, PictureCalls, picture_id
-from serve_app.client.protocol import (
-    LONG_POLL_S,
-    GenerationOptions,
-    Interface,
-    JobOptions,
-    Operation,
-    Service,
-    Write,
-    given_options,
-    path_of,
-    then,
-    without_none,
-)
-from serve_app.client.records import (
-    BaseModel,
-    ImageInfo,
-    JobState,
-    Model,
-    OnProgress,
-    Record,
-    Usage,
-    open_picture,
-)
+from serve_app.client.protocol import LONG_POLL_S, Interface, Operation, Service, Write, path_of, then, without_none
+from serve_app.client.records import BaseModel, ImageInfo, JobState, OnProgress, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout
 
 RETRY_BUDGET_S = 30.0
@@ -51,15 +30,10 @@ CONCURRENCY = 32
 """`map` has at most this many jobs open: they fill several workers, and other requests wait only behind these."""
 EMBEDDED_IMAGES = 16
 """A grid of more pictures links to them instead of holding them: a notebook of hundreds of megabytes opens nowhere."""
-_LORA_ID = re.compile(r"model_[a-z2-7]{26}")
-
-Loras = Mapping[str, float | None] | str
-"""LoRAs by name or id with their weights (None is the service's default), or one LoRA that takes `lora_weight`."""
 
 TransportT = TypeVar("TransportT")
 JobT = TypeVar("JobT")
 JobsT = TypeVar("JobsT")
-ModelsT = TypeVar("ModelsT")
 BaseModelsT = TypeVar("BaseModelsT")
 UsageT = TypeVar("UsageT")
 T = TypeVar("T")
@@ -71,7 +45,7 @@ PilT = TypeVar("PilT")
 NoneT = TypeVar("NoneT")
 
 
-class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, UsageT, NoneT]):
+class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, NoneT]):
     """The calls of a client, except those on `loras` and `images`."""
 
     _http_client: Callable[..., Any]
@@ -101,8 +75,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         self._http = self._http_client(timeout=limits, transport=transport)
         self.loras = LoraCalls[Any, Any, Any](self.service, self.execute)
         self.images = PictureCalls[Any, Any, Any](self.service, self.execute)
-        self._lora_ids: dict[str, str] = {}
-        """The ids of the LoRAs that were looked up, by the names that were given."""
+        self._bodies = Bodies(self.service)
         self.interrupted: list[Any] = []
         """The jobs of the call that broke off last: those that had ended have their images, the others were canceled."""
 
@@ -162,9 +135,9 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         """
 
         def drawn() -> Operation[Any]:
-            wish = yield from self._wish(prompt, loras, options, lora_id)
-            wish |= yield from self._pictures(wish, image, mask)
-            job = self._job((yield from self._create(wish, idempotency_key)), is_begun=True)
+            body = yield from self._bodies.generation(prompt, loras, options, lora_id)
+            body |= yield from self._bodies.pictures(body, image, mask)
+            job = self._job((yield from self._bodies.create(body, idempotency_key)), is_begun=True)
             if lora_id is None if wait is None else wait:
                 yield from self.ended(job, f"Drawing {prompt}", progress)
             return job
@@ -198,30 +171,24 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         about is returned with its id, not `done`. Ctrl-C, or a task's cancellation, cancels the jobs that are open;
         `client.interrupted` has all that were started.
         """
-        given = {"prompts": prompts, "loras": loras, "seeds": seeds}
-        lists = {
-            name: [*each] for name, each in given.items() if each is not None and not isinstance(each, Mapping | str)
-        }
-        counts = {len(values) for values in lists.values()} or {1}
-        if len(counts) > 1:
-            found = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-            raise ValueError(f"{found}: give lists of one length, or one value for all without a list")
-        (count,) = counts
-        columns = (lists[name] if name in lists else [given[name]] * count for name in given)
         requests = [
             (prompt, each, options if seed is None else {**options, "seed": seed})
-            for prompt, each, seed in zip(*columns, strict=True)
+            for prompt, each, seed in rows_of_lists(prompts=prompts, loras=loras, seeds=seeds)
         ]
 
         def drawn() -> Operation[Any]:
-            wishes: list[dict[str, Any]] = []
+            bodies: list[dict[str, Any]] = []
             for words, uses, asked in requests:
-                wishes.append((yield from self._wish(words, uses, asked)))
-            pictures = yield from self._pictures(options, image, mask)
-            wishes = [wish | pictures for wish in wishes]
-            with shown_bar(f"Drawing {count} jobs", wanted=progress) as show:
+                bodies.append((yield from self._bodies.generation(words, uses, asked)))
+            pictures = yield from self._bodies.pictures(options, image, mask)
+            bodies = [body | pictures for body in bodies]
+            with shown_bar(f"Drawing {len(requests)} jobs", wanted=progress) as show:
                 drawing = Drawing(
-                    service=self.service, create=self._create, requests=wishes, concurrency=concurrency, show=show
+                    service=self.service,
+                    create=self._bodies.create,
+                    requests=bodies,
+                    concurrency=concurrency,
+                    show=show,
                 )
 
                 def begun() -> JobList[Any]:
@@ -231,50 +198,6 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
             return begun()
 
         return self.execute(drawn())
-
-    def _wish(
-        self, prompt: str, loras: Loras | Sequence[str] | None, options: Mapping[str, Any], lora_id: str | None = None
-    ) -> Operation[dict[str, Any]]:
-        """Return the body that asks for a generation; a wrong option is refused before a name is looked up."""
-        if loras is not None and lora_id is not None:
-            raise TypeError("generate() takes either loras or lora_id")
-        if not isinstance(loras, Mapping | str | None):  # `map` takes lists with one for each job
-            raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
-        fields = given_options("generate", GenerationOptions, options)
-        one, weight = loras if lora_id is None else lora_id, fields.pop("lora_weight", None)
-        weights: Mapping[str, float | None] = {one: weight} if isinstance(one, str) else one or {}
-        if weight is not None and not isinstance(one, str):
-            raise TypeError("lora_weight: is for one LoRA that has no weight of its own")
-        uses: list[dict[str, Any]] = []
-        for name, each in weights.items():
-            known_id = name if name == lora_id or _LORA_ID.fullmatch(name) else (yield from self._lora_id(name))
-            uses.append(without_none({"id": known_id, "weight": each}))
-        return {"prompt": prompt, "loras": uses, **fields}
-
-    def _pictures(
-        self, given: Mapping[str, Any], image: Picture | None, mask: Picture | None
-    ) -> Operation[dict[str, str]]:
-        """Return the ids of what is begun from and masked by, as fields; `given` are the other fields."""
-        ids: dict[str, str] = {}
-        for name, field, picture in (("image", "image_id", image), ("mask", "mask_image_id", mask)):
-            if picture is not None and given.get(field) is not None:
-                raise TypeError(f"generate() takes either {name} or {field}")
-            if picture is not None:
-                ids[field] = yield from picture_id(self.service, picture)
-        return ids
-
-    def _lora_id(self, name: str) -> Operation[str]:
-        if name not in self._lora_ids:
-            lora = yield from find_lora(self.service, name)
-            self._lora_ids[name] = lora.id
-        return self._lora_ids[name]
-
-    def _create(self, wish: dict[str, Any], idempotency_key: str | None = None) -> Operation[Record]:
-        try:
-            return (yield from self.service.create(idempotency_key, wish))
-        except Forbidden:
-            self._lora_ids.clear()  # another LoRA may have the name by now
-            raise
 
     def upscale(
         self,
@@ -293,18 +216,13 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, ModelsT, BaseModelsT, U
         """Start a job as `upscale` does, as a part of another operation."""
         fields = given_options("upscale", JobOptions, options) | without_none({"scale_factor": scale_factor})
         image_id = yield from picture_id(self.service, image)
-        wish = {"kind": "upscale", "image_id": image_id, **fields}
-        return self._job((yield from self.service.create(idempotency_key, wish)), is_begun=True)
+        body = {"kind": "upscale", "image_id": image_id, **fields}
+        return self._job((yield from self.service.create(idempotency_key, body)), is_begun=True)
 
     def ended(self, job: Any, label: str, progress: bool) -> Operation[Any]:
         """Wait for the images of a job that this call has begun, with a bar where somebody sees it."""
         with shown_bar(label, wanted=progress) as show:
             return (yield from job.ending(WAIT_S, show and (lambda percent: show(label, percent / 100))))
-
-    def models(self) -> ModelsT:
-        """The adapters this account may use. Part of interface B: the key must be valid there."""
-        asked = self.service.ask("GET", "/v1/models", interface="b")
-        return self.execute(then(asked, lambda body: [Model.read(row) for row in body["models"]]))
 
     def base_models(self) -> BaseModelsT:
         """The base models on offer, the default first, with what may be asked of each."""
@@ -350,7 +268,7 @@ class JobCalls(JobState, ABC, Generic[PictureT, JobT, NoneT]):
     _image: Callable[[Any, Record, int], PictureT]
 
     def __init__(
-        self, client: AccountCalls[Any, JobT, Any, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
+        self, client: AccountCalls[Any, JobT, Any, Any, Any, NoneT], record: Record, *, is_begun: bool = False
     ) -> None:
         super().__init__(record)
         self._client, self._is_begun = client, is_begun
@@ -431,7 +349,7 @@ class JobList(list[JobT]):
 class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
     """A finished image, to save, to enlarge or to open with Pillow."""
 
-    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
+    def __init__(self, client: AccountCalls[Any, Any, Any, Any, Any, Any], record: Record, index: int) -> None:
         super().__init__(**vars(record.images[index]))
         self._client, self._record, self._index = client, record, index
 

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from html import escape
@@ -78,8 +77,3 @@ def grid_html(cells: Iterable[Cell]) -> str:
         for source, caption, title in cells
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>'
-
-
-def data_uri(picture: bytes, media_type: str) -> str:
-    """Write the picture itself as an address, so that a notebook still shows it when the service has forgotten it."""
-    return f"data:{media_type};base64,{b64encode(picture).decode()}"

@@ -87,11 +87,6 @@ class JobFailed(AtelierClientError):
         self.code = code
         self.message = message
 
-    @property
-    def run_id(self) -> str:
-        """The job's id, by its former name."""
-        return self.job_id
-
 
 class JobCanceled(JobFailed):
     """The job was canceled."""
@@ -99,10 +94,6 @@ class JobCanceled(JobFailed):
 
 class JobExpired(JobFailed):
     """The job waited longer than the service allows."""
-
-
-RunFailed, RunCanceled, RunExpired = JobFailed, JobCanceled, JobExpired
-"""These are the former names of the three classes."""
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

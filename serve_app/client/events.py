@@ -1,4 +1,4 @@
-"""Follows a job by the events that the service sends, and by polls where it is older than these."""
+"""Follows a job by the events that the service sends."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from serve_app.client.errors import NotFound, WaitTimeout
+from serve_app.client.errors import WaitTimeout
 from serve_app.client.protocol import NextLine, Operation, Service, Sleep, path_of
 from serve_app.client.records import Event, JobState, Preview, Record
 
@@ -33,13 +33,12 @@ class Following:
         self._service, self._job, self._update, self._lines_of = service, job, update, lines_of
         self._lines: Any = None
         self._last_id = ""
-        self._only_polls = False
         self._record = Record(job.id, job.status, job.progress)
 
     def next(self, timeout: float | None) -> Operation[Event]:
         """Return the next event that tells something new. Raises `WaitTimeout` after `timeout` seconds without one."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._only_polls:
+        while True:
             left = QUIET_S if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(f"{self._job.id} is still {self._job.status} after {timeout:g} s")
@@ -50,16 +49,11 @@ class Following:
             except httpx.TransportError:
                 self._lines = None
                 continue
-            except NotFound:  # an older service has no events; the polls tell where there is no such job
-                self._only_polls = True
-                continue
             if sent is None:
                 self._lines = None
                 yield Sleep(RECONNECT_S)
             elif (event := self._told(sent)) is not None:
                 return event
-        self._record = yield from self._service.watch(self._record, timeout, self._update, until_change=True)
-        return self._job.event
 
     def _open(self, seconds: float) -> Operation[None]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": self._last_id} if self._last_id else {})

@@ -4,12 +4,12 @@ The type variables are what the methods return: a LoRA for `Client`, a coroutine
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from serve_app.client.errors import ServiceError, UnknownLora
+from serve_app.client.errors import NotFound, UnknownLora
 from serve_app.client.protocol import Operation, Service, checked_key, path_of, then, without_none
 from serve_app.client.records import Lora
 from serve_app.client.upload import CHECK_S, OnSent, Upload, lora_files, upload_progress, weights_sha256
@@ -18,9 +18,6 @@ PAGE = 200
 """One call asks for at most this many rows of a listing."""
 ASK_FROM_BYTES = 8 << 20
 """Smaller files are sent at once: asking first is a request of its own, and counts as one."""
-_SEND_THE_FILE = (404, 405, 415)
-"""The file is sent after these answers to whether its weights are known: no, or the service does not know the
-question."""
 
 T = TypeVar("T")
 LoraT = TypeVar("LoraT")
@@ -52,8 +49,7 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
         path: str | Path | None = None,
         *,
         source: str | None = None,
-        base: str | None = None,
-        base_model: str | None = None,
+        base: str,
         name: str | None = None,
         description: str = "",
         trigger_words: Sequence[str] = (),
@@ -66,16 +62,14 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
         It can be used at once. With `source` in place of a path the service fetches it, from where its operator
         allows: `s3://…`, `hf://…`. `progress` shows a bar of the upload; `on_progress` is called with the bytes sent
         and the bytes in all. Weights that the account has already give the LoRA that has them, and are not sent again
-        from 8 MiB on. `base_model` is another name of `base`. Raises `InvalidRequest` with the reason for a file that
-        does not fit, `Conflict` over the plan's quota, `ValueError` for arguments that exclude each other.
+        from 8 MiB on. Raises `InvalidRequest` with the reason for a file that does not fit, `Conflict` over the plan's
+        quota, `ValueError` for arguments that exclude each other.
         """
         if (path is None) == (source is None):
             raise ValueError("path: give either a path or a source")
-        if (base is None) == (base_model is None):
-            raise ValueError("base: name the base model once, as base or as base_model")
         fields: dict[str, Any] = {
             "name": name or PurePath(path or source or "").stem,
-            "base_model": base or base_model,
+            "base_model": base,
             **({"description": description} if description else {}),
             **({"trigger_words": [*trigger_words]} if trigger_words else {}),
         }
@@ -165,12 +159,9 @@ def _add(
             return (yield from service.ask("POST", "/v1/loras", fields, headers, timeout=CHECK_S))
         files = lora_files(Path(path))
         if sum(file.stat().st_size for file in files.values()) >= ASK_FROM_BYTES:
-            try:
+            with suppress(NotFound):
                 asked = {**fields, "sha256": weights_sha256(files)}
                 return (yield from service.ask("POST", "/v1/loras", asked, headers, timeout=CHECK_S))
-            except ServiceError as error:
-                if error.status not in _SEND_THE_FILE:
-                    raise
         form = {name: ", ".join(text) if name == "trigger_words" else text for name, text in fields.items()}
         upload = Upload(form, files, on_sent)
         return (yield from service.ask("POST", "/v1/loras", None, headers, upload=upload, timeout=CHECK_S))

@@ -86,7 +86,7 @@ class Drawing:
         place = self._open.popleft()
         known = self.records[place]
         try:
-            self.records[place] = yield from self.service.watch(known, None, until_change=False, shows_progress=False)
+            self.records[place] = yield from self.service.watch(known, None, shows_progress=False)
         except OF_ONE as refusal:
             self.records[place] = _failed(known, refusal)
         except (ServiceError, Unreachable) as error:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -153,12 +153,9 @@ class Service:
             raise
         return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
-    def call(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, *, interface: Interface | None = None
-    ) -> Call:
-        """A call of the service with this client's key, sent as its own interface or another one wants it."""
-        is_bearer = (interface or self.interface) == "a"
-        credential = {"Authorization": f"Bearer {self.key}"} if is_bearer else {"X-API-Key": self.key}
+    def call(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Call:
+        """A call of the service with this client's key, as its interface wants it."""
+        credential = {"Authorization": f"Bearer {self.key}"} if self.interface == "a" else {"X-API-Key": self.key}
         return Call(method, self.base_url + path, {**credential, **(headers or {})})
 
     def ask(
@@ -168,12 +165,11 @@ class Service:
         body: dict[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        interface: Interface | None = None,
         upload: Upload | None = None,
         timeout: float | None = None,
     ) -> Operation[Any]:
         """The JSON that a call is answered with."""
-        call = self.call(method, path, headers, interface=interface)
+        call = self.call(method, path, headers)
         return (yield from self.send(replace(call, json=body, upload=upload, timeout=timeout))).json()
 
     def cancel(self, job_id: str) -> Operation[Record]:
@@ -214,7 +210,7 @@ class Service:
         self, record: Record, timeout: float | None, on_record: Callable[[Record], None], *, shows_progress: bool = True
     ) -> Operation[Record]:
         """Poll the job until it has ended, as `watch` does. Raises `JobFailed` when it ended without images."""
-        record = yield from self.watch(record, timeout, on_record, until_change=False, shows_progress=shows_progress)
+        record = yield from self.watch(record, timeout, on_record, shows_progress=shows_progress)
         if record.status == "failed":
             raise job_failure(record.id, record.error_code, record.error_message)
         return record
@@ -225,19 +221,18 @@ class Service:
         timeout: float | None,
         on_record: Callable[[Record], None] | None = None,
         *,
-        until_change: bool,
         shows_progress: bool = True,
     ) -> Operation[Record]:
-        """Poll the job until it has ended or, with `until_change`, has moved on, calling `on_record` after each poll.
+        """Poll the job until it has ended, calling `on_record` after each poll.
 
         The service is asked to hold each answer back until the job has ended, where progress is shown for `PROGRESS_S`:
-        an older one, or one with too many open requests, answers at once, and is polled as ever. Raises `WaitTimeout`
-        after `timeout` seconds.
+        one with too many open requests answers at once, and is polled as ever. Raises `WaitTimeout` after `timeout`
+        seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        delay, has_waited, known = POLL_S, False, record
+        delay, has_waited = POLL_S, False
         longest = PROGRESS_S if shows_progress else self.longest_wait
-        while not (record.is_final or (until_change and record.has_moved_from(known))):
+        while not record.is_final:
             left = math.inf if deadline is None else deadline - time.monotonic()
             if left < (0 if has_waited else delay):
                 raise WaitTimeout(f"{record.id} is still {record.status} after {timeout:g} s")
@@ -367,50 +362,6 @@ def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | Non
     if not isinstance(error, RateLimited | ServiceUnavailable):
         return None
     return backoff if error.retry_after is None else max(error.retry_after, BACKOFF_S)
-
-
-class JobOptions(TypedDict, total=False):
-    """Options of every job: those left out, and None, take the service's defaults."""
-
-    output_format: Literal["png", "jpeg", "webp"] | None
-    priority: Literal["normal", "low"] | None
-    """`low` waits behind all other jobs of the account."""
-    start_within: int | None
-    """A job that no worker has started after this many seconds ends as expired."""
-    metadata: dict[str, str] | None
-    """Texts that the job keeps."""
-    webhook_url: str | None
-    """An HTTPS address that the service tells when the job ends."""
-
-
-class GenerationOptions(JobOptions, total=False):
-    """Options of `generate`: those left out, and None, are as the LoRAs, or else their base model, say."""
-
-    lora_weight: float | None
-    """The weight of the one LoRA that is given without its own."""
-    base_model: str | None
-    negative_prompt: str | None
-    sampler: str | None
-    steps: int | None
-    guidance_scale: float | None
-    width: int | None
-    height: int | None
-    num_images: int | None
-    seed: int | None
-    prompt_weights: bool | None
-    """Whether `(red:1.5)` and `[green]` in both prompts weight their words."""
-    image_id: str | None
-    """An image of the account to begin from; `strength` is how much of it is redrawn."""
-    strength: float | None
-    mask_image_id: str | None
-    """An image of the account: white where `image_id` is redrawn, black where it is kept."""
-
-
-def given_options(call: str, known: type[JobOptions], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given. Raises `TypeError` for one that the call does not know."""
-    for option in options.keys() - known.__annotations__.keys():
-        raise TypeError(f"{call}() got an unexpected keyword argument {option!r}")
-    return without_none(options)
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

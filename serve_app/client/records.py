@@ -41,16 +41,6 @@ def _as_it_is(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Model(Row):
-    """A LoRA adapter that this account may use; `id` is what `generate(lora_id=…)` takes."""
-
-    id: str
-    name: str
-    description: str
-    created_at: datetime
-
-
-@dataclass(frozen=True)
 class BaseModel(Row):
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 
@@ -163,9 +153,6 @@ class Record(Row):
     @property
     def is_final(self) -> bool:
         return self.status in ("completed", "failed")
-
-    def has_moved_from(self, known: "Record") -> bool:
-        return (self.status, self.progress) != (known.status, known.progress)
 
     @classmethod
     def read(cls, row: Mapping[str, Any], *, unknown_words: str = "") -> Self:

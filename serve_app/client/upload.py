@@ -114,12 +114,16 @@ class _CountedFile(io.FileIO):
 
 
 @contextmanager
-def upload_bar(label: str) -> Generator[OnSent]:
-    """Show the bytes sent, then that the service checks the file; the bar goes when the block ends.
+def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
+    """Yield what is called with the bytes sent: `on_progress`, or a bar, which then says that the service checks the file.
 
-    with upload_bar("ink") as bar:
-        client.loras.add("ink.safetensors", base="pocket", on_progress=bar)
+    Raises `ValueError` for both.
     """
+    if not shows_bar:
+        yield on_progress
+        return
+    if on_progress is not None:
+        raise ValueError("progress: give either progress or on_progress")
     with shown_bar(f"Uploading {label}") as show:
 
         def sent(done: int, total: int) -> None:
@@ -127,15 +131,3 @@ def upload_bar(label: str) -> Generator[OnSent]:
                 show(f"{'Checking' if done >= total else 'Uploading'} {label}", done / total)
 
         yield sent
-
-
-@contextmanager
-def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
-    """Yield what is called with the bytes sent: a bar, or `on_progress`. Raises `ValueError` for both."""
-    if not shows_bar:
-        yield on_progress
-        return
-    if on_progress is not None:
-        raise ValueError("progress: give either progress or on_progress")
-    with upload_bar(label) as bar:
-        yield bar

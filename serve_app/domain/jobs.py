@@ -208,18 +208,14 @@ upscales."""
 
 def new_job_id(kind: JobKind, prefix: str = "gen") -> str:
     """Return an id of a new job; `prefix` is a generation's."""
-    return f"{'up' if kind is JobKind.UPSCALE else prefix}_{_random_name()}"
+    return f"{'up' if kind is JobKind.UPSCALE else prefix}_{random_name()}"
 
 
 def new_image_id() -> str:
-    return "img_" + _random_name()
+    return "img_" + random_name()
 
 
-def new_adapter_id() -> str:
-    return "model_" + _random_name()
-
-
-def _random_name() -> str:
+def random_name() -> str:
     """Return 26 lower-case base32 characters of 128 random bits."""
     return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 

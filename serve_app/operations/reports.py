@@ -10,10 +10,9 @@ from dataclasses import astuple, dataclass, fields
 from io import StringIO
 from typing import NamedTuple
 
-from serve_app.accounts.accounts import AccountStore, read_account
+from serve_app.accounts.accounts import AccountStore, OperatorStore, read_account
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog
-from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.usage import UPSCALES, Usage, UsageReader
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import operator

@@ -35,26 +35,23 @@ class Endpoint:
 
     id: str
     url: str
+    status: Literal["active", "disabled"]
     created_at: datetime
-    disabled_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """One message for one endpoint: `state` is waiting, delivered or failed, of `tries` attempts.
-
-    `status` is the last answer's, 0 without one; `error` says why the last attempt failed.
-    """
+    """A message for one endpoint, and what has become of its last attempt."""
 
     id: str
+    type: str
     job_id: str
-    ended: str
-    state: Literal["waiting", "delivered", "failed"]
-    tries: int
+    status: Literal["waiting", "delivered", "failed"]
+    attempts: int
     ended_at: datetime
-    status: int
-    error: str
-    next_at: datetime | None = None
+    next_attempt_at: datetime | None
+    response_status: int | None
+    error: str | None
 
 
 class WebhookStore:
@@ -159,20 +156,20 @@ def _endpoint(endpoint_id: str, fields: Mapping[str, str]) -> Endpoint:
     return Endpoint(
         id=endpoint_id,
         url=fields["url"],
+        status="disabled" if "disabled" in fields else "active",
         created_at=from_epoch_ms(fields["created"]),
-        disabled_at=from_epoch_ms(fields["disabled"]) if "disabled" in fields else None,
     )
 
 
 def _delivery(message: str, fields: Mapping[str, str], due: Any) -> Delivery:
     return Delivery(
         id=message,
+        type=f"job.{fields['ended']}",
         job_id=fields["job"],
-        ended=fields["ended"],
-        state=cast(Any, fields["state"]),
-        tries=int(fields.get("tries", 0)),
+        status=cast(Any, fields["state"]),
+        attempts=int(fields.get("tries", 0)),
         ended_at=from_epoch_ms(fields["at"]),
-        status=int(fields.get("status") or 0),
-        error=fields.get("error", ""),
-        next_at=from_epoch_ms(str(due).partition(".")[0]) if due else None,
+        next_attempt_at=from_epoch_ms(str(due).partition(".")[0]) if due else None,
+        response_status=int(fields.get("status") or 0) or None,
+        error=fields.get("error") or None,
     )

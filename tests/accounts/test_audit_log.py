@@ -99,5 +99,5 @@ async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, r
         log = redis_key("audit", resources.audit.pseudonym(chance.choice(accounts)))
         row = {"entry": f"{number}", "actor": OWNER, "action": "key_created", "subject": f"{number}", "address": ""}
         redis_db.xadd(log, row, id=f"{later_ms + number}-0")
-    found = await resources.audit_reader.page(limit=40)
+    found = await resources.audit.page(limit=40)
     assert [row.subject for row in found.rows] == [f"{number}" for number in reversed(range(40))]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from serve_app.api.jobs.creation import BaseModels
+from serve_app.api.jobs.routes import BaseModels
 from serve_app.domain.jobs import JobState, Timings
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.store.keys import redis_key

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serve_app.accounts.auth import Authenticator
-from serve_app.api.polls import LONGEST, MOST_WORDS, header_value
+from serve_app.api.responses import LONGEST, MOST_WORDS, header_value
 from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.history import JobHistory, JobReader

@@ -2,6 +2,7 @@
 
 import resource
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -378,9 +379,17 @@ async def test_an_upload_is_read_counted_repeated_and_deleted_by_its_account_alo
 
 
 async def test_a_form_that_has_no_picture_is_refused_before_a_process_starts(
-    service: TestService, member: Member
+    service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(await send(service, member.a, b""), 400, "invalid_parameter", "file: is required")
+    real_exists = Path.exists
+
+    def exists_off_the_loop(path: Path) -> bool:
+        assert threading.current_thread() is not threading.main_thread(), f"{path}: asked for on the event loop"
+        return real_exists(path)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "exists", exists_off_the_loop)
+        refused(await send(service, member.a, b""), 400, "invalid_parameter", "file: is required")
     refused(await send(service, member.a, b"", name=b"x"), 400, "invalid_parameter", "the fields are file")
     large = await send(service, member.a, bytes(MAX_FILE + 1))
     refused(large, 413, "payload_too_large", f"The file must be at most {MAX_FILE} bytes")

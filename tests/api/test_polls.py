@@ -8,7 +8,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
+from serve_app.api.responses import LONGEST_WAIT_S, preferred_wait
 from serve_app.domain.requests import Variant
 from serve_app.jobs import waits as job_waits
 from serve_app.jobs.history import JobReader

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.numpy import load_file, save
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.jobs import JobState, new_adapter_id
+from serve_app.domain.jobs import JobState, random_name
 from tests.composition import Resources
 from tests.made_jobs import accept, job_of
 from tests.support import POCKET, adapter_of, existing, wait_until
@@ -27,7 +27,7 @@ class BrokenLora:
 async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost ink") -> BrokenLora:
     """Register a LoRA whose file is missing for one account."""
     weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
-    lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
+    lora = BrokenLora(f"model_{random_name()}", folder / f"{name}.safetensors", weights)
     account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
     facts = {"id": lora.id, "name": name, "file": str(lora.path), "sha256": hashlib.sha256(weights).hexdigest()}
     await resources.adapter_registry.register(adapter_of(account.id, size_bytes=len(weights), **facts))

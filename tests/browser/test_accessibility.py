@@ -15,8 +15,8 @@ from serve_app.domain.accounts import Role
 from serve_app.domain.jobs import JobState
 from serve_app.store.keys import redis_key
 from serve_app.web import console, operators
-from serve_app.web.console.users import TRIES
-from serve_app.web.docs import docs_router
+from serve_app.web.console.settings import TRIES
+from serve_app.web.docs.routes import docs_router
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings

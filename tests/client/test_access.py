@@ -47,7 +47,7 @@ async def test_the_environment_or_the_local_services_file_names_the_service_and_
     if place == "data":
         monkeypatch.setenv("ATELIER_DATA_DIR", place)
     async with AsyncClient(ready_file=file if place == "given" else None) as client:
-        assert await client.models()
+        assert await client.base_models()
 
 
 def test_the_key_is_the_one_of_the_interface(elsewhere: Path) -> None:
@@ -112,12 +112,13 @@ def test_the_base_install_draws_saves_and_shows(live: Live, key: str, elsewhere:
     done = run_in_base_install(f"""
 from pathlib import Path
 from zipfile import ZipFile
-from serve_app.client import Client, upload_bar
+from serve_app.client import Client
+from serve_app.client.upload import upload_progress
 client = Client(ready_file={str(elsewhere / "var" / "local.json")!r})
 job = client.generate("a boat", loras={{"neon": 0.8}}, seed=7)
 job.images[0].upscale().save({str(elsewhere / "x.png")!r})
 assert "seed 7" in job._repr_html_()
-with upload_bar("ink") as sent:
+with upload_progress("ink", None, shows_bar=True) as sent:
     sent(1, 2)
 assert {{name for name in sys.modules if name.startswith("serve_app.")}} == {{
     name for name in sys.modules if name.startswith("serve_app.client")

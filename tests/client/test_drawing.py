@@ -24,9 +24,9 @@ from serve_app.client import (
     UnknownLora,
     Unreachable,
     WaitTimeout,
-    upload_bar,
 )
 from serve_app.client import Preview as SentPreview
+from serve_app.client.upload import upload_progress
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.jobs.previews import Preview
@@ -325,7 +325,8 @@ def test_a_terminal_shows_a_bar_and_a_log_none(client: Client, capsys: pytest.Ca
 
 
 def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind() -> None:
-    with terminal() as shown, upload_bar("ink [bold]") as on_progress:
+    with terminal() as shown, upload_progress("ink [bold]", None, shows_bar=True) as on_progress:
+        assert on_progress is not None
         on_progress(1, 2)
         on_progress(2, 2)
         written = shown()

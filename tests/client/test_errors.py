@@ -88,7 +88,7 @@ def test_over_the_plan_is_rate_limited_with_retry_after(
 def test_https_to_a_service_without_it_says_so(live: Live, key: str) -> None:
     address = live.base_url.replace("http://", "https://")
     with Client(address, key, retry_budget=0) as client, pytest.raises(Unreachable, match="speak http:// there"):
-        client.models()
+        client.base_models()
 
 
 def test_no_server_at_the_address_is_unreachable_by_its_port(key: str) -> None:
@@ -97,7 +97,7 @@ def test_no_server_at_the_address_is_unreachable_by_its_port(key: str) -> None:
         ("https://127.0.0.1/x/v1", r"//127\.0\.0\.1:443: "),
     ):
         with Client(address, key, retry_budget=0) as client, pytest.raises(Unreachable, match=server):
-            client.models()
+            client.base_models()
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_an_answer_that_is_not_the_services_is_named(
 ) -> None:
     with web_server(status, body, **headers) as address, Client(address, "atl_key") as client:
         for call, path in (
-            (client.models, "/v1/models"),
+            (client.base_models, "/v1/base-models"),
             (client.jobs, "/v1/jobs"),
             (lambda: client.generate(PROMPT, lora_id=LORA), "/v1/jobs"),
             (lambda: client.delete("gen_x"), "/v1/jobs/gen_x"),
@@ -160,22 +160,22 @@ async def test_a_timeout_is_given_in_seconds_or_as_a_duration(
     timeout: float | timedelta | httpx.Timeout,  # noqa: ASYNC109 — what is tested
 ) -> None:
     with Client(live.base_url, key, timeout=timeout) as client:
-        assert client.models()
+        assert client.base_models()
     async with AsyncClient(live.base_url, key, timeout=timeout) as other:
-        assert await other.models()
+        assert await other.base_models()
 
 
 def test_a_timeout_is_how_long_an_answer_may_take() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with Client(address, "atl_key", timeout=0.2, retry_budget=0) as client, pytest.raises(Unreachable):
-            client.models()
+            client.base_models()
 
 
 @pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
 def test_an_address_with_the_version_in_it_is_the_same(live: Live, key: str, end: str) -> None:
     with Client(live.base_url + end, key) as client:
-        assert client.models()
+        assert client.base_models()
 
 
 ADDRESS, KEY = "http://service.test", "atl_key"

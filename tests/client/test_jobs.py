@@ -113,8 +113,8 @@ def test_an_image_of_any_job_is_enlarged_in_any_format(live: Live, key: str, int
             image.upscale(steps=3)  # pyright: ignore[reportCallIssue]
 
 
-def test_models_are_those_the_account_may_use(client: Client) -> None:
-    names = {model.name for model in client.models()}
+def test_loras_are_those_the_account_may_use(client: Client) -> None:
+    names = {lora.name for lora in client.loras.list()}
     assert "Outline" in names
     assert "Private" not in names
 
@@ -134,7 +134,7 @@ def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Lite
         job = client.generate(PROMPT, lora_id=LORA)
         with pytest.raises(JobFailed, match="the brush broke") as failed:
             job.wait(timeout=20)
-    assert (failed.value.job_id, failed.value.run_id, failed.value.code) == (job.id, job.id, "generation_failed")
+    assert (failed.value.job_id, failed.value.code) == (job.id, "generation_failed")
     assert job.status == "failed"
 
 

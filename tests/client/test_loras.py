@@ -33,7 +33,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
     sent: list[tuple[int, int]] = []
     with Client(live.base_url, key, transport=LossyTransport(1, "POST")) as client:
         added = client.loras.add(
-            OUTLINE, base_model="pocket", trigger_words=["ink drawing"], on_progress=lambda *each: sent.append(each)
+            OUTLINE, base="pocket", trigger_words=["ink drawing"], on_progress=lambda *each: sent.append(each)
         )
         assert (added.name, added.trigger_words, added.is_own) == ("outline", ("ink drawing",), True)
         assert added.summary.startswith("pocket, rank 8")
@@ -65,7 +65,7 @@ def test_all_pages_are_listed(client: Client, monkeypatch: pytest.MonkeyPatch) -
     assert [lora.id for lora in neon] == [adapter_id("neon")]
     assert isinstance(neon[0], Lora)
     with pytest.raises(InvalidRequest, match="there is no base model"):
-        client.loras.add(OUTLINE, base_model="none")
+        client.loras.add(OUTLINE, base="none")
 
 
 def test_large_weights_that_the_account_has_are_not_sent_again(
@@ -82,20 +82,15 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
             record = adapter_of(account.id, file=str(path), sha256="", is_folder=is_folder)
             (record,) = add_digests([record], {}, {}).adapters
             live.run(live.resources.adapter_registry.register(record))
-            had = client.loras.add(path, base_model="pocket", on_progress=lambda *each: sent.append(each))
+            had = client.loras.add(path, base="pocket", on_progress=lambda *each: sent.append(each))
             assert (had.id, sent) == (record.id, [])
         with pytest.raises(InvalidRequest, match="there is no base model"):
-            client.loras.add(
-                peft / "adapter_config.json", base_model="none", on_progress=lambda *each: sent.append(each)
-            )
+            client.loras.add(peft / "adapter_config.json", base="none", on_progress=lambda *each: sent.append(each))
         assert sent, "what is not known is sent"
         with pytest.raises(InvalidRequest, match="source: fetching is not enabled"):
-            client.loras.add(source="s3://acme/ink.safetensors", base_model="pocket")
+            client.loras.add(source="s3://acme/ink.safetensors", base="pocket")
         with pytest.raises(ValueError, match="either a path or a source"):
-            client.loras.add(base_model="pocket")
-        for base, base_model in ((None, None), ("pocket", "pocket")):
-            with pytest.raises(ValueError, match="base: name the base model once"):
-                client.loras.add(OUTLINE, base=base, base_model=base_model)
+            client.loras.add(base="pocket")
         with pytest.raises(ValueError, match="either progress or on_progress"):
             client.loras.add(OUTLINE, base="pocket", progress=True, on_progress=print)
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable, WaitTimeout
+from serve_app.client.clients import Job
 from serve_app.client.errors import service_error
 from serve_app.client.protocol import (
     BACKOFF_CAP_S,
@@ -24,7 +25,6 @@ from serve_app.client.protocol import (
     advance,
 )
 from serve_app.client.records import Record
-from serve_app.client.sync_client import Job
 from tests.client.conftest import LORA, PROMPT, LossyTransport
 from tests.live import Live
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from deployments.args import GeneratorArgs
-from serve_app.api.variant_a.schemas import Side
+from serve_app.api.variant_a import Side
 from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Engine, EngineOptions, RunRequest
 from serve_app.engine import engine as engine_module

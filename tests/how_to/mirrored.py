@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from serve_app.client.protocol import GenerationOptions, given_options
+from serve_app.client.options import GenerationOptions, given_options
 from serve_app.engine import Engine, EngineOptions
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import Member, TestService, error_of, open_service

@@ -23,7 +23,7 @@ from serve_app.domain.requests import (
 )
 from serve_app.jobs.previews import Preview
 from serve_app.loras.vocabulary import known_words, unknown_words
-from serve_app.web.console.pictures import FORM_LIFE
+from serve_app.web.console.playground import FORM_LIFE
 from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_draft, values_of
 from tests.api.app import LORA, TestService
 from tests.api.test_images import due

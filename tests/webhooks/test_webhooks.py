@@ -389,7 +389,7 @@ async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_c
 
         async def errors() -> list[str]:
             rows = await resources.webhooks.deliveries(ACCOUNT, "jobs")
-            return sorted(row.error for row in rows if row.status or row.error)
+            return sorted(row.error or "" for row in rows if row.response_status or row.error)
 
         async def are_settled() -> bool:
             return len(await errors()) == 2

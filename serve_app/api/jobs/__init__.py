@@ -5,8 +5,6 @@ from fastapi import APIRouter, FastAPI
 from serve_app.api.credentials import EITHER
 from serve_app.api.images import router as images_router
 from serve_app.api.jobs.account import router as account_router
-from serve_app.api.jobs.account import usage_router as usage_router
-from serve_app.api.jobs.creation import router as creation_router
 from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
@@ -30,6 +28,6 @@ def create_app() -> FastAPI:
         "Account": "Its deletion, by an owner.",
         "Webhooks": "Where you are told by POST when jobs end, signed by Standard Webhooks.",
     }
-    routers = (creation_router, router, events_router, images_router, usage_router, account_router, webhooks_router)
+    routers = (router, events_router, images_router, account_router, webhooks_router)
     routes = APIRouter(routes=[route for each in routers for route in each.routes])
     return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

@@ -18,7 +18,7 @@ from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import Actor
 from serve_app.domain.errors import Forbidden, InvalidParameter
 
-router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
+router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
 _ERRORS = {
     403: "The password is not that of an owner of this account; or the API key lacks the scope `generate`.",
@@ -70,6 +70,7 @@ class AccountDeleted(ResponseBody):
 @router.post(
     "/v1/account/delete",
     operation_id="deleteAccount",
+    tags=["Account"],
     summary="Delete your account with everything in it; takes the password of an owner",
     response_model=AccountDeleted,
     responses={
@@ -107,8 +108,6 @@ async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> Sig
         raise Forbidden("The password is not that of an owner of this account.")
     return who
 
-
-usage_router = APIRouter(route_class=ContractRoute, tags=["Usage"])
 
 DEFAULT_DAYS, MOST_DAYS = 30, 366
 Day = Annotated[date, WithJsonSchema({"type": "string", "format": "date"})]
@@ -152,9 +151,10 @@ class Usage(ResponseBody):
     usage: list[UsageRow]
 
 
-@usage_router.get(
+@router.get(
     "/v1/usage",
     operation_id="getUsage",
+    tags=["Usage"],
     summary="What your account used, by day, key and LoRA",
     response_model=Usage,
     responses={

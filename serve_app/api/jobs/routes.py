@@ -1,10 +1,16 @@
-"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
+"""Path operations of `/v1/jobs`: create a job of anything that the base models on offer can do, list, read, cancel, delete.
 
-from typing import Annotated
+An account's jobs of both interfaces are among them. `/v1/base-models` says what may be asked for.
+"""
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Request, Response
+from pydantic import Field
 
 from serve_app.api.dependencies import (
+    CallDep,
     CallerDep,
     acting_key,
     authenticate_beyond_plan,
@@ -12,49 +18,59 @@ from serve_app.api.dependencies import (
     image_signer,
     jobs_of,
     load_job,
+    loras_of,
     valid_job_id,
 )
-from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
+from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, SUBMIT_ERRORS, error_responses
 from serve_app.api.jobs.records import (
     CANCELED_EXAMPLE,
     CURSOR,
     JOB_EXAMPLE,
     JOBS_EXAMPLE,
-    Cursor,
     Job,
     Jobs,
     job_record,
 )
-from serve_app.api.openapi import POLL_HEADERS, deletion, success
-from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
-from serve_app.api.responses import record_response
+from serve_app.api.jobs.schemas import WISHES, AnyWish, GenerationWish
+from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, deletion, named, success
+from serve_app.api.responses import (
+    NOT_MODIFIED,
+    POLL_PARAMETERS,
+    accepted_headers,
+    after_wait,
+    answer_poll,
+    encode,
+    record_response,
+    unknown_words_header,
+    wait_parameter,
+)
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
+from serve_app.api.schemas import (
+    DEFAULT_PAGE_SIZE,
+    CatalogId,
+    PageSize,
+    Pixels,
+    ResponseBody,
+    image_id_path,
+    job_id_path,
+    page_after,
+)
 from serve_app.domain import jobs
 from serve_app.domain.accounts import Caller
 from serve_app.domain.durations import Position
-from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
+from serve_app.domain.errors import AmbiguousCredentials, Forbidden, InvalidParameter, JobUnfinished, NotFound
+from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import JOB_PREFIXES
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import USUAL_GUIDANCE, USUAL_STEPS, GenerationRequest
 
-router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
+router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
 
 LOOKED_AT = 10_000
 """One page looks at about this many entries of the index: those of jobs long gone may be many."""
 
 JobId = Annotated[str, job_id_path("Also a `request_id` of interface A or a `run_id` of interface B.", *JOB_PREFIXES)]
 
-ImageName = Annotated[
-    str,
-    Path(
-        description="An `image_id` of the job.",
-        json_schema_extra={"type": "string", "pattern": "^img_[a-z2-7]{26}$"},
-    ),
-]
-
-
-async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position | None:
-    return read_position(cursor, CURSOR)
+ImageName = Annotated[str, image_id_path("An `image_id` of the job.")]
 
 
 async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -> str:
@@ -74,6 +90,40 @@ async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -
 
 
 ChangedJob = Annotated[str, Depends(read_changed_job)]
+_CREATION_HEADERS = {**GENERATION_HEADERS, "Preference-Applied": POLL_HEADERS["Preference-Applied"]}
+
+
+@router.post(
+    "/v1/jobs",
+    operation_id="createJob",
+    summary="Create a job: images of a prompt, or a larger copy of an image",
+    status_code=202,
+    response_model=Job,
+    responses={
+        202: success("Accepted: the job as it is now.", JOB_EXAMPLE, headers=_CREATION_HEADERS),
+        **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden, NotFound),
+    },
+    openapi_extra={"parameters": [wait_parameter("job")]},
+)
+async def create_job(
+    request: Request, caller: CallerDep, body: Annotated[AnyWish, Body(openapi_examples=named(WISHES))], call: CallDep
+) -> Response:
+    parts, headers = jobs_of(request), dict[str, str]()
+    if body.webhook_url is not None:
+        parts.webhooks.targets.check(body.webhook_url, "webhook_url")
+        call = replace(call, webhook=body.webhook_url)
+    acceptance = await parts.submission.submit(caller, body.to_domain(), call)
+    if isinstance(body, GenerationWish):
+        headers = await unknown_words_header(request, acceptance, body.prompt)
+    job_id = acceptance.job.id
+
+    async def load() -> jobs.Job:
+        return found(await parts.reader.get(job_id, account_id=caller.account_id), "job")
+
+    job, applied = await after_wait(request, load)
+    headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed) | dict(applied)
+    content = encode(job_record(job, image_signer(request)))
+    return Response(content, status_code=202, headers=headers, media_type="application/json")
 
 
 @router.get(
@@ -89,7 +139,7 @@ ChangedJob = Annotated[str, Depends(read_changed_job)]
 async def list_jobs(
     request: Request,
     caller: CallerDep,
-    after: Annotated[Position | None, Depends(read_cursor)],
+    after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
 ) -> Response:
     page = await jobs_of(request).history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
@@ -162,3 +212,63 @@ async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, 
     by = acting_key(request, caller)
     await jobs_of(request).deletion.delete_image(job_id, image_id, account_id=caller.account_id, by=by)
     return Response(status_code=204)
+
+
+class BaseModelInfo(ResponseBody):
+    """A base model on offer, and what may be asked of it."""
+
+    id: CatalogId
+    usual_side: Annotated[Pixels, Field(description="Images have this width and height where a job names none.")]
+    longest_side: Pixels
+    steps: Annotated[int, Field(description="What it was made for, or 30 where nobody says it.")]
+    guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
+    sampler: Annotated[str, Field(description="Empty: the base model's own.")]
+    samplers: Annotated[list[str], Field(description="What may be asked for, alone or with a spacing as in `-karras`.")]
+    prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
+    mask: Annotated[bool, Field(description="Whether `mask_image_id` and `strength` may be asked for.")]
+
+
+class BaseModels(ResponseBody):
+    """The base models, the default first."""
+
+    base_models: list[BaseModelInfo]
+
+
+BASE_MODELS = {
+    "Base models": {
+        "base_models": [
+            {
+                "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
+                "samplers": ["euler", "dpm++2m"], "prompt_weights": True, "mask": True,
+            }
+        ]
+    }
+}  # fmt: skip
+
+
+@router.get(
+    "/v1/base-models",
+    operation_id="listBaseModels",
+    summary="List the base models, and what may be asked of each",
+    response_model=BaseModels,
+    responses={200: success("The base models.", BASE_MODELS), **error_responses(*COUNTED_ERRORS)},
+)
+async def list_base_models(request: Request, _caller: CallerDep) -> Response:
+    rows: list[dict[str, Any]] = []
+    for model in await loras_of(request).applied_catalog.applied_base_models():
+        abilities = abilities_of(model.pipeline)
+        longest = model.max_side or abilities.longest_side
+        rows.append(
+            {
+                "id": model.id,
+                "usual_side": min(abilities.usual_side, longest),
+                "longest_side": longest,
+                "steps": model.steps or USUAL_STEPS,
+                "guidance_scale": model.guidance or USUAL_GUIDANCE,
+                "sampler": model.sampler,
+                "samplers": list(abilities.samplers),
+                "prompt_weights": abilities.prompt_weights,
+                "mask": abilities.begins_late,
+            }
+        )
+    return record_response({"base_models": rows})

@@ -19,7 +19,6 @@ from serve_app.api.dependencies import (
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.loras.schemas import (
     CURSOR,
-    Cursor,
     GrantRequest,
     Lora,
     LoraChange,
@@ -31,7 +30,7 @@ from serve_app.api.loras.upload import add_reference, form_schema, read_upload
 from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, read_position
+from serve_app.api.schemas import DEFAULT_PAGE_SIZE, PageSize, page_after
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
@@ -92,10 +91,6 @@ _FORM = {"schema": form_schema(), "examples": named(FORM)}
 _REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(REFERENCES)}
 
 
-async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position | None:
-    return read_position(cursor, CURSOR)
-
-
 async def acting(request: Request, caller: CallerDep) -> AccountActor:
     return AccountActor(caller=caller, address=caller_address(request))
 
@@ -116,7 +111,7 @@ ActorDep = Annotated[AccountActor, Depends(acting)]
 async def list_loras(
     request: Request,
     caller: CallerDep,
-    after: Annotated[Position | None, Depends(read_cursor)],
+    after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
     base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
     q: Annotated[
@@ -215,13 +210,7 @@ async def change_lora(
     lora_id: LoraId,
     body: Annotated[LoraChange, Body(openapi_examples=named(CHANGE))],
 ) -> Response:
-    changed = await loras_of(request).owned.change(
-        by,
-        lora_id,
-        name=body.name,
-        description=body.description,
-        trigger_words=body.trigger_words,
-    )
+    changed = await loras_of(request).owned.change(by, lora_id, **body.model_dump())
     return json_response(await _record(request, by.caller.account_id, changed))
 
 

@@ -35,15 +35,14 @@ async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequenc
     Its files are there until `place` ends. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`,
     `StoreUnavailable`.
     """
-    settings, space = settings_of(request), jobs_of(request).space
-    await space.check()
+    most = {_FILE: int(settings_of(request).max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
+    texts, files = await read_multipart(request, place, texts=[*LoraForm.model_fields, *extra], files=most)
+    others = {name: texts.pop(name, "") for name in extra}
+    form = validate(LoraForm, texts)
+    if _FILE not in files:
+        raise InvalidParameter(f"{_FILE}: is required and must be a safetensors file")
     with disk_errors():
-        folder = await place.enter_async_context(loras_of(request).uploads.folder())
-        files = {_FILE: int(settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
-        names = [*LoraForm.model_fields, *extra]
-        texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
-        others = {name: texts.pop(name, "") for name in extra}
-        return Upload(validate(LoraForm, texts), await asyncio.to_thread(_arrange, folder), others)
+        return Upload(form, await asyncio.to_thread(_arrange, files), others)
 
 
 async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> Path:
@@ -71,37 +70,27 @@ def form_schema() -> dict[str, Any]:
     return schema
 
 
-def _arrange(folder: Path) -> Path:
+def _arrange(files: Mapping[str, Path]) -> Path:
     """Return the file, or the folder with the two files under PEFT's names."""
-    file, config = folder / _FILE, folder / _CONFIG
-    if not file.exists():  # a browser sends an empty file where none was chosen, and nothing is written of it
-        raise InvalidParameter("file: is required and must be a safetensors file")
-    if not config.exists():
-        return file.rename(folder / "upload.safetensors")
-    peft_config, peft_weights = PEFT_FILES
-    config.rename(folder / peft_config)
-    file.rename(folder / peft_weights)
-    return folder
+    if _CONFIG not in files:
+        return files[_FILE].rename(files[_FILE].with_name("upload.safetensors"))
+    for field, name in zip((_CONFIG, _FILE), PEFT_FILES, strict=True):
+        files[field].rename(files[field].with_name(name))
+    return files[_FILE].parent
 
 
 async def add_reference(
     request: Request, by: AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
 ) -> Registered:
-    """Register weights that the account has sent before, or at an address that the operator allows."""
-    reference = await _read(request)
-    if reference.sha256 is not None:
-        return await loras_of(request).owned.add_known(
-            by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
-        )
-    path = await fetch_source(request, reference.source or "", place)
-    return await loras_of(request).owned.add(
-        by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key
-    )
+    """Register weights that the account has sent before, or at an address that the operator allows.
 
-
-async def _read(request: Request) -> LoraReference:
-    """Read the JSON body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`.
+    """
     reference = validate(LoraReference, await (await read_json(request)).json())
     if (reference.sha256 is None) == (reference.source is None):
         raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
-    return reference
+    owned, offer = loras_of(request).owned, reference.to_offer()
+    if reference.sha256 is not None:
+        return await owned.add_known(by, reference.sha256, offer, place=place, idempotency_key=idempotency_key)
+    path = await fetch_source(request, reference.source or "", place)
+    return await owned.add(by, path, offer, place=place, idempotency_key=idempotency_key)

@@ -17,10 +17,9 @@ from fastapi import APIRouter, Body, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.dependencies import CallDep, CallerDep, IdempotencyKeyDep, found, image_signer, jobs_of, loras_of
+from serve_app.api.dependencies import CallDep, CallerDep, found, image_signer, jobs_of, loras_of
 from serve_app.api.errors import ANSWERS, WAIT_ENDED
-from serve_app.api.multipart import disk_errors, read_multipart
-from serve_app.api.request_context import RequestContext
+from serve_app.api.multipart import read_multipart
 from serve_app.api.responses import encode, failure_of, record_response
 from serve_app.api.routing import ContractRoute, validate
 from serve_app.api.schemas import CatalogId, Prompt, RequestBody
@@ -85,8 +84,7 @@ async def generate(
 
 
 @router.post("/openai/v1/images/edits")
-async def edit(request: Request, caller: CallerDep, idempotency_key: IdempotencyKeyDep) -> Response:
-    call = Call(request_id=RequestContext.of(request).request_id, idempotency_key=idempotency_key)
+async def edit(request: Request, caller: CallerDep, call: CallDep) -> Response:
     async with jobs_of(request).uploads.hold() as hold:
         body, ids = await _read_form(request, caller, hold)
         draft = replace(await _draft(request, caller, body), image_id=ids["image"], mask_image_id=ids.get("mask"))
@@ -167,26 +165,18 @@ async def _hang_up(request: Request) -> None:
 
 async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[ImagesRequest, dict[str, str]]:
     """Read the fields, and store the pictures; return also their ids. Raises what `read_multipart` and `Uploads.add` raise."""
-    space, ids = jobs_of(request).space, dict[str, str]()
-    async with AsyncExitStack() as places:
-        await places.enter_async_context(loras_of(request).uploads.hold(caller.account_id))
-        await space.check()
-        with disk_errors():
-            folder = await places.enter_async_context(loras_of(request).uploads.folder())
-            names = [*ImagesRequest.model_fields, _FIDELITY]
-            files = dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
-            texts = await read_multipart(
-                request, folder, texts=names, files=files, before_block=space.disk.check, may_be_empty=False
-            )
+    ids: dict[str, str] = {}
+    async with loras_of(request).uploads.hold(caller.account_id) as place:
+        names, most = [*ImagesRequest.model_fields, _FIDELITY], dict.fromkeys(_PICTURES, MAX_FILE_BYTES)
+        texts, files = await read_multipart(request, place, texts=names, files=most, may_be_empty=False)
         numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
         texts.pop(_FIDELITY, None)
         body = validate(ImagesRequest, texts | numbers | flags)
-        for name in _PICTURES:
-            if (folder / name).exists():
-                if name.removesuffix("[]") in ids:
-                    raise InvalidParameter("image: must be sent once, either as image or as image[]")
-                ids[name.removesuffix("[]")] = await _store(request, caller, folder / name, hold)
+        for name in (each for each in _PICTURES if each in files):
+            if name.removesuffix("[]") in ids:
+                raise InvalidParameter("image: must be sent once, either as image or as image[]")
+            ids[name.removesuffix("[]")] = await _store(request, caller, files[name], hold)
     if "image" not in ids:
         raise InvalidParameter("image: is required, one picture")
     return body, ids

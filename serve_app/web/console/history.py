@@ -196,7 +196,6 @@ def _shown_lora(lora_id: str, names: Mapping[str, str]) -> str:
 
 
 def _newest_keys(keys: Sequence[ApiKey], chosen: str) -> list[ApiKey]:
-    """Return the newest keys, and the chosen one."""
     return [key for key in reversed(keys) if key.id == chosen or key in keys[-MOST_OFFERED:]]
 
 

@@ -21,20 +21,14 @@ from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog import CatalogReader
-from serve_app.web.console.navigation import (
-    ALL_KEY_PAGES,
-    EXPIRIES,
-    KEY_NAME_LENGTH,
-    ROLL_GRACE,
-    SCOPES,
-    KeyPage,
-    curl_line,
-)
+from serve_app.web.console.navigation import ALL_KEY_PAGES, EXPIRIES, KEY_NAME_LENGTH, ROLL_GRACE, SCOPES, KeyPage
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
+from serve_app.web.console.playground_form import EXAMPLES
 from serve_app.web.site.forms import (
     EXPIRED_FORM,
     Form,
     check_form,
+    curl_line,
     nonce_of,
     redirect,
     service_url,
@@ -61,6 +55,7 @@ async def keys_page(
     account = session.who.account
     plan_name = account.plan_a if page.variant is Variant.A else account.plan_b
     plan = settings_of(request).plan_named(page.variant, plan_name)
+    prompt, lora = ("prompt", "lora_id") if page.variant is Variant.A else ("positive_prompt", "model_id")
     return render(
         request,
         "keys.html",
@@ -77,7 +72,7 @@ async def keys_page(
         notice=notice,
         made=made,
         secret=secret,
-        curl=curl_line(page, service_url(request), secret, example),
+        curl=curl_line(service_url(request), f"{page.header} {secret}", {prompt: EXAMPLES[0], lora: example}),
         create_token=single_use_token(session.token, "create key"),
         roll_token=single_use_token(session.token, "roll key"),
         scopes=SCOPES,

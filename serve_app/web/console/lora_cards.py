@@ -18,7 +18,7 @@ from serve_app.domain.errors import (
     UnsupportedMediaType,
 )
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import USUAL_WEIGHT, GenerationRequest
 from serve_app.jobs.samples import find_pictures
 from serve_app.web.site import size_text
 from serve_app.web.site.forms import root_of, site_of
@@ -36,6 +36,14 @@ _FIELDS = {
     "trigger_words": "Trigger words",
     "account": "Account",
 }
+_FOUND = {
+    "Algorithm": "algorithm",
+    "Rank": "rank",
+    "Layers": "layers",
+    "Changes": "targets",
+    "Parts of the model": "components",
+    "Made with": "writer",
+}
 
 
 class FormError(NamedTuple):
@@ -46,36 +54,21 @@ class FormError(NamedTuple):
 
 
 def form_error(error: AtelierError) -> FormError:
+    """Turn an error into a sentence for people, with the field that its message begins with in words."""
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
-    return FormError(404 if isinstance(error, NotFound) else status, form_message(error.message))
-
-
-def form_message(message: str) -> str:
-    """Turn a message that begins with a field's name into a sentence for people."""
-    field, colon, rest = message.partition(": ")
-    text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else message
-    return text if text.endswith(".") else f"{text}."
+    field, colon, rest = error.message.partition(": ")
+    text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else error.message
+    return FormError(404 if isinstance(error, NotFound) else status, text if text.endswith(".") else f"{text}.")
 
 
 def found_parts(adapter: Adapter) -> list[Part]:
-    """List what is known of a LoRA; the files of those in the operator's catalog were not inspected."""
-    found, parts = adapter.found, [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
+    """List what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
+    parts = [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
-    if found:
-        named = {
-            "Algorithm": "algorithm",
-            "Rank": "rank",
-            "Layers": "layers",
-            "Changes": "targets",
-            "Parts of the model": "components",
-        }
-        for label, name in named.items():
-            value = found.get(name)
-            if value:
-                parts.append(Part(label, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
-        if found.get("writer"):
-            parts.append(Part("Made with", str(found["writer"])))
+    for label, name in _FOUND.items():
+        if value := adapter.found.get(name):
+            parts.append(Part(label, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
     if adapter.size_bytes:
         parts.append(Part("Size", size_text(adapter.size_bytes)))
     return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
@@ -90,15 +83,6 @@ def training_parts(adapter: Adapter) -> list[Part]:
 def suggested_words(adapter: Adapter) -> list[str]:
     """Return the trigger words that the file names and that the LoRA does not have yet."""
     return [word for word in adapter.found.get("suggested_trigger_words", ()) if word not in adapter.trigger_words]
-
-
-def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:
-    """Return for each LoRA the newest of these jobs that has an image."""
-    found: dict[str, Job] = {}
-    for job in jobs:
-        if job.images and isinstance(job.request, GenerationRequest):
-            found.setdefault(job.request.lora_id, job)
-    return found
 
 
 MOST = 60
@@ -118,6 +102,7 @@ class LoraCards(NamedTuple):
     pictures: Mapping[str, str]
 
     most: int = MOST
+    usual_weight: str = str(USUAL_WEIGHT)
 
     @property
     def is_searchable(self) -> bool:
@@ -131,19 +116,21 @@ async def choose_cards(
     """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
     find = find.strip()[:LONGEST_SEARCH]
     jobs = (await jobs_of(request).history.page(account_id, limit=RECENT)).jobs
+    used = [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]
     fitting = [each for each in adapters if matches(each, find)] if find else adapters
-    shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=_used(jobs))
+    shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=used)
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
     return LoraCards(shown, len(adapters), len(fitting), find, pictures)
 
 
 def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
     """Return the addresses of the newest pictures among these jobs, by LoRA."""
-    root = root_of(request)
-    return {
-        lora_id: f"{root}/history/{job.id}/{job.images[0].image_id}/thumbnail"
-        for lora_id, job in samples_of(jobs).items()
-    }
+    found: dict[str, str] = {}
+    for job in jobs:
+        if job.images and isinstance(job.request, GenerationRequest):
+            picture = f"{root_of(request)}/history/{job.id}/{job.images[0].image_id}/thumbnail"
+            found.setdefault(job.request.lora_id, picture)
+    return found
 
 
 async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapping[str, str]:
@@ -170,8 +157,3 @@ def _few(
     by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
     ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
     return [by_id[each] for each in ordered if each in by_id][:MOST]
-
-
-def _used(jobs: Iterable[Job]) -> list[str]:
-    """Return the LoRAs of these jobs, the last used first."""
-    return [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]

@@ -171,17 +171,9 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
     check_form(session, form, "change lora")
     words = split_words(form.get("trigger_words", ""))
     try:
-        wanted = validate(
-            LoraChange,
-            {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words},
-        )
-        await loras_of(request).owned.change(
-            by,
-            lora_id,
-            name=wanted.name,
-            description=wanted.description,
-            trigger_words=wanted.trigger_words,
-        )
+        texts = {name: form.get(name, "") for name in ("name", "description")}
+        wanted = validate(LoraChange, {**texts, "trigger_words": words})
+        await loras_of(request).owned.change(by, lora_id, **wanted.model_dump())
     except InvalidParameter as error:
         return await _refused(request, session, lora_id, form_error(error))
     return redirect(request, f"loras/{lora_id}?said=changed")

@@ -13,7 +13,6 @@ from serve_app.domain.accounts import Role, Scope
 from serve_app.domain.requests import Variant
 
 KEY_NAME_LENGTH = 60
-EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
 ROLL_GRACE = timedelta(days=1)
 """A rolled key still works for this long, as its successor does."""
 SCOPES: Mapping[Scope, str] = {
@@ -85,18 +84,6 @@ BOTH = KeyPage(
 KEY_PAGES = (API, API_KEYS)
 """Each interface has one of these pages."""
 ALL_KEY_PAGES = (*KEY_PAGES, BOTH)
-
-
-def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
-    """Return a first request that works when it is pasted into a shell."""
-    fields = {
-        Variant.A: f'"prompt":"{EXAMPLE_PROMPT}","lora_id":"{lora_id}"',
-        Variant.B: f'"positive_prompt":"{EXAMPLE_PROMPT}","model_id":"{lora_id}"',
-    }
-    header = f"{page.header} {secret}"
-    return (
-        f"curl {base_url}/v1/generate -H '{header}' -H 'Content-Type: application/json' -d '{{{fields[page.variant]}}}'"
-    )
 
 
 _ALL = frozenset(Role)

@@ -18,18 +18,17 @@ from serve_app.accounts import sessions
 from serve_app.accounts.sessions import Holder
 from serve_app.accounts.sign_in import KnownDevice
 from serve_app.api.dependencies import accounts_of, caller_address, settings_of
-from serve_app.api.request_context import RequestContext
 from serve_app.domain.accounts import Caller, SignIn, User
 from serve_app.domain.audit import ANYONE, Actor
 from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import RateLimitExceeded
 from serve_app.domain.requests import Variant
-from serve_app.jobs.submit import Call
 from serve_app.settings import Settings
 from serve_app.web.console.navigation import ALL_KEY_PAGES, home_of, may_open
 from serve_app.web.site import page_templates
+from serve_app.web.site.forms import SignedIn
 from serve_app.web.site.pages import PageResponse
-from serve_app.web.site.sign_in import Realm, SignedIn, page_values
+from serve_app.web.site.sign_in import Realm, page_values
 
 ConsoleSession = SignedIn[SignIn]
 
@@ -139,10 +138,6 @@ async def check_plan(request: Request, session: ConsoleSession, wanted: int) -> 
     left = (await accounts_of(request).auth.window(session.who.id, Variant.A)).remaining
     if left < wanted:
         raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {wanted}")
-
-
-def call_of(request: Request) -> Call:
-    return Call(request_id=RequestContext.of(request).request_id)
 
 
 COOKIE = "atelier_device"

@@ -80,14 +80,9 @@ def _tiles(job: Job, previews: Mapping[int, Preview]) -> list[Tile]:
         return [Tile(image_id=it.image_id, seed=seeds[it.index] if seeds else None) for it in job.images]
     if job.state.is_terminal or request is None:
         return []
-    return [_unfinished(index, previews.get(index), seeds) for index in range(request.num_images)]
-
-
-def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | None) -> Tile:
-    seed = seeds[index] if seeds else None
-    if preview is None:
-        return Tile(seed=seed)
-    return Tile(path=f"previews/{index}?step={preview.step}", seed=seed)
+    steps = {index: preview.step for index, preview in previews.items()}
+    paths = [f"previews/{it}?step={steps[it]}" if it in steps else "" for it in range(request.num_images)]
+    return [Tile(path=path, seed=seeds[index] if seeds else None) for index, path in enumerate(paths)]
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
@@ -137,17 +132,14 @@ def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
     has_weights, has_seeds = len({each.lora_weight for each in asked}) > 1, len({each.seeds[0] for each in asked}) > 1
     if len(asked) < len(panels) or has_weights == has_seeds or any(len(each.loras) != 1 for each in asked):
         return None
-    columns = list(dict.fromkeys(_column(each, of_weight=has_weights) for each in asked))
-    found = dict(zip(((each.lora_id, _column(each, of_weight=has_weights)) for each in asked), panels, strict=True))
+    headings = [f"Weight {each.lora_weight:g}" if has_weights else f"Seed {each.seeds[0]}" for each in asked]
+    columns = list(dict.fromkeys(headings))
+    places = [(each.lora_id, heading) for each, heading in zip(asked, headings, strict=True)]
+    found = dict(zip(places, panels, strict=True))
     if len(found) < len(panels):
         return None
     loras = dict.fromkeys(each.lora_id for each in asked)
     return Grid(columns, [Row(names.get(lora, lora), [found.get((lora, it)) for it in columns]) for lora in loras])
-
-
-def _column(request: GenerationRequest, *, of_weight: bool) -> str:
-    """Return the heading of a request's column."""
-    return f"Weight {request.lora_weight:g}" if of_weight else f"Seed {request.seeds[0]}"
 
 
 def _weights(text: str) -> list[str]:

@@ -1,29 +1,40 @@
-"""The routes of the playground, whose form submits an ordinary job, and of Compare, where it submits several."""
+"""The routes of the playground, whose form submits an ordinary job, of Compare, where it submits several, and of pictures.
 
-from collections.abc import Sequence
+Pictures that the form begins from are uploaded, shown small, and taken away again.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
+from serve_app.api.images import MAX_FILE_BYTES
+from serve_app.api.multipart import read_multipart
+from serve_app.api.request_context import RequestContext
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import AtelierError, UnreadableRecord
+from serve_app.domain.errors import AtelierError, InvalidParameter, UnreadableRecord
+from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft
-from serve_app.web.console.history import ChosenJob
+from serve_app.jobs.previews import thumbnail
+from serve_app.jobs.submit import Call
+from serve_app.jobs.uploads import Hold
+from serve_app.web.console.history import IMAGE_CACHE, ChosenJob
 from serve_app.web.console.pages import (
     ConsoleSession,
     FormSession,
     PageSession,
-    call_of,
     check_plan,
     owner_caller,
     render,
+    uncounted_owner,
 )
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
-from serve_app.web.console.playground_form import COMPARISON, chosen_loras, draw_seed, read_draft, values_of
+from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, chosen_loras, draw_seed, read_draft, values_of
 from serve_app.web.console.playground_page import (
     PURPOSE,
     cards_part,
@@ -54,29 +65,34 @@ async def open_playground(request: Request, session: PageSession) -> Response:
     return await playground_page(request, session, query_values(request.query_params))
 
 
+@router.get("/compare/cards")
 @router.get("/playground/cards")
 async def open_cards(request: Request, session: PageSession) -> Response:
     """Render the cards alone, which the page fetches during a search."""
-    return await cards_part(request, session, request.query_params)
+    return await cards_part(request, session, request.query_params, is_comparing=_page(request) == "compare")
 
 
+@router.post("/compare/cards")
 @router.post("/playground/cards")
 async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
     """Search without JavaScript: lead to the same page with the fields as they were filled in."""
     check_form(session, form, PURPOSE)
-    return redirect(request, f"playground?{urlencode(query_values(form))}")
+    return redirect(request, f"{_page(request)}?{urlencode(query_values(form))}")
+
+
+def _page(request: Request) -> str:
+    """Return which of the two pages a route is of: `playground` or `compare`."""
+    return request.scope["route"].path.split("/")[1]
 
 
 @router.post("/playground")
 async def generate(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
     try:
-        draft = read_draft(form, chosen_loras(form))
-        caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.submit(caller, draft, call_of(request))
+        job_id = await _submit(request, session, read_draft(form, chosen_loras(form)))
     except AtelierError as error:
         return await playground_page(request, session, form, **refusal(error))
-    return redirect(request, f"playground/{accepted.job.id}")
+    return redirect(request, f"playground/{job_id}")
 
 
 @router.get("/playground/{job_id}")
@@ -117,11 +133,17 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
 async def _from_job(request: Request, session: FormSession, job: Job, draft: Draft) -> Response:
     """Submit what was asked for on the page of a job; lead to the page of the new one."""
     try:
-        caller = await owner_caller(request, session)
-        accepted = await jobs_of(request).submission.submit(caller, draft, call_of(request))
+        job_id = await _submit(request, session, draft)
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
-    return redirect(request, f"playground/{accepted.job.id}")
+    return redirect(request, f"playground/{job_id}")
+
+
+async def _submit(request: Request, session: FormSession, draft: Draft) -> str:
+    """Return the id of the job of a draft, which counts as a request of the plan."""
+    caller = await owner_caller(request, session)
+    call = Call(request_id=RequestContext.of(request).request_id)
+    return (await jobs_of(request).submission.submit(caller, draft, call)).job.id
 
 
 @router.post("/playground/{job_id}/cancel")
@@ -164,19 +186,6 @@ async def open_compare(request: Request, session: PageSession) -> Response:
     return await playground_page(request, session, values, comparing=chosen, panels=panels)
 
 
-@router.get("/compare/cards")
-async def open_compared_cards(request: Request, session: PageSession) -> Response:
-    """Render the cards alone, which the page fetches during a search."""
-    return await cards_part(request, session, request.query_params, [*chosen_loras(request.query_params)])
-
-
-@router.post("/compare/cards")
-async def find_compared_loras(request: Request, session: FormSession, form: Form) -> Response:
-    """Search without JavaScript: lead to the same page with the fields as they were filled in."""
-    check_form(session, form, PURPOSE)
-    return redirect(request, f"compare?{urlencode(query_values(form))}")
-
-
 @router.get("/compare/grid")
 async def open_grid(request: Request, session: PageSession) -> Response:
     """Render the jobs alone, which the page fetches until the last one has ended."""
@@ -198,8 +207,7 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
         asked = read_comparison(form, chosen)
         await check_plan(request, session, len(asked))
         for draft in asked:
-            caller = await owner_caller(request, session)
-            job_ids.append((await jobs_of(request).submission.submit(caller, draft, call_of(request))).job.id)
+            job_ids.append(await _submit(request, session, draft))
     except AtelierError as error:
         panels = await _panels(request, session, job_ids)
         return await playground_page(request, session, form, comparing=chosen, panels=panels, **refusal(error))
@@ -222,3 +230,68 @@ async def _panels(request: Request, session: ConsoleSession, job_ids: Sequence[s
             job = await jobs_of(request).reader.get(job_id, account_id=account_id)
             panels += [await panel_of(request, job)] if job is not None else []
     return panels
+
+
+PICTURE_FIELDS = ("image_id", "mask_image_id")
+FORM_LIFE = timedelta(hours=12)
+"""A picture that no job was drawn from stays as long as a session can, with whatever form it is in."""
+_FILE = "file"
+
+
+@router.post("/pictures")
+async def change_pictures(request: Request, session: FormSession) -> Response:
+    """Keep a sent picture as the one to begin from, or, where there is one, as its mask; or take one away.
+
+    Answers with the part of the form that shows them, or without JavaScript leads to the page with them.
+    """
+    form: Mapping[str, str] = {}
+    try:
+        form = await _receive(request, session)
+    except AtelierError as error:
+        return await _refused(request, session, error)
+    ids = {name: form.get(name, "") for name in PICTURE_FIELDS}
+    page = "compare" if form.get("page") == "compare" else "playground"
+    if "hx-request" not in request.headers:
+        return redirect(request, f"{page}?{urlencode({name: image_id for name, image_id in ids.items() if image_id})}")
+    values = {**DEFAULTS, **ids}
+    bases = await loras_of(request).applied_catalog.applied_base_models()
+    takes_mask = any(abilities_of(each.pipeline).begins_late for each in bases)
+    return render(request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask)
+
+
+@router.get("/pictures/{image_id}")
+async def open_picture(request: Request, session: PageSession, image_id: str) -> Response:
+    """Serve a small copy of any picture of the account."""
+    jobs = jobs_of(request)
+    image = await jobs.uploads.stored(uncounted_owner(request, session), image_id)
+    webp = await thumbnail(jobs.images, jobs.space.disk, image.image_uri)
+    return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
+
+
+async def _receive(request: Request, session: FormSession) -> Mapping[str, str]:
+    """Return the fields of the form, with the id of the picture that it sent, which counts as a request."""
+    async with loras_of(request).uploads.hold(session.who.id) as place:
+        names = ("form_token", "page", "remove", *PICTURE_FIELDS)
+        form, files = await read_multipart(request, place, texts=names, files={_FILE: MAX_FILE_BYTES})
+        check_form(session, form, PURPOSE)
+        if "remove" in form:
+            removed = PICTURE_FIELDS if form["remove"] == "image_id" else PICTURE_FIELDS[1:]
+            return form | dict.fromkeys(removed, "")
+        if _FILE not in files:
+            raise InvalidParameter("choose a PNG, JPEG or WebP file")
+        caller = await owner_caller(request, session)
+        added = await jobs_of(request).uploads.add(caller, files[_FILE], place=place, hold=Hold(FORM_LIFE))
+    field = PICTURE_FIELDS[1 if form.get("image_id") else 0]
+    return form | {field: added.upload.image.image_id}
+
+
+async def _refused(request: Request, session: FormSession, error: AtelierError) -> Response:
+    """Say why beside the form, which stays as it is, or on its page."""
+    answer = refusal(error)
+    if "hx-request" in request.headers:
+        response = render(request, "refused.html", session, **answer)
+        response.headers.update({"HX-Retarget": "#picture-problem", "HX-Reswap": "innerHTML"})
+    else:
+        response = await playground_page(request, session, {}, **answer)
+    response.headers["Connection"] = "close"  # a part of the body may not have been read
+    return response

@@ -9,13 +9,12 @@ from starlette.responses import HTMLResponse
 from serve_app.api.dependencies import accounts_of, jobs_of, loras_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.jobs.schemas import MAX_LORAS
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
 from serve_app.web.console.keys import usable_keys
-from serve_app.web.console.lora_cards import LoraCards, choose_cards
+from serve_app.web.console.lora_cards import choose_cards
 from serve_app.web.console.pages import ConsoleSession, render, uncounted_owner
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
 from serve_app.web.console.playground_form import (
@@ -98,7 +97,7 @@ async def playground_page(
         values=values,
         loras=loras,
         most_loras=MAX_LORAS,
-        cards=await _cards(request, session, given, adapters, loras),
+        cards=await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", "")),
         base_models=[*bases],
         sizes=sizes(min(own.usual_side, longest), longest, values["size"]),
         samplers=SAMPLERS,
@@ -130,23 +129,13 @@ async def _usual(
 
 
 async def cards_part(
-    request: Request, session: ConsoleSession, given: Mapping[str, str], comparing: Sequence[str] | None = None
+    request: Request, session: ConsoleSession, given: Mapping[str, str], *, is_comparing: bool
 ) -> HTMLResponse:
     """The part of the page that offers LoRAs."""
     adapters, loras = await loras_of(request).catalog.adapters(session.who.id), chosen_loras(given)
-    cards = await _cards(request, session, given, adapters, loras)
+    cards = await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", ""))
+    comparing = [*loras] if is_comparing else None
     return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras)
-
-
-async def _cards(
-    request: Request,
-    session: ConsoleSession,
-    given: Mapping[str, str],
-    adapters: Sequence[Adapter],
-    loras: Mapping[str, str],
-) -> LoraCards:
-    """The LoRAs that the form offers; those that are chosen come first of too many."""
-    return await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", ""))
 
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:

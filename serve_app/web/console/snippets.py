@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from serve_app.api import variant_a, variant_b
 from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish, request_record
-from serve_app.api.variant_a import schemas as variant_a
-from serve_app.api.variant_b import schemas as variant_b
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Request, Variant

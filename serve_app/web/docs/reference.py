@@ -26,13 +26,8 @@ class Field(NamedTuple):
     is_required: bool
     default: str
     description: str
-
-
-class Parameter(NamedTuple):
-    """A parameter of the path, the query or a header."""
-
-    place: str
-    field: Field
+    place: str = ""
+    """Where a parameter is sent: in the path, the query or a header; empty for a field of a body."""
 
 
 class Shape(NamedTuple):
@@ -76,7 +71,7 @@ class Operation(NamedTuple):
     path: str
     summary: str
     description: str
-    parameters: Sequence[Parameter]
+    parameters: Sequence[Field]
     bodies: Sequence[Body]
     answers: Sequence[Answer]
 
@@ -128,13 +123,12 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Sc
     )
 
 
-def _parameter(parameter: Mapping[str, Any], schemas: Schema) -> Parameter:
+def _parameter(parameter: Mapping[str, Any], schemas: Schema) -> Field:
     schema = parameter["schema"]
-    field = Field(
+    return Field(
         parameter["name"], kind_of(schema, schemas), parameter.get("required", False), _default(schema),
-        parameter.get("description", ""),
+        parameter.get("description", ""), parameter["in"],
     )  # fmt: skip
-    return Parameter(parameter["in"], field)
 
 
 def _body(media_type: str, content: Mapping[str, Any], schemas: Schema) -> Body:

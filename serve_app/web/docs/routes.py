@@ -10,12 +10,12 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from markupsafe import Markup, escape
 
-from serve_app.api.dependencies import loras_of, settings_of
+from serve_app.api.dependencies import base_url, loras_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
-from serve_app.api.responses import base_url
 from serve_app.web.docs.reference import credentials_of, operations_of
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
+from serve_app.web.site.forms import curl_line
 from serve_app.web.site.pages import SAMPLE_PROMPT, SAMPLES
 
 ROBOTS = """User-agent: *
@@ -24,15 +24,6 @@ Disallow: /operators/
 Disallow: /files/
 Disallow: /v1/
 """
-
-
-def landing_curl(base_url: str, lora_id: str) -> str:
-    """Return a first request in curl, with a place for the key."""
-    body = json.dumps({"prompt": SAMPLE_PROMPT, "lora_id": lora_id})
-    return (
-        f"curl {base_url}/v1/generate -H 'Authorization: Bearer YOUR_API_KEY' "
-        f"-H 'Content-Type: application/json' -d '{body}'"
-    )
 
 
 def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
@@ -82,12 +73,12 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
             raise HTTPException(404)
         usable = await loras_of(request).catalog.open_adapter_id()
         text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, usable or EXAMPLE_ADAPTER_ID)
-        return {**json.loads(text), "servers": [{"url": base_url(request, settings_of(request).public_url)}]}
+        return {**json.loads(text), "servers": [{"url": base_url(request)}]}
 
     def page(request: Request, template: str, **values: Any) -> HTMLResponse:
         html = templates.get_template(template).render(
             site=request.scope.get("root_path", ""),
-            base=base_url(request, settings_of(request).public_url),
+            base=base_url(request),
             titles={name: app.title.removeprefix("Atelier: ") for name, app in documents.items()},
             **values,
         )
@@ -96,7 +87,8 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     @router.get("/")
     async def landing(request: Request) -> HTMLResponse:
         lora_id = await loras_of(request).catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
-        curl = landing_curl(base_url(request, settings_of(request).public_url), lora_id)
+        header, fields = "Authorization: Bearer YOUR_API_KEY", {"prompt": SAMPLE_PROMPT, "lora_id": lora_id}
+        curl = curl_line(base_url(request), header, fields)
         return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, curl=curl)
 
     @router.get("/favicon.ico")
@@ -109,7 +101,7 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
 
     @router.get("/llms.txt")
     async def for_language_models(request: Request) -> Response:
-        base = base_url(request, settings_of(request).public_url)
+        base = base_url(request)
         return PlainTextResponse(llms_text(base, {name: app.title for name, app in documents.items()}))
 
     @router.get("/docs")

@@ -127,7 +127,7 @@ async def open_audit(request: Request, session: PageSession) -> Response:
     wanted, act = asked.get("account", "").strip()[:100], asked.get("act", "")
     act = act if act in set(Act) else ""
     accounts, operations = accounts_of(request), operations_of(request)
-    page = await operations.audit.page(
+    page = await accounts.audit.page(
         log=await _log(accounts, wanted) if wanted else "",
         act=act,
         before=asked.get("before", ""),

@@ -1,7 +1,7 @@
 """The operators' pages of single jobs, and of failed jobs, which can be queued again or dropped."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from urllib.parse import urlencode
@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, valid_job_id
 from serve_app.api.jobs.records import CURSOR
+from serve_app.domain.audit import Actor
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JOB_PREFIXES, Job, JobState
@@ -108,33 +109,28 @@ async def open_failures(request: Request, session: PageSession) -> Response:
 async def requeue(request: Request, session: FormSession, form: Form) -> Response:
     """Queue the jobs of the form again, with all their attempts."""
     check_form(session, form, "requeue jobs")
-    acts, who = operations_of(request).acts, actor_of(request, session.who)
-    done = [await acts.requeue_job(job_id, who) for job_id in _job_ids(form)]
-    return _back(request, "requeued", sum(done))
+    return await _done(request, session, form, operations_of(request).acts.requeue_job, "requeued")
 
 
 @router.post("/failures/drop")
 async def drop(request: Request, session: FormSession, form: Form) -> Response:
     """Take the jobs of the form off the list."""
     check_form(session, form, "drop jobs")
-    acts, who = operations_of(request).acts, actor_of(request, session.who)
-    done = [await acts.drop_job(job_id, who) for job_id in _job_ids(form)]
-    return _back(request, "dropped", sum(done))
+    return await _done(request, session, form, operations_of(request).acts.drop_job, "dropped")
 
 
-def _back(request: Request, what: str, number: int) -> Response:
+async def _done(
+    request: Request, session: FormSession, form: Form, act: Callable[[str, Actor], Awaitable[bool]], what: str
+) -> Response:
+    """Do something with each job of the form, at most a page of them, and say on the list with how many."""
+    ids = (valid_job_id(text, *JOB_PREFIXES) for text in form.get("jobs", "").split()[:PAGE_SIZE])
+    done = [await act(job_id, actor_of(request, session.who)) for job_id in dict.fromkeys(ids) if job_id]
     given = {name: value for name, value in _chosen(request).items() if value}
-    return redirect(request, f"failures?{urlencode({**given, what: number})}")
+    return redirect(request, f"failures?{urlencode({**given, what: sum(done)})}")
 
 
 def _chosen(request: Request) -> Mapping[str, str]:
     return {name: request.query_params.get(name, "").strip()[:100] for name in _FILTERS}
-
-
-def _job_ids(form: Mapping[str, str]) -> list[str]:
-    """Read the form's job ids, at most a page of them."""
-    ids = (valid_job_id(text, *JOB_PREFIXES) for text in form.get("jobs", "").split()[:PAGE_SIZE])
-    return [job_id for job_id in dict.fromkeys(ids) if job_id]
 
 
 def _number(request: Request, name: str) -> int | None:

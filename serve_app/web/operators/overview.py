@@ -14,7 +14,6 @@ from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, operation
 from serve_app.domain import metrics
 from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, group_of_pool
 from serve_app.domain.metrics import Metric
-from serve_app.jobs.backlog import QueueLength
 from serve_app.operations.checks import Check, Level
 from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
@@ -25,16 +24,6 @@ from serve_app.web.site.forms import Form, check_form, page_number
 MOST_ROWS = 10
 
 router = APIRouter()
-
-
-@dataclass(frozen=True, slots=True)
-class PlanQueue:
-    """Jobs of one pool that wait under one plan."""
-
-    pool: str
-    interface: str
-    plan: str
-    waiting: QueueLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +61,7 @@ async def _facts(request: Request) -> dict[str, Any]:
     workers = [WorkerRow(pool, worker) for pool in pools for worker in await operations.measures.shown(pool)]
     return {
         "backlogs": backlogs,
-        "plans": [_plan_queue(pool, plan, waiting) for (pool, plan), waiting in by_plan.items() if waiting.jobs],
+        "plans": [(pool, *plan.split(":", 1), each) for (pool, plan), each in by_plan.items() if each.jobs],
         "queues": sorted(queues, key=lambda queue: -queue.oldest_age_s)[:MOST_ROWS],
         "running": running[:MOST_ROWS],
         "dead": await jobs.stats.dead(),
@@ -86,11 +75,6 @@ async def _facts(request: Request) -> dict[str, Any]:
         "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),
         "metrics": metrics,
     }
-
-
-def _plan_queue(pool: str, plan: str, waiting: QueueLength) -> PlanQueue:
-    interface, _, name = plan.partition(":")
-    return PlanQueue(pool, interface, name, waiting)
 
 
 _WORST_FIRST = (Level.FAIL, Level.WARN, Level.OK)

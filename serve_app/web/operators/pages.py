@@ -15,8 +15,9 @@ from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import ANYONE, Actor, operator
 from serve_app.domain.durations import rounded_duration
 from serve_app.web.site import page_templates
+from serve_app.web.site.forms import SignedIn
 from serve_app.web.site.pages import PageResponse
-from serve_app.web.site.sign_in import Realm, SignedIn, SignInRequired, page_values
+from serve_app.web.site.sign_in import Realm, SignInRequired, page_values
 
 OperatorSession = SignedIn[Operator]
 

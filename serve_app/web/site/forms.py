@@ -1,18 +1,22 @@
 """Forms of pages, which are read within limits and sent by the session that was given them; and addresses of pages."""
 
 import hmac
+import json
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, HTTPException, Request
 from starlette.responses import RedirectResponse
 
-from serve_app.api.body import check_length, read_bytes
-from serve_app.api.dependencies import settings_of
-from serve_app.api.responses import base_url
+from serve_app.api.body import check_length, is_encoded, media_type, read_bytes
+from serve_app.api.dependencies import base_url, settings_of
+from serve_app.domain.accounts import Operator, SignIn
 from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
+
+W = TypeVar("W", SignIn, Operator)
 
 FORM_BYTES = 64 * 1024
 """Two prompts of the most characters, percent-encoded; no other form of ours is larger than a few hundred bytes."""
@@ -34,9 +38,7 @@ async def read_form(request: Request) -> Mapping[str, str]:
         raise HTTPException(408, "The form did not arrive in time. Try again.", _CLOSE) from None
     if not raw:  # browsers name no media type for a form without fields
         return {}
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if media_type != MEDIA_TYPE or encoding not in ("", "identity"):
+    if media_type(request) != MEDIA_TYPE or is_encoded(request):
         raise HTTPException(415, f"Forms are sent as {MEDIA_TYPE}, without a content encoding.")
     try:
         pairs = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
@@ -78,7 +80,13 @@ def site_of(request: Request) -> str:
 def service_url(request: Request) -> str:
     """Return the service's address, as callers outside use it."""
     pages = root_of(request).removeprefix(site_of(request))
-    return base_url(request, settings_of(request).public_url).removesuffix(pages)
+    return base_url(request).removesuffix(pages)
+
+
+def curl_line(base_url: str, header: str, fields: Mapping[str, str]) -> str:
+    """Return a first request that works when it is pasted into a shell."""
+    content = "Content-Type: application/json"
+    return f"curl {base_url}/v1/generate -H '{header}' -H '{content}' -d '{json.dumps(fields)}'"
 
 
 def is_secure(request: Request) -> bool:
@@ -89,14 +97,15 @@ def is_secure(request: Request) -> bool:
 EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
 
 
-class HasToken(Protocol):
-    """A live session of either realm."""
+@dataclass(frozen=True, slots=True)
+class SignedIn(Generic[W]):
+    """A live session, and whose it is."""
 
-    @property
-    def token(self) -> str: ...
+    token: str
+    who: W
 
 
-def check_form(session: HasToken, form: Mapping[str, str], purpose: str) -> None:
+def check_form(session: SignedIn[Any], form: Mapping[str, str], purpose: str) -> None:
     """Raises 403 when the form was not given to this session."""
     if not is_form_token(session.token, purpose, form.get("form_token", "")):
         raise HTTPException(403, EXPIRED_FORM)

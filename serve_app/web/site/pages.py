@@ -54,18 +54,13 @@ def _page_or(answer: Answer) -> Answer:
             return response
         text = error.message if isinstance(error, NotFound) else _TEXTS[response.status_code]
         kept = {name: response.headers[name] for name in ("allow", "retry-after") if name in response.headers}
-        return _page(request, response.status_code, text, kept)
+        html = _TEMPLATES.get_template("problem.html").render(
+            site=request.scope.get("root_path", ""), title=_TITLES[response.status_code], text=text, here=""
+        )
+        headers = {**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **kept}
+        return HTMLResponse(html, response.status_code, headers)
 
     return respond
-
-
-def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> HTMLResponse:
-    html = _TEMPLATES.get_template("problem.html").render(
-        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text, here=""
-    )
-    return HTMLResponse(
-        html, status, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **headers}
-    )
 
 
 YIELDS_AFTER_S = 0.001

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from starlette.routing import BaseRoute
@@ -22,24 +22,24 @@ from serve_app.domain.accounts import Operator, SignIn
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyTries
-from serve_app.web.site.forms import Form, check_form, form_token, is_form_token, is_secure, redirect, root_of, site_of
+from serve_app.web.site.forms import (
+    Form,
+    SignedIn,
+    W,
+    check_form,
+    form_token,
+    is_form_token,
+    is_secure,
+    redirect,
+    root_of,
+    site_of,
+)
 from serve_app.web.site.pages import Render, answer_with_pages
 
 FORM_LIFE = timedelta(hours=1)
 """A sign-in form is accepted this long after it was opened."""
 LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 EXPIRED = "The page has expired. Please try again."
-
-
-W = TypeVar("W", SignIn, Operator)
-
-
-@dataclass(frozen=True, slots=True)
-class SignedIn(Generic[W]):
-    """A live session, and whose it is."""
-
-    token: str
-    who: W
 
 
 class SignInRequired(Exception):
