@@ -512,7 +512,7 @@ LYCORIS_ROWS = rows(
 def test_what_lycoris_saves_gives_what_lycoris_makes(
     base: Base, tmp_path: Path, label: str, is_original: bool, weights: Sequence[float]
 ) -> None:
-    """Of Z-Image the text encoder is changed, too."""
+    """Z-Image's adapters change the text encoder as well as the transformer."""
     algorithm = label.removesuffix(", fused")
     modules = {"transformer": base.trained("transformer", is_original), "text_encoder": nn.Module()}
     if base.tiny is Z_IMAGE:
