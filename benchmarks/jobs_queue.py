@@ -20,8 +20,9 @@ import redis
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.jobs.acceptance import accept_row
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.queue import Fairness, accept_row, encoded_rows, named_in_claim
+from serve_app.jobs.queue import Fairness, named_in_claim
 from serve_app.jobs.records import RECORD_VERSION
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX, redis_key
@@ -157,7 +158,7 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
     )
     return ACCEPT.encode(
         {
-            "new": encoded_rows(accept_row(new)),
+            "new": accept_row(new),
             "variant": new.variant,
             "account": new.account_id,
             "idempotency_digest": None,
