@@ -83,7 +83,6 @@ def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secr
 
 
 def machines(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """How many machines the living ones of Ray's nodes are on."""
     return len({node["NodeManagerAddress"] for node in nodes if node["Alive"]})
 
 
