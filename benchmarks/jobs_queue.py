@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import quantiles
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import redis
 
@@ -70,11 +70,8 @@ class Server:
     """An embedded server of its own, without waiting for the disk: what is measured is the scripts."""
 
     def __init__(self, folder: Path) -> None:
-        self.client = cast(
-            Any,
-            redis.Redis.from_url(
-                ensure_redis(folder).url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
-            ),
+        self.client: Any = redis.Redis.from_url(
+            ensure_redis(folder).url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
         )
         self.client.config_set("appendonly", "no")
         self.client.config_set("slowlog-max-len", 2 * CLAIMS)
