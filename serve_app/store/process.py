@@ -74,11 +74,13 @@ class Background:
 
 async def repeat(what: str, work: Callable[[], Awaitable[object]], every_s: float, tell: Callable[..., None]) -> None:
     """Do work again and again until canceled; a round that fails is told of, and is not the last."""
-    while not is_cancelled():
+    while True:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - what repeats outlives any failure of a round
             tell("%s failed, trying again in %g s: %s", what, every_s, error)
+        if is_cancelled():  # the Redis client may swallow a cancel
+            return
         await asyncio.sleep(every_s)
 
 
