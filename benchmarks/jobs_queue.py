@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import quantiles
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import redis
 
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.jobs.acceptance import accept_row
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.queue import Fairness, accept_row, encoded_rows, named_in_claim
+from serve_app.jobs.queue import Fairness, named_in_claim
 from serve_app.jobs.records import RECORD_VERSION
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX, redis_key
@@ -69,11 +70,8 @@ class Server:
     """An embedded server of its own, without waiting for the disk: what is measured is the scripts."""
 
     def __init__(self, folder: Path) -> None:
-        self.client = cast(
-            Any,
-            redis.Redis.from_url(
-                ensure_redis(folder).url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
-            ),
+        self.client: Any = redis.Redis.from_url(
+            ensure_redis(folder).url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
         )
         self.client.config_set("appendonly", "no")
         self.client.config_set("slowlog-max-len", 2 * CLAIMS)
@@ -157,7 +155,7 @@ def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
     )
     return ACCEPT.encode(
         {
-            "new": encoded_rows(accept_row(new)),
+            "new": accept_row(new),
             "variant": new.variant,
             "account": new.account_id,
             "idempotency_digest": None,

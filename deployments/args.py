@@ -11,7 +11,7 @@ from serve_app.engine_options import EngineOptions
 from serve_app.worker.attempt import WorkerTiming
 
 
-class Args(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -31,7 +31,7 @@ def _refuse_range(given: object) -> object:
 Replicas = Annotated[int | Literal["auto"], BeforeValidator(_refuse_range)]
 
 
-class ReplicaArgs(Args):
+class ReplicaArgs(Strict):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
     replicas: Replicas = 1
@@ -125,14 +125,14 @@ class UpscalerArgs(WorkerArgs):
     """The folder of a learned upscaler, relative to the checkout; unset, Lanczos' method enlarges."""
 
 
-class HousekeeperArgs(Args):
+class HousekeeperArgs(Strict):
     num_cpus: float = Field(default=0.1, gt=0)
     resources: Resources = Field(default_factory=dict)
     every_s: Seconds = 1
     """How many seconds pass between two searches for expired leases and checks of the embedded Redis."""
 
 
-class AppArgs(Args):
+class AppArgs(Strict):
     ingress: IngressArgs = IngressArgs()
     generator: GeneratorArgs | None = GeneratorArgs()
     """The generators of the group `default`; null where every base model is of another group."""

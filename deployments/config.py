@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
-from deployments.args import AppArgs, GroupArgs, ReplicaArgs, Seconds, SecondsOrZero
+from deployments.args import AppArgs, GroupArgs, ReplicaArgs, Seconds, SecondsOrZero, Strict
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 
@@ -23,17 +23,13 @@ class ConfigError(ValueError):
     """The file is invalid. The message names the file and the place in it."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class HttpOptions(_Strict):
+class HttpOptions(Strict):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     keep_alive_timeout_s: int = Field(default=90, ge=1)
 
 
-class RequestRouterConfig(_Strict):
+class RequestRouterConfig(Strict):
     request_router_class: Literal["deployments.one_machine:Router"]
 
 
@@ -41,7 +37,7 @@ SPARE = 0.15
 """The share of replicas beyond those needed: a job whose adapter only full replicas hold costs another load."""
 
 
-class PolicyArgs(_Strict):
+class PolicyArgs(Strict):
     """Scales by demand and backlog: enough for what arrives, and one more for each `target_s` seconds of waiting work.
 
     `target_s` should exceed the time that a replica takes to start; below it, more are started than needed
@@ -54,12 +50,12 @@ class PolicyArgs(_Strict):
     spare: float = Field(default=SPARE, ge=0, le=1)
 
 
-class ScalingPolicy(_Strict):
+class ScalingPolicy(Strict):
     policy_function: Literal["deployments.scaling:BacklogPolicy"]
     policy_kwargs: PolicyArgs
 
 
-class Autoscaling(_Strict):
+class Autoscaling(Strict):
     """Serve's `autoscaling_config`. What is unset has Serve's own default."""
 
     min_replicas: int = Field(ge=0)
@@ -77,7 +73,7 @@ class Autoscaling(_Strict):
         return self
 
 
-class Deployment(_Strict):
+class Deployment(Strict):
     """What Serve sets over `args` for one deployment: a change of a bound here restarts no replica."""
 
     name: Literal["ingress", "generator", "upscaler", "housekeeper"]
@@ -108,7 +104,7 @@ def _check_scaling(
         raise ValueError(f"{place}.replicas: must be auto, since {name} has an autoscaling_config")
 
 
-class _Deployed(_Strict):
+class _Deployed(Strict):
     deployments: tuple[Deployment, ...] = ()
 
     @property
@@ -162,14 +158,14 @@ AnyApplication = Annotated[
 ]
 
 
-class LoggingConfig(_Strict):
+class LoggingConfig(Strict):
     """How Serve's controller and proxies log; `build` sets how replicas do, by `ATELIER_LOG_FORMAT`."""
 
     encoding: Literal["TEXT", "JSON"] = "TEXT"
     enable_access_log: bool = False
 
 
-class ServeConfig(_Strict):
+class ServeConfig(Strict):
     """The part of Serve's schema for the service, and the pools of nodes that its replicas must fit."""
 
     proxy_location: Literal["HeadOnly", "EveryNode"] = "HeadOnly"

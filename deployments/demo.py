@@ -42,13 +42,7 @@ class Demo:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """The content of the ready file."""
-        return {
-            "base_url": self.base_url,
-            "console_url": self.console_url,
-            "account": self.account,
-            "keys": self.keys,
-        }
+        return {"base_url": self.base_url, "console_url": self.console_url, "account": self.account, "keys": self.keys}
 
 
 async def demo_account(settings: Settings, accounts: AccountParts, base_url: str) -> Demo:

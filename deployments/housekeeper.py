@@ -5,18 +5,10 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
-from deployments.ray_internals import (
-    configure_replica_log,
-    on_several_machines,
-    prepare_replica,
-    until_generators_have_run,
-)
-from deployments.requirements import require_shared
+from deployments.ray_internals import prepare_replica, until_generators_have_run
 from serve_app.api.jobs.records import job_record
 from serve_app.operations.housekeeping import Housekeeping, reap_forever
-from serve_app.settings import Settings
-from serve_app.store.loop_watch import watch_loop
-from serve_app.store.process import open_process
+from serve_app.store.process import open_process, watch_loop
 
 
 class Housekeeper:
@@ -28,10 +20,7 @@ class Housekeeper:
     """
 
     async def __init__(self, args: HousekeeperArgs) -> None:
-        prepare_replica()
-        settings = Settings()
-        require_shared(settings, spread=on_several_machines())
-        configure_replica_log(settings)
+        settings = prepare_replica()
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))
         parts = Housekeeping(process, job_record)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,7 @@ from deployments.config import GENERATOR
 from deployments.nodes import check_machines
 from deployments.proxy import proxy_secret
 from deployments.proxy.answers import take
-from deployments.ray_internals import (
-    admin_socket,
-    at_drain,
-    configure_replica_log,
-    has_haproxy,
-    least_replicas,
-    off_the_loop,
-    on_several_machines,
-    prepare_replica,
-)
-from deployments.requirements import require_shared
+from deployments.ray_internals import admin_socket, at_drain, has_haproxy, least_replicas, off_the_loop, prepare_replica
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import with_forwarded_address
 from serve_app.app import create_app
@@ -34,10 +25,8 @@ from serve_app.domain import metrics
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, group_of_pool, pool_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.http_server import allow_connections, freeze_startup_objects
-from serve_app.settings import Settings
-from serve_app.store.loop_watch import watch_loop
 from serve_app.store.measures import SEND_EVERY_S, Measures
-from serve_app.store.process import open_process
+from serve_app.store.process import open_process, repeat, watch_loop
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +115,9 @@ class KeptWorkers:
 
 
 async def count_proxy_errors(measures: Measures, socket: Path) -> None:
-    """Count what HAProxy answers itself on this node, until canceled."""
-    while True:
-        await asyncio.sleep(SEND_EVERY_S)
-        try:
-            found = await asyncio.to_thread(take, socket)
-        except OSError as error:  # HAProxy has not been started here yet
-            log.debug("HAProxy's errors are counted later: %r", error)
-            continue
-        for status, number in found.items():
-            measures.count(metrics.PROXY_ERRORS, status, by=number)
+    """Count what HAProxy has answered itself on this node. Raises `OSError` before HAProxy has been started here."""
+    for status, number in (await asyncio.to_thread(take, socket)).items():
+        measures.count(metrics.PROXY_ERRORS, status, by=number)
 
 
 def without_request_id(app: ASGIApp) -> ASGIApp:
@@ -169,13 +151,10 @@ class Ingress:
         requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
-        prepare_replica(takes_requests=True)
         allow_connections()
-        settings = Settings()
+        settings = prepare_replica(takes_requests=True)
         if requests_at_once is not None:
             settings = settings.with_requests_at_once(requests_at_once)
-        require_shared(settings, spread=on_several_machines())
-        configure_replica_log(settings)
         handles = {str(JobKind.UPSCALE): upscaler}
         if generator is not None:
             handles[pool_of(DEFAULT_GROUP)] = generator
@@ -194,7 +173,8 @@ class Ingress:
         sweeping = asyncio.create_task(loras.uploads.sweep_forever())
         self._stack.callback(sweeping.cancel)
         if has_haproxy():
-            counting = asyncio.create_task(count_proxy_errors(process.measures, admin_socket()))
+            count = partial(count_proxy_errors, process.measures, admin_socket())
+            counting = asyncio.create_task(repeat("counting HAProxy's errors", count, SEND_EVERY_S, log.debug))
             self._stack.callback(counting.cancel)
         self._app = create_app(
             settings,

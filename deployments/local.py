@@ -81,7 +81,6 @@ add_check(app)
 
 
 def main() -> None:
-    """The console script."""
     app()
 
 
@@ -133,11 +132,10 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
     """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
     # Replicas read their settings from here, and a relative path would mean another place to them.
-    os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
-    os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())
-    if settings.plans is not None:
-        os.environ["ATELIER_PLANS"] = str(settings.plans.resolve())
+    for name in ("data_dir", "catalog", "plans"):
+        if (path := getattr(settings, name)) is not None:
+            os.environ[f"ATELIER_{name.upper()}"] = str(path.resolve())
     settings = read_settings()
     try:
         service = read_config(config)

@@ -73,8 +73,7 @@ def main() -> None:
         context: Context[Any, Any],
         prompt: str,
         loras: Annotated[
-            dict[str, float] | None,
-            Field(description="Names of list_loras with weights of -2 to 2, usually 0.5 to 1"),
+            dict[str, float] | None, Field(description="Names of list_loras with weights of -2 to 2, usually 0.5 to 1")
         ] = None,
         width: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,
         height: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,

@@ -58,7 +58,6 @@ def living_nodes(demands: Sequence[ReplicaDemand]) -> list[Node]:
 
 
 def node_pool(node: Mapping[str, Any]) -> Pool:
-    """What one of Ray's nodes declares."""
     resources: dict[str, float] = node["Resources"]
     return Pool(
         name=node["NodeManagerAddress"],

@@ -16,11 +16,11 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 
 from deployments.config import ConfigError
 from deployments.ray_internals import keep_session_private, use_loopback
-from deployments.redis_stopper import stop_redis_after_this_process
 from deployments.runtime import ray_environment, runtime_home
 from deployments.start_checks import check_base_models
 from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
 from serve_app.cli.command import BadUsage, read_settings
+from serve_app.store.embedded_redis import stop_redis_after_this_process
 
 RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 Router = PowerOfTwoChoicesRequestRouter
@@ -42,7 +42,8 @@ def prepare() -> None:
         check_base_models(settings)
     except (BadUsage, ConfigError) as error:
         sys.exit(f"atelier: {error}")
-    stop_redis_after_this_process(settings)
+    if not settings.redis_url:
+        stop_redis_after_this_process(settings.data_dir)
     environment = ray_environment(runtime_home(settings.data_dir))
     os.environ.update({name: value for name, value in environment.items() if name not in OF_UP_ALONE})
 

@@ -29,7 +29,6 @@ class Stages:
         self._running[name] = self._progress.add_task(name, total=None), time.monotonic()
 
     def update(self, name: str, progress: str) -> None:
-        """Show how far a stage is."""
         self._progress.update(self._running[name][0], description=f"{name}: {progress}")
 
     def end(self, name: str, note: str = "") -> None:
@@ -66,7 +65,6 @@ class Reporter:
 
     @contextmanager
     def stages(self) -> Generator[Stages]:
-        """Yield what shows the stages of the start."""
         console = Console(quiet=self.as_json, highlight=False, markup=False, soft_wrap=True)
         columns = (SpinnerColumn(), TextColumn(f"{{task.description:<{NAME_WIDTH}}}{{task.elapsed:5.0f}} s"))
         progress = Progress(*columns, console=console, transient=True)

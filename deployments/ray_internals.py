@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
@@ -13,18 +13,13 @@ from typing import Any, TextIO, TypeVar, cast
 
 from deployments.config import GENERATOR
 from deployments.proxy import missing_variables
-from deployments.requirements import machines
+from deployments.requirements import SECRETS, Secret, machines, require_shared
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 from serve_app.log import configure_logging
 from serve_app.settings import Settings
 
 T = TypeVar("T")
-
-LOOPBACK = "127.0.0.1"
-LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""The variable keeps Ray's node address on 127.0.0.1, where it listens on nothing else, as Ray does by itself on macOS
-and Windows. With any other node address Ray listens on every interface."""
 
 ANSWER_LIMIT_S = 60.0
 CORE_PROCESSES = ("gcs_server", "raylet")
@@ -53,14 +48,14 @@ def _share_only_above_sessions(directory: str) -> None:
         path.chmod(PRIVATE_FOLDER if is_of_a_session else 0o1777)
 
 
-def prepare_replica(*, takes_requests: bool = False) -> None:
-    """Make this process's files private, and bind its server between deployments to the node's address.
+def prepare_replica(*, takes_requests: bool = False, secrets: Collection[Secret] = SECRETS) -> Settings:
+    """Make this process's files private, bind its server between deployments to the node's address, and set its log.
 
-    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
-    A group's generators are all that their application has, so that Serve takes them for its ingress: unless one
-    `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a minute of serving after a
-    replica is told to stop.
-    Raises `RuntimeError` on a node whose HTTP proxy would lack its protection.
+    Called by every constructor, which gets the settings. Serve 2.60 binds that server to every interface, and it
+    unpickles what it receives. A group's generators are all that their application has, so that Serve takes them for
+    its ingress: unless one `takes_requests`, HAProxy's part in it is left out, which is a port for HTTP, and half a
+    minute of serving after a replica is told to stop. `secrets` are those that the replica uses. Raises `RuntimeError`
+    on a node whose HTTP proxy would lack its protection, or that has for itself what all must share.
     """
     import ray
 
@@ -75,6 +70,10 @@ def prepare_replica(*, takes_requests: bool = False) -> None:
     replica.RAY_SERVE_ENABLE_DIRECT_INGRESS &= takes_requests
     add_port = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
+    settings = Settings()
+    require_shared(settings, spread=on_several_machines(), secrets=secrets)
+    configure_replica_log(settings)
+    return settings
 
 
 def at_drain(act: Callable[[], None]) -> None:
@@ -136,7 +135,6 @@ def dead_core_process() -> str | None:
 
 
 def on_several_machines() -> bool:
-    """Whether Ray's nodes are on more than one machine."""
     import ray
 
     return machines(ray.nodes()) > 1

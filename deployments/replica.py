@@ -11,16 +11,14 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import GeneratorArgs, UpscalerArgs, WorkerArgs
-from deployments.ray_internals import configure_replica_log, note_run, on_several_machines, prepare_replica
-from deployments.requirements import require_shared
+from deployments.ray_internals import note_run, prepare_replica
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
-from serve_app.settings import ROOT, Settings
-from serve_app.store.loop_watch import watch_loop
-from serve_app.store.process import Process, open_process
+from serve_app.settings import ROOT
+from serve_app.store.process import Process, open_process, watch_loop
 from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 from serve_app.worker.worker import Worker
@@ -57,10 +55,7 @@ class WorkReplica:
     async def open(self, args: WorkerArgs, pool: str, set_up: SetUp) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
         self._progress = Progress()
-        prepare_replica()
-        settings = Settings()
-        require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
-        configure_replica_log(settings)
+        settings = prepare_replica(secrets=("pepper",))
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))

@@ -83,7 +83,6 @@ def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secr
 
 
 def machines(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """Return on how many machines Ray's living nodes are."""
     return len({node["NodeManagerAddress"] for node in nodes if node["Alive"]})
 
 

@@ -10,19 +10,21 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+
+import psutil
 
 from deployments.config import ServeConfig
 from deployments.node_certificate import new_authority, write_certificate
 from deployments.proxy import environment as proxy_environment
-from deployments.ray_internals import LOOPBACK, LOOPBACK_ENVIRONMENT, dead_core_process
+from deployments.ray_internals import dead_core_process
 from serve_app.atomic_files import PRIVATE_FOLDER
 from serve_app.operations.checks import cannot_listen
 
+LOOPBACK = "127.0.0.1"
 LONGEST_STOP_S = 7.0
 """Serve has this many seconds to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
 STATUS_POLL_S = (0.2, 2.0)
@@ -46,6 +48,15 @@ RECOVERY = {
 """Serve and HAProxy notice this soon what is dead or frozen; `deployments/app.py` sets how soon for replicas."""
 
 
+@contextlib.contextmanager
+def _raising(meaning: str) -> Generator[None]:
+    """Raise every error of a block or function as a `RuntimeError`: Ray and Serve have many of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{meaning}: {last_line(error)}") from error
+
+
 class Runtime:
     """Ray and the Serve applications on it, until `stop`."""
 
@@ -63,6 +74,7 @@ class Runtime:
         """Where a start that failed has left logs, as the end of a sentence; nothing before Ray has written any."""
         return f" (logs: {self.logs})" if self.logs.exists() else ""
 
+    @_raising("Ray did not start")
     def start(self, config: ServeConfig, *, host: str, port: int, on_death: Callable[[str], None]) -> None:
         """Start Ray, and Serve with its HTTP proxy. Changes the working directory.
 
@@ -75,10 +87,6 @@ class Runtime:
         if environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":  # only HAProxy listens there; the replicas stay on loopback
             os.environ["ATELIER_HTTP_HOST"] = f"[{host}]" if ":" in host else host
             host = LOOPBACK
-        with _any_error("Ray did not start"):
-            self._start(config, host, port, on_death)
-
-    def _start(self, config: ServeConfig, host: str, port: int, on_death: Callable[[str], None]) -> None:
         import ray
         from ray import serve
 
@@ -98,6 +106,7 @@ class Runtime:
             logging_config=config.logging_config.model_dump(),
         )
 
+    @_raising("the service did not start")
     def deploy(self, config: ServeConfig, on_status: Callable[[set[str]], None], *, limit_s: float) -> None:
         """Deploy the applications and wait until they run; `on_status` is told again and again what is healthy.
 
@@ -105,10 +114,6 @@ class Runtime:
 
         Raises `RuntimeError` when a deployment does not start, or not within `limit_s`.
         """
-        with _any_error("the service did not start"):
-            self._deploy(config, on_status, limit_s)
-
-    def _deploy(self, config: ServeConfig, on_status: Callable[[set[str]], None], limit_s: float) -> None:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
@@ -182,15 +187,6 @@ def _shut_down() -> None:
         serve.shutdown()
 
 
-@contextlib.contextmanager
-def _any_error(meaning: str) -> Generator[None]:
-    """Raise every error of the block as a `RuntimeError`: Ray and Serve have many of their own."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(f"{meaning}: {last_line(error)}") from error
-
-
 def last_line(error: Exception | str) -> str:
     """The cause that one of Ray's errors or messages names, without the traces before it."""
     lines = str(error).strip().splitlines()
@@ -235,7 +231,8 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",  # otherwise any user of this machine could run code in the replicas
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        **LOOPBACK_ENVIRONMENT,
+        # Ray's node address stays 127.0.0.1, as on macOS by itself; with any other Ray listens on every interface.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         **proxy_environment(),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # a quarter less for a request than with four (benchmarks/RESULTS.md)
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
@@ -292,35 +289,24 @@ def kill_all_of(home: Path, session: int | None = None) -> None:
 
     Ray's workers have titles instead of command lines; HAProxy outlives a killed Ray.
     """
-    mark = os.fsencode(home) + b"/"
     deadline = time.monotonic() + KILL_LIMIT_S
-    while alive := [pid for pid in _other_processes() if _is_of(pid, mark, session)]:
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    while alive := [each for each in psutil.process_iter() if _is_of(each, f"{home}/", session)]:
+        for each in alive:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
         if time.monotonic() > deadline:
             return
         time.sleep(0.02)
 
 
-def _other_processes() -> Iterator[int]:
-    return (int(entry.name) for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != os.getpid())
-
-
-def _is_of(pid: int, mark: bytes, session: int | None) -> bool:
-    """Return whether a process has the session or the mark; a zombie counts as ended, since nobody may ever reap it."""
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
-            return os.getsid(pid) == session or mark in Path(f"/proc/{pid}/cmdline").read_bytes()
+def _is_of(process: psutil.Process, mark: str, session: int | None) -> bool:
+    """Return whether another process has the session or the mark; a zombie counts as ended, which nobody may collect."""
+    with contextlib.suppress(psutil.Error, OSError):
+        if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            return os.getsid(process.pid) == session or mark in "\0".join(process.cmdline())
     return False
 
 
 def processes_in(directory: Path) -> list[int]:
     """The processes of this user whose working directory is `directory`."""
-    return [pid for pid in _other_processes() if _working_directory(pid) == directory]
-
-
-def _working_directory(pid: int) -> Path | None:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cwd").readlink()
-    return None
+    return [each.pid for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(directory)]

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Any, NamedTuple
 
 from deployments.config import SPARE
@@ -62,10 +62,9 @@ def certain_trend(rates: Sequence[float]) -> float:
     count = len(rates)
     if count < MINUTES:
         return 0.0
-    center, mean = (count - 1) / 2, fmean(rates)
-    spread = sum((minute - center) ** 2 for minute in range(count))
-    slope = sum((minute - center) * (rate - mean) for minute, rate in enumerate(rates)) / spread
-    residual = sum((rate - mean - slope * (minute - center)) ** 2 for minute, rate in enumerate(rates))
+    slope, start = linear_regression(range(count), rates)
+    residual = sum((rate - start - slope * minute) ** 2 for minute, rate in enumerate(rates))
+    spread = count * (count * count - 1) / 12  # the sum of squared distances from the middle minute
     chance = SURE * math.sqrt(residual / (count - 2) / spread)
     return math.copysign(max(0.0, abs(slope) - chance), slope)
 

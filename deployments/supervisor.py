@@ -51,11 +51,7 @@ class Child:
 
 
 def supervise(
-    run: Callable[[Child], int],
-    *,
-    clean_up: Callable[[int], None],
-    on_stop: Callable[[], None],
-    stop_limit_s: float,
+    run: Callable[[Child], int], *, clean_up: Callable[[int], None], on_stop: Callable[[], None], stop_limit_s: float
 ) -> int | None:
     """Run `run` in a child process and return its exit code; None when the child ended without one.
 

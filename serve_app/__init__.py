@@ -1,4 +1,1 @@
-"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs.
-
-See `docs/architecture.md`.
-"""
+"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs. See `docs/architecture.md`."""

@@ -72,7 +72,6 @@ def _resource(path: str) -> str:
 
 
 def _resources(app: FastAPI) -> set[str]:
-    """Return the resources of an application's paths."""
     return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}
 
 

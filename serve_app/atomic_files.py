@@ -44,12 +44,7 @@ def atomic_file(
 
 
 def write_atomically(
-    path: Path,
-    content: bytes | str,
-    *,
-    mode: int = PRIVATE,
-    folder_mode: int = PRIVATE_FOLDER,
-    overwrite: bool = True,
+    path: Path, content: bytes | str, *, mode: int = PRIVATE, folder_mode: int = PRIVATE_FOLDER, overwrite: bool = True
 ) -> None:
     """Write a whole file through `atomic_file`."""
     with atomic_file(path, mode=mode, folder_mode=folder_mode, overwrite=overwrite) as file:

@@ -64,5 +64,4 @@ class EngineOptions:
 
     @property
     def runs(self) -> int:
-        """Return the number of runs admitted at once."""
         return self.max_runs or self.max_rows // 2

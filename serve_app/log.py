@@ -77,10 +77,7 @@ class _LossyHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(level: str = "INFO", log_format: LogFormat = "text", stream: TextIO | None = None) -> None:
-    """Log to `stream` or standard error at `level`, redacted. Call once, at a process's start.
-
-    Logging never raises.
-    """
+    """Log to `stream` or standard error at `level`, redacted. Call once, at a process's start. Logging never raises."""
     handler = _LossyHandler(stream)
     is_json = log_format == "json"
     handler.setFormatter(

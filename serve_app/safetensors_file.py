@@ -88,8 +88,6 @@ class UnusableFile(ValueError):
 
 
 class Header(NamedTuple):
-    """The header of a safetensors file."""
-
     tensors: dict[str, dict[str, Any]]
     """name → `dtype`, `shape`, `data_offsets`."""
     metadata: dict[str, str]

@@ -308,7 +308,6 @@ class Settings(BaseSettings):
 
     @property
     def has_pepper(self) -> bool:
-        """Return whether the environment gives a pepper."""
         return self.pepper is not None or bool(self.peppers)
 
     @cached_property
@@ -327,7 +326,6 @@ class Settings(BaseSettings):
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:
-        """Return the secrets that this machine has made for itself."""
         new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
         return json.loads(self._made_once("secrets.json", json.dumps(new)))
 

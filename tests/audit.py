@@ -109,7 +109,7 @@ def _keys(reading: Reading) -> Iterator[str]:
             yield f"{name}: not in the key map"
         elif known.type != type_name:
             yield f"{name}: is a {type_name}, the key map says {known.type}"
-        elif not known.is_permanent and reading.ttl[name] == -1:
+        elif not known.life.startswith("permanent") and reading.ttl[name] == -1:
             yield f"{name}: never expires"
 
 

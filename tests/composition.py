@@ -33,9 +33,8 @@ from serve_app.jobs.uploads import UploadRecords
 from serve_app.jobs.waits import JobWaits
 from serve_app.jobs.workers import RecentAdapters, WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.catalog import AdapterGrants, AdapterRegistry, CatalogReader
 from serve_app.loras.registration import LoraRegistration, UploadPlaces
-from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion, AccountRecords

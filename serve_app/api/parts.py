@@ -26,9 +26,8 @@ from serve_app.jobs.waits import JobWaits, SharedCalls
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.account_loras import AccountLoras
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.catalog import AdapterGrants, AdapterRegistry, CatalogReader
 from serve_app.loras.registration import LoraRegistration, UploadPlaces
-from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.loras.vocabulary import Vocabulary
 from serve_app.loras.weights import WeightStore

@@ -187,7 +187,7 @@ class GenerationRequest(_AnyGeneration):
 
     @property
     def work(self) -> float:
-        """Return its megapixel-steps, as its caller is told; `jobs/price.py` says what they cost."""
+        """Return its megapixel-steps, as its caller is told; `jobs/acceptance.py` says what they cost."""
         return self.steps_taken * self.width * self.height / 1e6
 
     @property

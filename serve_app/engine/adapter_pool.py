@@ -59,10 +59,7 @@ class _Placed(NamedTuple):
 
 
 class AdapterPool:
-    """Assigns slots to adapters.
-
-    `acquire` and `release` are for the step thread, all else for any.
-    """
+    """Assigns slots to adapters. `acquire` and `release` are for the step thread, all else for any."""
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ class AdapterStore:
         return start
 
     def free(self, start: int) -> None:
-        """Give back the span that begins at `start`."""
         del self._spans[start]
 
     def could_take(self, count: int, *, without: Collection[int] = ()) -> bool:
@@ -72,5 +71,4 @@ class AdapterStore:
 
 
 def line_count(size_bytes: int) -> int:
-    """Return how many lines `size_bytes` bytes take."""
     return -(-size_bytes // LINE_BYTES)

@@ -39,23 +39,25 @@ class FailedRun(NamedTuple):
     error: Exception
 
 
+class Shared(NamedTuple):
+    """What an engine's base models have in common."""
+
+    base_models: int = 1
+    """How many share the device's memory."""
+    measured: Measured | None = None
+    findings: Path | None = None
+    """The folder in which what is measured about exactness is kept."""
+    queues: DeviceQueues | None = None
+
+
+ALONE = Shared()
+
+
 class BaseModel:
     def __init__(
-        self,
-        name: str,
-        family: Family,
-        options: EngineOptions,
-        on_loaded: Callable[[], None],
-        *,
-        base_models: int = 1,
-        measured: Measured | None = None,
-        findings: Path | None = None,
-        queues: DeviceQueues | None = None,
+        self, name: str, family: Family, options: EngineOptions, on_loaded: Callable[[], None], shared: Shared = ALONE
     ) -> None:
-        """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read.
-
-        What is measured about exactness is kept in the folder `findings`.
-        """
+        """Another thread calls `on_loaded` when an adapter was read."""
         self.name = name
         self.family = family
         self.weight_bytes = module_bytes(family.modules, family.device)
@@ -65,35 +67,28 @@ class BaseModel:
         self._last_image: tuple[RunRequest, EncodedImage | None] = RunRequest(run_id="", prompt=""), None
         add_lora = lora_kernel(options)
         common_rank = min(COMMON_RANK, options.max_rank)
-        memory = options.adapter_memory or spare_memory(family.device, base_models=base_models)
+        memory = options.adapter_memory or spare_memory(family.device, base_models=shared.base_models)
         rows = options.max_rows * _common_row_bytes(family, common_rank, torch_dtype(options), add_lora)
         self.store = AdapterStore(family.device, torch_dtype(options), memory - min(rows, memory // 2))
         self.adapter_slots = AdapterSlots(
-            [lane.layers for lane in family.lanes],
-            1 + options.adapter_slots,
-            self.store,
-            add_lora=add_lora,
+            [lane.layers for lane in family.lanes], 1 + options.adapter_slots, self.store, add_lora=add_lora
         )
         self.pool = AdapterPool(
             self.adapter_slots,
             self.store,
-            queues or DeviceQueues(family.device),
+            shared.queues or DeviceQueues(family.device),
             LayerTable(family.components, family.denoiser, name=name),
             family.denoiser,
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
-            measured=measured,
+            measured=shared.measured,
         )
         known = circumstances(
             self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
         )
         self.runner = Runner(
-            family,
-            self.adapter_slots,
-            Findings(findings, known),
-            max_rows=options.max_rows,
-            exact=options.exact,
+            family, self.adapter_slots, Findings(shared.findings, known), max_rows=options.max_rows, exact=options.exact
         )
 
     @classmethod
@@ -103,11 +98,7 @@ class BaseModel:
         source: Source,
         options: EngineOptions,
         on_loaded: Callable[[], None],
-        *,
-        base_models: int = 1,
-        measured: Measured | None = None,
-        findings: Path | None = None,
-        queues: DeviceQueues | None = None,
+        shared: Shared = ALONE,
         placement: Placement | None = None,
     ) -> "BaseModel":
         """Load a base model. Raises OSError or ValueError with the model's name, the cause and the cure."""
@@ -116,16 +107,7 @@ class BaseModel:
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
-        return cls(
-            name,
-            family,
-            options,
-            on_loaded,
-            base_models=base_models,
-            measured=measured,
-            findings=findings,
-            queues=queues,
-        )
+        return cls(name, family, options, on_loaded, shared)
 
     @property
     def denoiser(self) -> nn.Module:
@@ -274,7 +256,6 @@ class BaseModel:
         return self.family.autoencoder.decode(run.latents, run.request)
 
     def close(self) -> None:
-        """Stop the background threads."""
         self.runner.close()
         self.pool.close()
 

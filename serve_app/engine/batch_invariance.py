@@ -78,13 +78,7 @@ class BatchInvariance:
     """
 
     def __init__(
-        self,
-        family: Family,
-        adapter_slots: AdapterSlots,
-        lanes: Lanes,
-        findings: Findings,
-        *,
-        max_rows: int,
+        self, family: Family, adapter_slots: AdapterSlots, lanes: Lanes, findings: Findings, *, max_rows: int
     ) -> None:
         self._family = family
         self._adapter_slots = adapter_slots

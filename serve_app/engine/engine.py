@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from serve_app.engine.adapter_slots import NO_SLOT
-from serve_app.engine.base_model import MEASURING_S, BaseModel
+from serve_app.engine.base_model import MEASURING_S, BaseModel, Shared
 from serve_app.engine.device import DeviceQueues, reuse_freed_memory, torch_device
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.checkpoint import Source, name_of
@@ -51,10 +51,7 @@ worth dividing (1.8 times as many a second as one after the other, measured on t
 
 
 class Engine:
-    """Generates images, many at once.
-
-    `step` is for one thread; `add`, `abort`, `progress` and the counts for any.
-    """
+    """Generates images, many at once. `step` is for one thread; `add`, `abort`, `progress` and the counts for any."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
@@ -301,19 +298,12 @@ class Engine:
             raise ValueError("base_models: at least one base model is needed")
         placements = place(sources, options)
         engine = cls(options)
+        shared = Shared(len(sources), engine.measured, findings, engine.queues)
         for name, source in sources.items():
             told = f"{name}, text encoders in host memory" if placements[name].encoders_on_host else name
             with watched(told, source, tell):
                 engine.base_models[name] = BaseModel.load(
-                    name,
-                    source,
-                    options,
-                    engine._on_loaded,
-                    base_models=len(sources),
-                    measured=engine.measured,
-                    findings=findings,
-                    queues=engine.queues,
-                    placement=placements[name],
+                    name, source, options, engine._on_loaded, shared, placements[name]
                 )
         engine.queues.settle()
         return engine

@@ -80,14 +80,7 @@ def circumstances(
         "build": _digest(torch.__config__.show()),
         "engine": _digest(*(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))),
         "model": _digest(repr(denoiser), str(getattr(denoiser, "config", "")), repr(weights)),
-        "options": [
-            str(device),
-            options.dtype,
-            options.max_rows,
-            torch.get_num_threads(),
-            lanes,
-            by_kernel,
-        ],
+        "options": [str(device), options.dtype, options.max_rows, torch.get_num_threads(), lanes, by_kernel],
     }
 
 

@@ -5,16 +5,40 @@ threads: few operators are large enough to be worth dividing. Each pass needs mo
 adapters are bound to them; the weights are the same tensors (`Component.another`).
 """
 
+import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device
+from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine_options import EngineOptions
+
+
+class Component(NamedTuple):
+    """A module of a base model whose layers adapters can change."""
+
+    module: nn.Module
+    layers: Mapping[str, LoRALayer]
+    """The LoRA layers by the module's own names."""
+    aliases: Mapping[str, str]
+    """Further names that adapter files give a layer → its own name."""
+    prefixes: Sequence[str]
+    """What adapter files write before a layer's name, such as `lora_unet_` (kohya) or `clip_l.`; the component's own
+    name and a dot always may stand there."""
+    fused: Mapping[str, Sequence[str]] = {}
+    """Names under which adapter files join several layers, whose outputs follow one another → those layers."""
+
+    def another(self) -> "Component":
+        """Return the component with module objects of its own, to bind other adapters to, over the same weights."""
+        weights = (*self.module.parameters(), *self.module.buffers())
+        module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in weights})
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoRALayer)}
+        return self._replace(module=module, layers={name: layers[name] for name in self.layers})
 
 
 def lanes_over(denoiser: Component, options: EngineOptions) -> list[Component]:

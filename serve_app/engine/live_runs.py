@@ -38,10 +38,7 @@ class Decoding(NamedTuple):
 
 
 class LiveRuns:
-    """The live runs by id.
-
-    An aborted run leaves at once; the step thread may use it until it calls `pop_aborted`.
-    """
+    """The live runs by id. An aborted run leaves at once; the step thread may use it until it calls `pop_aborted`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below, notified of every change; reentrant
@@ -92,7 +89,6 @@ class LiveRuns:
 
     @property
     def to_denoise(self) -> int:
-        """Return number of runs that wait or run."""
         with self._changed:
             return len(self._waiting) + len(self._running)
 
@@ -104,7 +100,6 @@ class LiveRuns:
             return waiting | {run.request.run_id: (run.steps_done, run.schedule.steps) for run in started}
 
     def running(self, run_id: str) -> Run | None:
-        """Return a run that is being denoised."""
         with self._changed:
             return self._running.get(run_id)
 
@@ -156,7 +151,6 @@ class LiveRuns:
             return aborted
 
     def pop_decoded(self) -> list[Decoding]:
-        """Remove and return the runs that are decoded."""
         with self._changed:
             ready = self._decoded()
             for decoding in ready:
@@ -168,7 +162,6 @@ class LiveRuns:
 
 
 def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
-    """Outcome of a run whose decoding is done."""
     error = image.exception()
     if error is not None:
         return failure_outcome(run.request.run_id, run.added_at, error)

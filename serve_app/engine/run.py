@@ -18,10 +18,7 @@ from serve_app.engine.sampler import Schedule
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A LoRA adapter on this machine's disk.
-
-    `id` is the sha256 (hex) of its bytes and identifies its weights.
-    """
+    """A LoRA adapter on this machine's disk. `id` is the sha256 (hex) of its bytes and identifies its weights."""
 
     id: str
     path: Path

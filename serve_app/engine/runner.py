@@ -51,13 +51,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        family: Family,
-        adapter_slots: AdapterSlots,
-        findings: Findings,
-        *,
-        max_rows: int,
-        exact: bool,
+        self, family: Family, adapter_slots: AdapterSlots, findings: Findings, *, max_rows: int, exact: bool
     ) -> None:
         self.family = family
         self.adapter_slots = adapter_slots

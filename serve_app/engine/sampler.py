@@ -104,9 +104,7 @@ class Schedule(NamedTuple):
 
     def to(self, device: torch.device) -> "Schedule":
         return self._replace(
-            timesteps=self.timesteps.to(device),
-            inputs=self.inputs.to(device),
-            table=self.table.to(device),
+            timesteps=self.timesteps.to(device), inputs=self.inputs.to(device), table=self.table.to(device)
         )
 
     def noised(self, image: Tensor, noise: Tensor, passes: int) -> Tensor:
@@ -169,12 +167,7 @@ def _zero_snr_betas(own: Any) -> list[float]:
 
 
 def make_schedule(
-    scheduler: Any,
-    steps: int,
-    *,
-    skipped: int = 0,
-    sigmas: Sequence[float] | None = None,
-    mu: float | None = None,
+    scheduler: Any, steps: int, *, skipped: int = 0, sigmas: Sequence[float] | None = None, mu: float | None = None
 ) -> Schedule:
     """Tabulate `steps` steps of diffusers' scheduler without the first `skipped` ones; the scheduler stays as it was.
 
@@ -238,12 +231,13 @@ def _probe(scheduler: Any, timesteps: Tensor) -> Iterator[_Pass]:
     takes = inspect.signature(scheduler.step).parameters
     extra = {name: value for name, value in (("generator", generator), ("eta", 0.0)) if name in takes}
     for timestep in timesteps:
-        names = [LATENTS, *_remembered(scheduler), OUTPUT]
+        places = _remembered(scheduler)
+        names = [LATENTS, *places, OUTPUT]
         if len(names) - 1 > MAX_STATE:
             raise ValueError(f"it remembers more than {MAX_STATE} tensors")
         units = {name: _unit(i, random) for i, name in enumerate(names)}
-        for name in names[1:-1]:
-            _remember(scheduler, name, units[name].clone())
+        for name, (holder, key) in places.items():
+            holder[key] = units[name].clone()
         before, noising = generator.get_state(), _noising(scheduler, timestep)
         seen = scaled_input(scheduler, units[LATENTS], timestep)
         after = scheduler.step(units[OUTPUT].clone(), timestep, units[LATENTS].clone(), **extra).prev_sample
@@ -251,7 +245,7 @@ def _probe(scheduler: Any, timesteps: Tensor) -> Iterator[_Pass]:
         draws = not torch.equal(generator.get_state(), before)
         if draws:
             noise = torch.randn(after.shape, generator=torch.Generator().manual_seed(0).set_state(before))
-        made = {LATENTS: after, **{name: _recall(scheduler, name) for name in _remembered(scheduler)}}
+        made = {LATENTS: after, **{name: holder[key] for name, (holder, key) in _remembered(scheduler).items()}}
         yield _Pass(
             scale=float(seen[0, 0, 0, 0]),
             finished=_finished(scheduler, timestep, float(seen[0, 0, 0, 0])),
@@ -311,42 +305,22 @@ def _unit(place: int, random: torch.Generator | None = None) -> Tensor:
     return unit
 
 
-def _owners(scheduler: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "", vars(scheduler)
+def _remembered(scheduler: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the tensors in the scheduler that are shaped as latents, attributes and places in lists.
+
+    By name, it is what holds each, and its key there.
+    """
+    owners = {"": vars(scheduler)}
     if isinstance(getattr(scheduler, "noise_sampler", None), _BrownianPath):
-        yield "noise_sampler.", vars(scheduler.noise_sampler)
-
-
-def _remembered(scheduler: Any) -> list[str]:
-    """Return the names of the tensors in the scheduler that are shaped as latents: attributes, and places in lists."""
-    shape = _unit(0).shape
-    return [
-        f"{owner}{name}[{i}]"
-        for owner, attributes in _owners(scheduler)
-        for name, value in attributes.items()
-        for i, one in enumerate(value if isinstance(value, list) else [value])
-        if isinstance(one, Tensor) and one.shape == shape
-    ]
-
-
-def _place(scheduler: Any, name: str) -> tuple[dict[str, Any], str, int]:
-    attribute, index = name.removesuffix("]").split("[")
-    owner, _, attribute = attribute.rpartition(".")
-    return vars(getattr(scheduler, owner) if owner else scheduler), attribute, int(index)
-
-
-def _recall(scheduler: Any, name: str) -> Tensor:
-    attributes, attribute, index = _place(scheduler, name)
-    value = attributes[attribute]
-    return value[index] if isinstance(value, list) else value
-
-
-def _remember(scheduler: Any, name: str, tensor: Tensor) -> None:
-    attributes, attribute, index = _place(scheduler, name)
-    if isinstance(attributes[attribute], list):
-        attributes[attribute][index] = tensor
-    else:
-        attributes[attribute] = tensor
+        owners["noise_sampler."] = vars(scheduler.noise_sampler)
+    found: dict[str, tuple[Any, Any]] = {}
+    for owner, attributes in owners.items():
+        for name, value in attributes.items():
+            held = [(value, i) for i in range(len(value))] if isinstance(value, list) else [(attributes, name)]
+            for i, (holder, key) in enumerate(held):
+                if isinstance(holder[key], Tensor) and holder[key].shape == _unit(0).shape:
+                    found[f"{owner}{name}[{i}]"] = holder, key
+    return found
 
 
 def _factors(made: Tensor, units: Mapping[str, Tensor], noise: Tensor) -> dict[str, float]:

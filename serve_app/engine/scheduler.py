@@ -21,7 +21,6 @@ class Scheduler:
 
     @property
     def free_runs(self) -> int:
-        """Return how many more runs may join."""
         return max(0, self.max_runs - len(self))
 
     def add(self, run: Run) -> None:

@@ -107,7 +107,6 @@ class Deletions:
         return _read(name, row) if row else None
 
     async def listed(self) -> list[DeletedObjects]:
-        """Return all objects on the list."""
         rows: dict[str, str] = await self._redis.hgetall(redis_key("deletions"))
         return [_read(name, text) for name, text in rows.items()]
 

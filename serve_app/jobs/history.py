@@ -111,10 +111,7 @@ class NewestRecords(NamedTuple):
 
 
 class JobHistory:
-    """Lists jobs; leaves out those whose record this version cannot read.
-
-    Every method may raise `StoreUnavailable`.
-    """
+    """Lists jobs; leaves out those whose record this version cannot read. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis

@@ -79,7 +79,6 @@ class ImageStore:
         return f"{self.job_folder(account_id, job_id, when)}/a{attempt}-{index}{form.suffix}"
 
     def account_folder(self, account_id: str) -> str:
-        """Name the folder of all images of an account."""
         owner = hmac.digest(self._settings.pepper_bytes, f"images of {account_id}".encode(), "sha256").hex()[:32]
         return f"{IMAGES}/{owner}"
 
@@ -124,10 +123,7 @@ class ImageStore:
                 await self._in_thread(lambda path=path: self._files.rm_file(path), doing="delete")
 
     async def delete_folder(self, folder: str) -> None:
-        """Remove the folder of a job or an account with all images in it.
-
-        Raises `NotFound` for any other folder.
-        """
+        """Remove the folder of a job or an account with all images in it. Raises `NotFound` for any other folder."""
         if not _FOLDER.fullmatch(folder):
             raise NotFound("no such folder")
         path = self._path(folder)

@@ -85,9 +85,6 @@ def _asker(settings: Settings) -> Ask | None:
 
 
 def _http(url: str) -> Ask:
-    if not url.startswith(("http://", "https://")):
-        raise BadModeration("ATELIER_MODERATION_URL: must be an http:// or https:// address")
-
     async def ask(question: dict[str, str]) -> object:
         async with (
             httpx.AsyncClient(timeout=None, trust_env=False) as client,

@@ -206,7 +206,6 @@ def _mask(image: Image.Image, _content: bytes) -> Image.Image:
 
 
 def _plain(image: Image.Image, content: bytes) -> Image.Image:
-    """Return the picture in sRGB."""
     try:
         profile = profile_of(image, content)
     except HighDynamicRange:

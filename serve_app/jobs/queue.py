@@ -1,6 +1,5 @@
 """Changes a job's state: each change is one Lua script, and safe to run twice."""
 
-import hashlib
 import json
 import logging
 import math
@@ -13,7 +12,7 @@ from typing import Any
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.digests import Digests
-from serve_app.domain.durations import MILLI, from_epoch_ms, milliseconds
+from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
     WORKER_LIFE,
@@ -27,23 +26,13 @@ from serve_app.domain.jobs import (
     NewJob,
     StoredImage,
     Timings,
-    kind_of,
     kind_of_pool,
 )
-from serve_app.domain.requests import GenerationRequest, LoraUse, Priority, Variant
-from serve_app.jobs.acceptance import Acceptance, read_acceptance
+from serve_app.domain.requests import LoraUse
+from serve_app.jobs.acceptance import Acceptance, accept_row, key_args, read_acceptance
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
-from serve_app.jobs.price import prices
-from serve_app.jobs.records import (
-    JOB_BYTES,
-    RECORD_VERSION,
-    UNREADABLE,
-    read_request,
-    read_state,
-    record_version,
-    work_of,
-)
+from serve_app.jobs.compact_form import Result, pack_result
+from serve_app.jobs.records import JOB_BYTES, RECORD_VERSION, UNREADABLE, read_request, read_state, record_version
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script, pairs
@@ -119,8 +108,8 @@ class JobQueue:
         """
         replicas = self._settings.accept_replicas
         args: Mapping[str, Argument] = {
-            "new": encoded_rows(accept_row(new)),
-            **_key_args(new.account_id, new.variant, new.idempotency_key, new.body),
+            "new": accept_row(new),
+            **key_args(new.account_id, new.variant, new.idempotency_key, new.body),
             "idempotency_ms": milliseconds(self._settings.idempotency_life),
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
@@ -144,7 +133,7 @@ class JobQueue:
         Raises `Forbidden` where the account may no longer use its LoRAs, and `IdempotencyConflict` for another body.
         """
         answer = await self.scripts["find_accepted"](
-            **_key_args(caller.account_id, caller.variant, idempotency_key, body),
+            **key_args(caller.account_id, caller.variant, idempotency_key, body),
             loras=json.dumps([(lora.id,) for lora in loras]),
         )
         return read_acceptance(answer, self._settings) if answer else None
@@ -269,47 +258,6 @@ class JobQueue:
         return read_state(state) if state else None
 
 
-def _key_args(account_id: str, variant: Variant, key: str | None, body: Digests) -> dict[str, Argument]:
-    """Return the scripts' arguments for a call's idempotency key: whose it is, and what a repeat must come with."""
-    return {
-        "account": account_id,
-        "variant": variant,
-        "idempotency_digest": "" if key is None else _digest(key),
-        "given_digest": body.given,
-        "body_digest": body.before,
-    }
-
-
-def accept_row(new: NewJob) -> Mapping[str, Any]:
-    """Return a job as `write_job` in `accept.lua` takes it; None stands for what it does not have."""
-    row: Mapping[str, Any] = {
-        "id": new.job_id,
-        "pool": kind_of(new.request),
-        "weights": new.weights,
-        "work": work_of(new.request),
-        "prices": prices(new.request) if isinstance(new.request, GenerationRequest) else None,
-        "queue_share": new.queue_share,
-        "num_images": new.request.num_images,
-        "request": as_text(pack_request(new.request, new.loras[0].id if new.loras else "")),
-        "rate_token": new.rate_token,
-        "loras": [(lora.id, repr(float(lora.weight))) for lora in new.loras],
-        "base": new.request.base_model if isinstance(new.request, GenerationRequest) else "",
-        "cost": new.cost,
-        "low_priority": new.request.priority is Priority.LOW or None,
-        "start_within_ms": None if new.request.start_within is None else new.request.start_within * MILLI,
-        "sample": new.is_sample or None,
-        "traceparent": new.traceparent,
-        "webhook": new.webhook,
-        "pictures": new.pictures or None,
-    }
-    return {name: value for name, value in row.items() if value is not None and value != ""}
-
-
-def encoded_rows(value: Any) -> bytes:
-    """Return JSON in which packed bytes stand as they are."""
-    return json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
-
-
 def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim:
     request = read_request(kind, fields)
     try:
@@ -326,8 +274,3 @@ def _read_claim(kind: JobKind, lease: Lease, fields: Mapping[str, str]) -> Claim
         request_id=fields.get("request_id", ""),
         traceparent=fields.get("traceparent", ""),
     )
-
-
-def _digest(text: str) -> str:
-    """Return 128 bits of a text's digest, which each job with an idempotency key keeps."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -57,10 +57,7 @@ def record_version(text: str | None) -> int:
 
 
 def read_snapshot(answer: Sequence[Any], *, with_request: bool = True) -> Job | None:
-    """Read a job from a script's snapshot, with its estimate if it has not ended.
-
-    Raises `UnreadableRecord`.
-    """
+    """Read a job from a script's snapshot, with its estimate if it has not ended. Raises `UnreadableRecord`."""
     if not answer:
         return None
     job_id, fields, position = answer

@@ -9,13 +9,7 @@ from typing import NamedTuple
 from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.families import (
-    LEAST_REFERENCE_SIDE,
-    LONGEST_REFERENCE,
-    Abilities,
-    abilities_of,
-    reference_size,
-)
+from serve_app.domain.families import LEAST_REFERENCE_SIDE, LONGEST_REFERENCE, Abilities, abilities_of, reference_size
 from serve_app.domain.jobs import StoredImage
 from serve_app.domain.prompt_weights import weighted
 from serve_app.domain.requests import (
@@ -38,7 +32,7 @@ from serve_app.loras.catalog import CatalogReader, added_cost
 
 SHORTEST_SIDE, SIDE_STEP = 256, 8
 MOST_CUT = 0.1
-"""At most this part of a picture is cut off where its proportions cannot be kept altogether."""
+"""An image of another size is drawn from a picture only if at most this part of the picture has to be cut off."""
 MAX_OUTPUT_PIXELS = 16_000_000
 
 

@@ -53,7 +53,6 @@ class LoraSamples:
         )
 
     async def begun(self, lora_id: str, job_id: str) -> None:
-        """Remember the job that draws the LoRA's sample."""
         await self._redis.hset(redis_key("loras_samples"), lora_id, job_id)
 
     async def jobs(self, lora_ids: Sequence[str]) -> Mapping[str, str]:

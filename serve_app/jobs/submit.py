@@ -104,10 +104,7 @@ class Submission:
         if isinstance(draft, UpscaleDraft):
             return
         verdict = await self.moderation.prompt(
-            account_id=caller.account_id,
-            job_id=job_id,
-            prompt=draft.prompt,
-            negative_prompt=draft.negative_prompt,
+            account_id=caller.account_id, job_id=job_id, prompt=draft.prompt, negative_prompt=draft.negative_prompt
         )
         if not verdict.allowed:
             field = _OWN_NAMES[draft.interface][0] if draft.interface else "prompt"

@@ -173,13 +173,8 @@ class Uploads:
         A client that disconnects does not stop it, nor ends its `place`, which holds the file, before it does. Raises
         `InvalidParameter`, `UnsupportedMediaType`, `IdempotencyConflict`, `ImageQuotaExceeded`.
         """
-        held = place.pop_all()
-
-        async def work() -> Added:
-            async with held:
-                return await self._add(caller, file, idempotency_key, hold, is_mask=is_mask)
-
-        return await self.background.run_to_end(work())
+        work = self._add(caller, file, idempotency_key, hold, is_mask=is_mask)
+        return await self.background.run_in(place, work)
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[Hold]:

@@ -50,7 +50,6 @@ class WorkerStatus:
         await self._redis.hset(redis_key("load", pool), "start_seconds", took.total_seconds())
 
     async def note_progress(self, pool: str, progress: str) -> None:
-        """Record the progress of a worker that starts, in words."""
         await self._redis.set(redis_key("starting", pool), progress[:MAX_REASON], px=STARTING_LIFE)
 
     async def starting(self, pool: str) -> str | None:
@@ -58,7 +57,6 @@ class WorkerStatus:
         return await self._redis.get(redis_key("starting", pool)) or None
 
     async def note_failure(self, pool: str, reason: str) -> None:
-        """Record why a worker could not start."""
         await self._redis.set(redis_key("start_failure", pool), reason[:MAX_REASON], px=FAILURE_LIFE)
 
     async def failure(self, pool: str) -> str | None:

@@ -14,9 +14,8 @@ from serve_app.domain.audit import OWNER, Act, Actor, account, api_key
 from serve_app.domain.catalog import Offer, Terms
 from serve_app.domain.errors import AdapterUnavailable, Forbidden, InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
-from serve_app.loras.catalog import CatalogReader, SharedAdapter
+from serve_app.loras.catalog import AdapterGrants, AdapterRegistry, CatalogReader, SharedAdapter
 from serve_app.loras.registration import LoraRegistration, Registered, remove_lora
-from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
 from serve_app.store.process import Background, to_its_end
@@ -70,13 +69,7 @@ class AccountLoras:
         A client that disconnects does not stop it, nor ends its `place`, which holds the files, before it does. Raises
         `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
         """
-        held = place.pop_all()
-
-        async def work() -> Registered:
-            async with held:
-                return await self._register(by, path, offer, idempotency_key)
-
-        return await self.background.run_to_end(work())
+        return await self.background.run_in(place, self._register(by, path, offer, idempotency_key))
 
     async def add_known(
         self, by: AccountActor, sha256: str, offer: Offer, *, place: AsyncExitStack, idempotency_key: str | None
@@ -136,10 +129,7 @@ class AccountLoras:
             await self._record(by, Act.LORA_REMOVED, lora_id)
 
     async def share(self, by: AccountActor, lora_id: str, with_whom: str) -> SharedAdapter:
-        """Let another account, by its id or name, use the account's own LoRA.
-
-        Raises `NotFound`, `InvalidParameter`.
-        """
+        """Let another account, by its id or name, use the account's own LoRA. Raises `NotFound`, `InvalidParameter`."""
         await self._own(by.caller, lora_id)
         other = await self._other(by.caller, with_whom)
         await self.grants.grant(lora_id, other.id)
@@ -147,10 +137,7 @@ class AccountLoras:
         return await self.find(by.caller, lora_id)
 
     async def unshare(self, by: AccountActor, lora_id: str, with_whom: str) -> None:
-        """End a sharing. Raises `NotFound`.
-
-        Jobs of the other account with this LoRA end as `lora_unavailable`.
-        """
+        """End a sharing. Raises `NotFound`. Jobs of the other account with this LoRA end as `lora_unavailable`."""
         found = await self._own(by.caller, lora_id)
         other = await self._other(by.caller, with_whom)
         if other.id not in found.shared_with:

@@ -1,4 +1,4 @@
-"""The LoRA adapters in Redis: their records, and which of them an account may use.
+"""The LoRA adapters in Redis: their records, which of them an account may use, and changes of registered ones.
 
 What one process changes, every other serves with its next request: lists that a process keeps are those of a revision.
 """
@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from serve_app.domain.catalog import Adapter
-from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms
+from serve_app.domain.catalog import Adapter, Terms
+from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.samplers import passes_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
@@ -167,5 +168,74 @@ class CatalogReader:
         return ids[0] if ids else None
 
     async def owned_ids(self, account_id: str) -> list[str]:
-        """Return the ids of the adapters that the account owns."""
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
+
+
+class AdapterGrants:
+    """Allows or denies accounts an adapter, whatever its record says. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: RedisClient) -> None:
+        self._grant_lora = Script(redis, "loras/grant_lora")
+
+    async def grant(self, lora_id: str, account_id: str) -> bool:
+        """Allow the account the adapter; False when there is no such adapter."""
+        return await self._grant_lora(lora=lora_id, account=account_id, decision="allow") == 1
+
+    async def revoke(self, lora_id: str, account_id: str) -> bool:
+        """Deny the account the adapter; False when there is no such adapter."""
+        return await self._grant_lora(lora=lora_id, account=account_id, decision="deny") == 1
+
+
+class Removal(NamedTuple):
+    """The result of removing an adapter: `removed`, `unknown`, or `file` for one of the catalog file.
+
+    `weights` are the stored weights that no other adapter has.
+    """
+
+    status: str
+    weights: str
+
+
+class Registration(NamedTuple):
+    """The result of registering an adapter, and the id of the adapter that there is.
+
+    `added`, `taken` (an id in use), `replayed`, `conflict`, `same`, `too_many` or `too_large`.
+    """
+
+    status: str
+    lora_id: str
+
+
+class AdapterRegistry:
+    """Changes the registered adapters. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._settings = settings
+        self._register_lora = Script(redis, "loras/register_lora")
+        self._update_lora = Script(redis, "loras/update_lora")
+        self._remove_lora = Script(redis, "loras/remove_lora")
+
+    async def register(self, adapter: Adapter, terms: Terms | None = None, *, asks: bool = False) -> Registration:
+        """Add an adapter if the owner's terms, where there are any, allow it; with `asks`, only say whether they do."""
+        key = terms.idempotency_key if terms else None
+        answer = await self._register_lora(
+            lora=adapter.id,
+            order=order_of(adapter),
+            record=json.dumps(write_record(adapter, REGISTERED)),
+            asks=asks,
+            max_loras=terms.max_loras if terms else None,
+            max_bytes=terms.max_bytes if terms else None,
+            idempotency_digest="" if key is None else hashlib.sha256(key.encode()).hexdigest(),
+            given_digest=terms.body.given if terms else "",
+            body_digest=terms.body.before if terms else "",
+            idempotency_ms=milliseconds(self._settings.idempotency_life),
+        )
+        return Registration(*answer)
+
+    async def update(self, lora_id: str, account_id: str, fields: Mapping[str, str]) -> bool:
+        """Change the named fields of a registered adapter's record; False when it is not the account's."""
+        return await self._update_lora(lora=lora_id, owner=account_id, fields=json.dumps(dict(fields))) == 1
+
+    async def remove(self, lora_id: str) -> Removal:
+        """Remove a registered adapter and its grants."""
+        return Removal(*await self._remove_lora(lora=lora_id))

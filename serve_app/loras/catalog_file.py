@@ -247,10 +247,7 @@ class SetAside(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """The file's valid rows by id, in its order, and the others.
-
-    An adapter whose row names no digest has none yet.
-    """
+    """The file's valid rows by id, in its order, and the others. An adapter whose row names no digest has none yet."""
 
     base_models: Mapping[str, BaseModel]
     adapters: Mapping[str, Adapter]

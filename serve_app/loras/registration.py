@@ -34,9 +34,8 @@ from serve_app.domain.errors import (
 )
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.catalog import AdapterRegistry, CatalogReader
 from serve_app.loras.catalog_file import add_digests
-from serve_app.loras.registry import AdapterRegistry
 from serve_app.loras.sources import weight_files
 from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import LAYER_TABLES
@@ -151,8 +150,6 @@ endless files hold both places no longer than twice that."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraRegistration:
-    """Registers LoRAs."""
-
     settings: Settings
     applied_catalog: AppliedCatalog
     catalog: CatalogReader
@@ -226,10 +223,7 @@ class LoraRegistration:
 
 
 async def remove_lora(registry: AdapterRegistry, weights: LoraWeights, lora_id: str) -> str:
-    """Remove a registered LoRA, and its weights unless another has them.
-
-    Returns `removed`, `unknown` or `file`.
-    """
+    """Remove a registered LoRA, and its weights unless another has them. Returns `removed`, `unknown` or `file`."""
     removal = await registry.remove(lora_id)
     if removal.weights:
         await weights.remove_unused()
@@ -257,10 +251,7 @@ async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[st
 
 
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:
-    """Return what the file holds.
-
-    Raises `InvalidParameter` where it does not fit the base model or breaks a limit.
-    """
+    """Return what the file holds. Raises `InvalidParameter` where it does not fit the base model or breaks a limit."""
     arguments = (base.config or base.source, base.id, path, max_rank, tables, PROCESSOR_LIMIT_S)
     answer = await read_in_process(
         "serve_app.engine.inspection", *arguments,

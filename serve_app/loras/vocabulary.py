@@ -54,7 +54,6 @@ def unknown_words(prompt: str, known: frozenset[str]) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
     return _WORD.findall(text.lower())
 
 

@@ -16,9 +16,8 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.deletion import Deletions, remove_objects
 from serve_app.jobs.images import ImageStore
-from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.catalog import AdapterRegistry, CatalogReader
 from serve_app.loras.registration import remove_lora
-from serve_app.loras.registry import AdapterRegistry
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.store.keys import PREFIX, redis_key
 from serve_app.store.process import Process
@@ -75,7 +74,6 @@ class AccountRecords:
         return _removal(account_id, await self._begin_removal(account=account_id, removal=row))
 
     async def removals(self) -> list[AccountRemoval]:
-        """The accounts whose removal has begun and has not ended."""
         rows: dict[str, str] = await self._redis.hgetall(redis_key(LISTED))
         return [_removal(account_id, row) for account_id, row in rows.items()]
 
@@ -87,8 +85,7 @@ class AccountRecords:
         """List the account's jobs, also those that are missing in its list."""
         found: list[str] = []
         async for names in self._names("job:*"):
-            owners = await self._ask(names, lambda pipeline, name: pipeline.hget(name, "account"))
-            found += [_parts(name)[1] for name, owner in zip(names, owners, strict=True) if owner == account_id]
+            found += [_parts(name)[1] for name in await self._naming(account_id, names, "job", "account")]
         return found
 
     async def remove(self, account_id: str) -> None:
@@ -98,12 +95,12 @@ class AccountRecords:
         ids = {account_id, *key_ids}
         async for names in self._names("*"):
             mine = [name for name in names if _is_removed(name, ids)]
-            mine += await self._records(names, "session", "holder", account_id)
-            uploads = await self._records(names, "upload", "account", account_id)
+            mine += await self._naming(account_id, names, "session", "holder")
+            mine += await self._naming(account_id, names, "sign_in_link")
+            uploads = await self._naming(account_id, names, "upload", "account")
             if uploads:
                 await self._redis.zrem(redis_key("uploads_due"), *(_parts(name)[1] for name in uploads))
             mine += uploads
-            mine += await self._links(names, account_id)
             if mine:
                 await self._redis.delete(*mine)
         pools = await QueueStats(self._redis).pools()
@@ -141,17 +138,11 @@ class AccountRecords:
                 batch = []
         yield batch
 
-    async def _records(self, names: Iterable[str], family: str, field: str, account_id: str) -> list[str]:
-        """Return the records of a family that name the account in this field, such as sessions that are on no list."""
-        records = [name for name in names if _parts(name)[0] == family]
-        owners = await self._ask(records, lambda pipeline, name: pipeline.hget(name, field))
-        return [name for name, owner in zip(records, owners, strict=True) if account_id in (owner or "").split(":")]
-
-    async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
-        """Return the links that sign somebody in to the account."""
-        links = [name for name in names if _parts(name)[0] == "sign_in_link"]
-        values = await self._ask(links, lambda pipeline, name: pipeline.get(name))
-        return [name for name, value in zip(links, values, strict=True) if account_id in (value or "").split(":")]
+    async def _naming(self, account_id: str, names: Iterable[str], family: str, *field: str) -> list[str]:
+        """Return the keys of a family that name the account, in a field of a hash or as a text, on whatever list."""
+        keys = [name for name in names if _parts(name)[0] == family]
+        values = await self._ask(keys, lambda pipeline, key: (pipeline.hget if field else pipeline.get)(key, *field))
+        return [key for key, value in zip(keys, values, strict=True) if account_id in (value or "").split(":")]
 
     async def _remove_names(self, account_id: str) -> None:
         """Free the names of the account's invited users."""
@@ -162,7 +153,6 @@ class AccountRecords:
             await self._redis.delete(*names)
 
     async def _texts(self, names: Sequence[str]) -> list[str]:
-        """Return each key's value as one text."""
         types = await self._ask(names, lambda pipeline, name: pipeline.type(name))
         kinds = dict(zip(names, types, strict=True))
         values = await self._ask(names, lambda pipeline, name: _READ[kinds[name]](pipeline, name))

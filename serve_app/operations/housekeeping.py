@@ -5,11 +5,9 @@ It also delivers webhooks.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 
 from serve_app.accounts.accounts import AccountStore
-from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.jobs.deletion import Deletions, remove_listed_objects
 from serve_app.jobs.history import JobReader
@@ -27,8 +25,8 @@ from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
-from serve_app.store.measures import MemoryReserve, is_cancelled
-from serve_app.store.process import Process
+from serve_app.store.measures import MemoryReserve
+from serve_app.store.process import Process, repeat
 from serve_app.store.storage import DiskReserve, Space
 from serve_app.webhooks.delivery import JobRecord, WebhookDelivery
 
@@ -100,43 +98,19 @@ async def reap_forever(
             ("following the catalog file", follower.look, look_every),
             ("drawing a sample", parts.samples.draw_next, look_every),
         ):
-            group.create_task(_repeat(name, work, pause))
+            group.create_task(repeat(name, work, pause.total_seconds(), _log.warning))
         group.create_task(parts.webhooks.deliver_forever())
 
 
-async def _repeat(name: str, work: Callable[[], Awaitable[object]], every: timedelta) -> None:
-    while True:
-        try:
-            await work()
-        except Exception as error:  # noqa: BLE001 - housekeeping outlives any failure of a round
-            _log.warning("%s failed, trying again in %s: %s", name, every, error)
-        await _pause(every)
-
-
-async def _pause(length: timedelta) -> None:
-    """Sleep between two rounds, unless the task was canceled in the last."""
-    if is_cancelled():
-        raise asyncio.CancelledError
-    await asyncio.sleep(length.total_seconds())
-
-
 async def _reap(queue: JobQueue, settings: Settings) -> None:
+    """Reap all; where that fails, start the embedded Redis if it is not running."""
     try:
         while await queue.reap(BATCH) >= BATCH:
             pass
     except Exception:
-        await _ensure_redis(settings)
+        if not settings.redis_url:
+            await asyncio.to_thread(ensure_redis, settings.data_dir)
         raise
-
-
-async def _ensure_redis(settings: Settings) -> None:
-    """Start the embedded Redis if it is not running; never a server that the settings name."""
-    if settings.redis_url:
-        return
-    try:
-        await asyncio.to_thread(ensure_redis, settings.data_dir)
-    except AtelierError as error:
-        _log.warning("the embedded Redis is not back yet: %s", error)
 
 
 async def _sweep_in_turn(parts: Housekeeping, every: timedelta) -> None:
@@ -156,9 +130,9 @@ async def _remove_deleted(parts: Housekeeping) -> None:
 async def sweep(images: ImageStore, jobs: JobReader, uploads: UploadRecords, settings: Settings) -> int:
     """Remove the objects that no record names; return how many.
 
-    What the record of an ended job lists stays, with its thumbnails, and so does everything of an unfinished job and
-    every upload with a record. An object without a record is removed only when its date is past retention, so that a
-    service that was connected to an empty Redis by mistake deletes nothing.
+    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything; and every
+    upload with a record. An object without a record is removed only when its date is past retention, so that a service
+    connected to an empty Redis by mistake deletes nothing.
     """
     removed = 0
     for owner in await images.folders(IMAGES):

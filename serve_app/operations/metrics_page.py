@@ -45,10 +45,7 @@ async def render_metrics(
     """Render the metrics in Prometheus' text format. Raises `StoreUnavailable`."""
     await measures.send()
     registry = CollectorRegistry()
-    samples = {
-        **await _read(measures, stats, images, space, plans),
-        metrics.EVENT_STREAMS: [Sample((), event_streams)],
-    }
+    samples = {**await _read(measures, stats, images, space, plans), metrics.EVENT_STREAMS: [Sample((), event_streams)]}
     from_zero = dict.fromkeys(metrics.fields_from_zero(await stats.pools()), 0.0)
     registry.register(Metrics(samples=samples, measured={**from_zero, **await measures.measured()}))
     return generate_latest(registry)

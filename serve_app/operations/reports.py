@@ -85,7 +85,6 @@ class OperatorReader:
         ]
 
     async def account_names(self, ids: Iterable[str]) -> Mapping[str, str]:
-        """The names of the accounts that exist."""
         return await self._names("account", ids)
 
     async def lora_names(self, ids: Iterable[str]) -> Mapping[str, str]:

@@ -85,7 +85,6 @@ def check_redis(settings: Settings) -> Iterable[Check]:
 
 
 def _memory(facts: RedisFacts) -> Iterable[Check]:
-    """Check how much of maxmemory is in use."""
     used, limit = facts.used_bytes, facts.limit_bytes
     if not limit:
         advice = "set maxmemory (70 % of what it may use): near it new jobs are refused, in place of Redis being killed"

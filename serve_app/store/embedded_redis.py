@@ -2,8 +2,11 @@
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
 it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
-killed server comes back with everything it had confirmed. No second server is ever started
-while one does not answer: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+killed server comes back with everything it had confirmed. A server that does not answer is never given a second one
+beside it: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+
+`python -m serve_app.store.embedded_redis DATA_DIR` stops the server when its standard input has ended and nobody uses
+the server any more.
 """
 
 import fcntl
@@ -11,6 +14,7 @@ import hashlib
 import os
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -52,6 +56,10 @@ caller that waits for it: a crowded machine answers by then."""
 SILENCE_LIMIT_S = 30.0
 """A disk that stalls or a machine that pauses is mostly back by then; a server that is not, is replaced."""
 POLL_S = 0.02
+QUIET_S, LEFT_TO_OTHERS_S = 1.0, 30.0
+"""A server counts as unused when nobody was connected for the first time: a replica that still ends would start it
+again. Whoever is still connected after the second belongs to another service. A server that is silent all that time
+serves nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +136,39 @@ def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
         _ask_to_stop(_socket_path(home), min(left, ANSWER_LIMIT_S))
         time.sleep(POLL_S)
     return end_server(home)
+
+
+def stop_redis_after_this_process(data_dir: Path) -> None:
+    """Have the server stopped once this process has ended, however it ends, unless others go on using it."""
+    subprocess.Popen(
+        [sys.executable, "-m", __name__, str(data_dir.resolve())],
+        stdin=subprocess.PIPE,  # it is open as long as this process lives, and what that starts does not inherit it
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # neither Ctrl-C nor the end of the terminal is for it
+    )
+
+
+def _main(data_dir: Path) -> None:
+    sys.stdin.read()
+    home = data_dir / "redis"
+    began = quiet_since = time.monotonic()
+    while server_process(home) is not None and time.monotonic() - quiet_since < QUIET_S:
+        if (clients := _other_clients(home)) != 0:
+            quiet_since = time.monotonic()
+        if time.monotonic() - began > LEFT_TO_OTHERS_S:
+            if clients:
+                return
+            break
+        time.sleep(POLL_S)
+    stop_redis(data_dir)
+
+
+def _other_clients(home: Path) -> int | None:
+    """Return how many connections the server has beside this one; None while it does not answer."""
+    with _client(_socket_path(home)) as client, suppress(redis.RedisError):
+        return len(client.client_list()) - 1  # pyright: ignore[reportArgumentType]
+    return None
 
 
 def _ask_to_stop(socket: Path, timeout_s: float) -> None:
@@ -267,3 +308,7 @@ def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
     log = home / LOG_FILE
     log_end = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
     raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {log_end}")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -9,18 +9,14 @@ PREFIX = "{job:0}:"
 class Key(NamedTuple):
     """One family of keys: its name, its Redis type, its expiry, and what it holds.
 
-    The name is the part after the prefix, with `*` for what varies.
+    The name is the part after the prefix, with `*` for what varies. What is permanent, a bounded index or a record that
+    only an operator removes, may lack a time to live.
     """
 
     name: str
     type: str
     life: str
     holds: str
-
-    @property
-    def is_permanent(self) -> bool:
-        """Whether the key may lack a time to live: a bounded index, or a record that only an operator removes."""
-        return self.life.startswith("permanent")
 
 
 WAITING, LINK = "permanent: empty when nothing waits", "24 h, or its only use"
@@ -37,31 +33,19 @@ KEY_MAP: tuple[Key, ...] = (
     Key("start_by:*", "zset", WAITING, "pool → waiting job ids by when they must have been started once (ms)"),
     Key("delay:*", "zset", WAITING, "pool → job ids backing off, by due time (ms)"),
     Key("lease:*", "zset", "permanent: empty when nothing runs", "pool → running job ids by lease deadline (ms)"),
-    Key(
-        "pools",
-        "set",
-        "permanent: until nothing is left of them",
-        "pools of groups other than `default`: loras/scripts/pools.lua",
-    ),
+    Key("pools", "set", "permanent: until nothing is left of them", "pools of groups but `default`: `pools.lua`"),
     Key("quarantine:*", "zset", WAITING, "pool → waiting jobs that lost two workers, by sequence"),
     Key("quarantine_worker:*", "string", "the lease", "pool → the worker that runs quarantined jobs one at a time"),
     Key("claimed:*", "set", "a day after the last claim", "pool:worker → ids of the jobs it runs"),
     Key("load:*", "hash", "permanent: seven numbers", "pool → waiting and accepted work, seconds for a unit of it"),
     Key("workers:*", "zset", "permanent: trimmed by age", "pool → workers by when they were last seen (ms)"),
     Key("capacity:*", "hash", "permanent: trimmed with workers", "pool → images that each worker can still start"),
-    Key(
-        "owner:*",
-        "zset",
-        "10 minutes after the last claim",
-        "pool:digest of weights → workers that loaded them, by time",
-    ),
+    Key("owner:*", "zset", "10 min after the last claim", "pool:digest of weights → workers that loaded them, by time"),
     Key("recent_adapters:*", "list", "a day after the last job", "pool → LoRA ids of the latest 8,192 completed jobs"),
     Key("claim:*", "hash", "twice the lease", "pool:worker → nonce of its last claim and what it was given"),
     Key("unfinished", "hash", "permanent: a field per account with unfinished jobs", "account → jobs not yet ended"),
     Key("job_sequence", "string", "permanent: one number", "order of acceptance"),
-    Key(
-        "count", "hash", "permanent: one per event", "jobs accepted, ended, requeued, lease_expired, fenced: since ever"
-    ),
+    Key("count", "hash", "permanent: one per event", "jobs accepted, ended, requeued, lease_expired, fenced ever"),
     Key("plan_age:*", "zset", WAITING, "pool:interface:plan → its part of `age`"),
     Key("measures", "hash", "permanent: a field per metric and labels", "what all processes have measured since ever"),
     Key("measured:*", "string", "an hour", "process → the last of its measurements that was added"),
@@ -77,9 +61,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("uploads_due", "zset", "permanent: empty in the end", "uploads by when to look whether they are needed (ms)"),
     Key("uploaded:*", "hash", "permanent: empty in the end", "account → day of expiry or 99999999 → bytes of uploads"),
     Key("image_uses:*", "zset", "30 days or retention", "image id → jobs and calls that need it, until when (ms)"),
-    Key(
-        "preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG so far; `stored`: writes"
-    ),
+    Key("preview:*", "hash", "30 s after a write", "job id → image index → step and PNG so far; `stored`: writes"),
     Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows or somebody listens to"),
     Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant, `loras`, `images`:digest → id, digests"),
     Key("shared_calls:*", "set", "a day after the last", "account:variant:digest of an idempotency key → who waits"),
@@ -119,15 +101,8 @@ KEY_MAP: tuple[Key, ...] = (
     Key("loras_unused", "zset", "permanent: empty in the end", "URI of stored weights → when to look (ms)"),
     Key("loras_removing", "zset", "permanent: trimmed by age", "URI of stored weights → end of their removal (ms)"),
     Key("loras_sampling", "zset", "permanent: trimmed by age, a day", "LoRA id → when its sample was asked for (ms)"),
-    Key(
-        "lora_jobs:*",
-        "zset",
-        "30 days after the last that waited",
-        "LoRA id, or base:base model → waiting job ids by sequence",
-    ),
-    Key(
-        "loras_withdrawn", "zset", "permanent: until reaped", "names of `lora_jobs` by the last job that was looked at"
-    ),
+    Key("lora_jobs:*", "zset", "30 days after the last", "LoRA id, or base:base model → waiting job ids by sequence"),
+    Key("loras_withdrawn", "zset", "permanent: until reaped", "names of `lora_jobs` by the last job looked at"),
     Key("loras_revision", "string", "permanent", "how many times LoRAs or grants have changed"),
     Key("loras_samples", "hash", "permanent", "LoRA id → the job that drew its sample"),
     Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),
@@ -136,12 +111,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("catalog_digests", "hash", "permanent: of the file's rows", "weight file → its version and SHA-256"),
     Key("webhook:*", "hash", "permanent", "account:endpoint → where its webhooks go, and of what its secrets are made"),
     Key("webhooks:*", "zset", "permanent", "account → ids of its endpoints by creation (ms)"),
-    Key(
-        "webhook_delivery:*",
-        "hash",
-        "7 days",
-        "account:endpoint:message → a delivery: job, state, attempts, last answer",
-    ),
+    Key("webhook_delivery:*", "hash", "7 days", "account:endpoint:message → its job, state, attempts and last answer"),
     Key("webhook_due:*", "zset", WAITING, "account → endpoint:message by the next attempt (ms)"),
     Key("webhook_log:*", "zset", "7 days after the last", "account:endpoint → newest 100 messages by their end (ms)"),
     Key("webhooks_due", "zset", WAITING, "accounts with deliveries that wait, by the next attempt or before it (ms)"),

@@ -7,7 +7,6 @@ changes are such writes, and the reserve is kept for them.
 
 import asyncio
 import json
-import logging
 import secrets
 import time
 from collections import defaultdict
@@ -25,8 +24,6 @@ from serve_app.domain.metrics import Metric, bucket_of, field_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
-
-log = logging.getLogger(__name__)
 
 SEND_EVERY_S = 5.0
 """How often measurements are sent: a third of the usual interval of Prometheus."""
@@ -87,15 +84,6 @@ class Measures:
             await self._add(source=self._source, sequence=self._sequence, life_ms=life_ms, amounts=amounts)
             self._unsent = {}
 
-    async def send_forever(self, every_s: float = SEND_EVERY_S) -> None:
-        """Send until canceled, through any outage."""
-        while not is_cancelled():
-            await asyncio.sleep(every_s)
-            try:
-                await self.send()
-            except Exception as error:  # noqa: BLE001 - numbers must not end what they are about
-                log.debug("what was measured is sent later: %r", error)
-
     async def send_last(self) -> None:
         """Send before the process ends; without Redis, the last measurements are lost."""
         with suppress(StoreUnavailable, TimeoutError):
@@ -127,7 +115,6 @@ class Measures:
         return {name: float(value) for name, value in row.items()}
 
     async def shown(self, pool: str) -> list[ShownWorker]:
-        """Return the live workers."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         pipeline.zrange(redis_key("workers", pool), 0, -1, withscores=True)

@@ -1,17 +1,25 @@
-"""What each process of the service stands on: its settings, Redis, measures, traces and background work."""
+"""What each process of the service stands on: its settings, Redis, measures, traces and background work.
+
+A process can watch its event loop: while that stands nobody is answered, and nothing that runs on it can say so.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from serve_app.domain import metrics
 from serve_app.domain.errors import AtelierError
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
-from serve_app.store.measures import Measures
+from serve_app.store.measures import SEND_EVERY_S, Measures, is_cancelled
 from serve_app.store.redis_client import RedisClient, connect
 from serve_app.tracing import Traces, open_traces
 
@@ -30,7 +38,6 @@ class Background:
 
     @property
     def count(self) -> int:
-        """Return how many tasks have not ended."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -44,6 +51,16 @@ class Background:
         """Run work to its end, even when the caller is canceled: its client may disconnect."""
         return await asyncio.shield(self.spawn(work))
 
+    async def run_in(self, place: AsyncExitStack, work: Coroutine[Any, Any, T]) -> T:
+        """Run work to its end; until then it keeps what its caller's `place` holds."""
+        held = place.pop_all()
+
+        async def run() -> T:
+            async with held:
+                return await work
+
+        return await self.run_to_end(run())
+
     async def wait(self) -> None:
         """Wait for all work, through its failures."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -53,6 +70,18 @@ class Background:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AtelierError):  # an AtelierError goes to the caller
             _log.warning("background work ended with %s", type(error).__name__)
+
+
+async def repeat(what: str, work: Callable[[], Awaitable[object]], every_s: float, tell: Callable[..., None]) -> None:
+    """Do work again and again until canceled; a round that fails is told of, and is not the last."""
+    while True:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - what repeats outlives any failure of a round
+            tell("%s failed, trying again in %g s: %s", what, every_s, error)
+        if is_cancelled():  # the Redis client may swallow a cancel
+            return
+        await asyncio.sleep(every_s)
 
 
 class _HasBackground(Protocol):
@@ -96,7 +125,7 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
     redis = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
     try:
         measures, background = Measures(redis), Background()
-        sending = asyncio.create_task(measures.send_forever())
+        sending = asyncio.create_task(repeat("sending measurements", measures.send, SEND_EVERY_S, _log.debug))
         try:
             yield Process(
                 settings=settings,
@@ -113,3 +142,51 @@ async def open_process(settings: Settings) -> AsyncGenerator[Process]:
             await asyncio.to_thread(traces.close)
     finally:
         await redis.aclose()
+
+
+STALL_S = 1.0
+"""A loop that stands for this long is reported. Serve gives a replica 7 s to answer a health check."""
+BEAT_S = 0.25
+_TOLD_AT = {round(seconds / BEAT_S) + 2 for seconds in (STALL_S, 10, 100, 1000)}
+"""After these numbers of missed beats the log says where the loop stands."""
+
+
+def watch_loop(measures: Measures) -> Callable[[], None]:
+    """Watch the running event loop until what is returned is called.
+
+    While it stands, the log says for how long and by which call; once it goes on, log and `measures` say how long it
+    stood. Where the whole process stood, stopped or without a processor, there is no call to name.
+    """
+    watch = _Watch(measures)
+    threading.Thread(target=watch.look_forever, name="event loop watch", daemon=True).start()
+    return watch.is_over.set
+
+
+class _Watch:
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._missed, self._beat_at = 0, time.monotonic()
+        self.is_over = threading.Event()
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        """Note by how much this beat is late; it runs on the loop."""
+        if self.is_over.is_set():
+            return
+        now = time.monotonic()
+        stood = now - self._beat_at - BEAT_S
+        self._missed, self._beat_at = 0, now
+        if stood >= STALL_S:
+            _log.warning("the event loop stood still for %.1f s", stood)
+            self._measures.count(metrics.LOOP_STALLED, by=stood)
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def look_forever(self) -> None:
+        """Runs in a thread, and counts its own rounds instead of time: a process that was stopped has made none."""
+        while not self.is_over.wait(BEAT_S):
+            self._missed += 1
+            if self._missed in _TOLD_AT:
+                frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]
+                stood, stack = time.monotonic() - self._beat_at - BEAT_S, "".join(traceback.format_stack(frame))
+                _log.warning("the event loop has stood still for %.1f s:\n%s", stood, stack)

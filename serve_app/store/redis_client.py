@@ -57,10 +57,7 @@ class SharedConnection:
             self._reading = asyncio.create_task(self._read(), name="answers of Redis")
 
     async def call(self, *command: str | bytes | int | float) -> Any:
-        """Send a command on the open connection and return its answer.
-
-        Raises `RedisConnectionError` without one.
-        """
+        """Send a command on the open connection and return its answer. Raises `RedisConnectionError` without one."""
         if self._reading is None:
             raise RedisConnectionError("the shared connection is closed")
         loop = asyncio.get_running_loop()

@@ -85,8 +85,6 @@ async def retry_until_available(ask: Callable[[], Awaitable[Answer]], *, within:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTiming:
-    """Intervals and limits of a worker."""
-
     poll: timedelta = timedelta(seconds=0.5)
     """An idle worker asks for work this often when no hint comes."""
     heartbeat: timedelta = timedelta(seconds=1)
@@ -122,10 +120,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """Runs a claimed job.
-
-    `draining` completes when the worker must stop: an unfinished job is released then.
-    """
+    """Runs a claimed job. `draining` completes when the worker must stop: an unfinished job is released then."""
 
     def __init__(
         self,

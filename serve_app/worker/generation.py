@@ -173,7 +173,6 @@ class GenerationExecutor(Executor):
         return self._engine.unfinished(run_id, longest)
 
     async def _picture(self, picture: Picture, name: str) -> Image.Image:
-        """Read a picture of a request."""
         file = await stored_image(self._images, picture.uri, name)
         try:
             image = Image.open(BytesIO(file))
@@ -189,7 +188,6 @@ class GenerationExecutor(Executor):
         return adapter
 
     async def _fetch(self, adapter: Adapter, weights: str) -> AdapterFile:
-        """Fetch the adapter's file to this machine."""
         self._lora_ids[adapter.sha256] = adapter.id
         self._fetching[weights] += 1
         try:

@@ -1,13 +1,11 @@
 """Records an attempt's times and trace, and reports a worker's measurements to the operator's metrics."""
 
-import asyncio
-import logging
 import time
 from dataclasses import dataclass, field
 
 from serve_app.domain.jobs import Claim, Timings
 from serve_app.domain.metrics import WORKER_MEMORY
-from serve_app.store.measures import Measures, gauge_field, is_cancelled
+from serve_app.store.measures import Measures, gauge_field
 from serve_app.tracing import Traces
 from serve_app.worker.executor import Executor
 
@@ -68,23 +66,9 @@ def trace_attempt(traces: Traces, claim: Claim, times: AttemptTimes, *, outcome:
     attempt.end(now + offset)
 
 
-log = logging.getLogger(__name__)
-
 REPORT_EVERY_S = 5.0
 MOST_LORAS = 100
 """A worker reports at most this many LoRA names."""
-
-
-async def report_forever(
-    measures: Measures, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
-) -> None:
-    """Report until canceled, through any failure, since no job depends on it."""
-    while not is_cancelled():
-        try:
-            await report(measures, executor, worker=worker)
-        except Exception as error:  # noqa: BLE001
-            log.debug("worker %s: reporting failed, trying again: %r", worker, error)
-        await asyncio.sleep(every_s)
 
 
 async def report(measures: Measures, executor: Executor, *, worker: str) -> None:

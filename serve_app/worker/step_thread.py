@@ -25,10 +25,7 @@ class StepFailed(Exception):
 
 
 class StepThread:
-    """Calls the executor's steps while it has work.
-
-    Futures and callbacks run on the event loop that called `start`.
-    """
+    """Calls the executor's steps while it has work. Futures and callbacks run on the event loop that called `start`."""
 
     def __init__(self, executor: Executor, *, on_finished: Callable[[], None]) -> None:
         self._executor = executor

@@ -4,15 +4,17 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.jobs.queue import new_nonce
 from serve_app.log import log_ids
+from serve_app.store.process import repeat
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor
 from serve_app.worker.prefetch import AdapterPrefetch
-from serve_app.worker.reports import report_forever
+from serve_app.worker.reports import REPORT_EVERY_S, report
 from serve_app.worker.step_thread import StepThread
 
 log = logging.getLogger(__name__)
@@ -56,8 +58,9 @@ class Worker:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
+        reporting = partial(report, self._parts.measures, self._executor, worker=self._name)
         self._reporting = asyncio.create_task(
-            report_forever(self._parts.measures, self._executor, worker=self._name), name=f"{self._name} reports"
+            repeat("reporting", reporting, REPORT_EVERY_S, log.debug), name=f"{self._name} reports"
         )
         if self._timing.prefetch is not None:
             prefetch = AdapterPrefetch(self._parts, self._executor, worker=self._name)

@@ -20,7 +20,7 @@ IMPORTS = """
 from ray._private import ray_constants
 from ray.serve._private.request_router import pow_2_router
 from ray.serve.schema import ServeDeploySchema
-from deployments import redis_stopper, runtime, start_checks
+from deployments import runtime, start_checks
 """
 """What `deployments.one_machine` imports, which takes 2 s; that module itself is imported by each process that reads."""
 READ = """

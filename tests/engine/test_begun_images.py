@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine import Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish
@@ -78,6 +80,17 @@ def test_every_sampler_begins_late_as_diffusers_does(
     worst = max(differences.items(), key=lambda each: each[1])
     pytestconfig.get_terminal_writer().line(f"\n{len(requests)} runs, largest difference {worst}")
     assert worst[1] < TOLERANCE, {name: each for name, each in differences.items() if each >= TOLERANCE}
+
+
+def test_a_large_picture_that_is_looked_at_is_reduced_and_cut_as_diffusers_does() -> None:
+    picture = Image.fromarray(np.random.RandomState(0).randint(0, 256, (1100, 1300, 3), np.uint8))
+    diffusers: Any = Flux2ImageProcessor()
+    reduced = diffusers._resize_to_target_area(picture, 1024 * 1024)
+    width, height = (side // 16 * 16 for side in reduced.size)
+    expected = diffusers.preprocess(reduced, height=height, width=width, resize_mode="crop")
+    looked_at, _ = begun(picture, None, 64, 64, is_seen=True)
+    assert looked_at is not None
+    assert np.array_equal(looked_at, ((expected[0] + 1) / 2 * 255).round().permute(1, 2, 0))
 
 
 def test_a_run_that_begins_late_counts_the_steps_that_it_makes(engine: Engine) -> None:

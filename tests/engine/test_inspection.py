@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ def found(path: Path, table: LayerTable) -> dict[str, Any]:
     answer = inspect_adapter(path, table, base="pocket", max_rank=64)
     assert "found" in answer, answer
     return answer["found"]
+
+
+def too_little_memory() -> AbstractContextManager[None]:
+    raise MemoryError
+
+
+def test_the_limits_hold_for_names_as_well_as_for_numbers(tables: Mapping[str, LayerTable], tmp_path: Path) -> None:
+    """The file is refused by its names alone, unless they take too much memory."""
+    save_file({"nothing_of_the_base.lora_up.weight": torch.ones(1, 1)}, tmp_path / "a.safetensors")
+    for limits, reason in ((nullcontext, "no such layers"), (too_little_memory, "takes too much memory")):
+        answer = inspect_adapter(tmp_path / "a.safetensors", tables["sd"], "pocket", 64, limits=limits)
+        assert reason in answer["refused"]
 
 
 @pytest.mark.slow

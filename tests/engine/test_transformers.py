@@ -75,7 +75,7 @@ LARGE = [replace(REQUEST, run_id="looking at a large one", steps=1, image=noise(
 
 @pytest.mark.parametrize("which", ["first", "second", pytest.param("large", marks=pytest.mark.soak)])
 def test_prompts_steps_and_pixels_are_those_of_diffusers(tiny: TinyTransformer, which: str, written: Written) -> None:
-    """Only the cases that its shape, schedule and guidance can change are drawn with the second variant."""
+    """The second variant is drawn in those cases alone in which its shape, schedule and guidance differ."""
     variant = list(tiny.variants)[which == "second"]
     cases = {"first": CASES + PICTURES, "second": CASES[1:3], "large": LARGE}[which]
     reference, model = tiny.reference(written(tiny, variant)), load(written(tiny, variant))

@@ -199,7 +199,6 @@ async def test_a_function_is_asked_in_place_of_a_service(
         {"moderation_callable": "tests.jobs.moderators:nothing"},
         {"moderation_callable": "json:__name__"},
         {"moderation_callable": ":"},
-        {"moderation_url": "ftp://moderation.example"},
         {"moderation_url": "http://moderation.example", "moderation_callable": "json:dumps"},
     ],
     ids=str,

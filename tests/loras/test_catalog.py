@@ -15,8 +15,8 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.acceptance import prices
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.price import prices
 from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings

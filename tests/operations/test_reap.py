@@ -88,7 +88,7 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
             stop_redis(settings.data_dir)
             async with _reaping(resources) as reaping:
                 with damaged(append_only_file(settings.data_dir)):
-                    await wait_until(lambda: "the embedded Redis is not back yet" in caplog.text, timeout=60)
+                    await wait_until(lambda: "reaping failed" in caplog.text, timeout=60)
                 await wait_until(lambda: _is(resources, job_id, JobState.QUEUED), timeout=60)
                 assert not reaping.done()
     finally:

@@ -10,8 +10,7 @@ import uvloop
 from serve_app.domain import metrics
 from serve_app.domain.metrics import field_of
 from serve_app.settings import Settings
-from serve_app.store.loop_watch import STALL_S, watch_loop
-from serve_app.store.process import open_process
+from serve_app.store.process import STALL_S, open_process, watch_loop
 from tests.support import wait_until
 
 
@@ -21,7 +20,7 @@ def test_a_loop_that_stands_says_where_and_is_counted(settings: Settings, caplog
     lines: list[str] = []
 
     def note(record: LogRecord) -> bool:
-        if record.name.endswith("loop_watch"):
+        if record.name.endswith("store.process"):
             lines.append(record.getMessage())
             told.set()
         return True

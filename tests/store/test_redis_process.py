@@ -34,11 +34,11 @@ def client_in(data_dir: Path) -> Any:
     return plain_redis(f"unix://{data_dir}/redis/redis.sock")
 
 
-def start_under_lock(home: Path, *command: str) -> None:
+def start_under_lock(home: Path, *command: str, cwd: Path | None = None) -> None:
     """Start a program under the server's lock, unless that is held."""
     with (home / LOCK_FILE).open("ab") as lock:
         locked, quiet = locked_command(lock.fileno(), list(command)), subprocess.DEVNULL
-        subprocess.run(locked, cwd=home, pass_fds=[lock.fileno()], stdout=quiet, stderr=quiet, check=True)
+        subprocess.run(locked, cwd=cwd or home, pass_fds=[lock.fileno()], stdout=quiet, stderr=quiet, check=True)
 
 
 def keep_something(data_dir: Path) -> None:
@@ -97,16 +97,22 @@ def test_a_frozen_server_is_stopped_in_time(data_dir: Path, server: int) -> None
     assert is_kept(data_dir)
 
 
-def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(data_dir: Path) -> None:
+@pytest.mark.parametrize("is_server", [False, True], ids=["another program", "a server in another directory"])
+def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(
+    data_dir: Path, is_server: bool
+) -> None:
     home = data_dir / "redis"
     home.mkdir(mode=0o700)
-    start_under_lock(home, "/bin/sleep", "600")
+    command = (
+        [str(server_binary()), "--port", "0", "--unixsocket", "other.sock"] if is_server else ["/bin/sleep", "600"]
+    )
+    start_under_lock(home, *command, cwd=data_dir if is_server else None)
     holder = server_process(home)
     assert holder
     try:
         with pytest.raises(StoreUnavailable, match="cannot be ended"):
             ensure_redis(data_dir, silence_s=0.1)
-        assert psutil.Process(holder).name() == "sleep"
+        assert Path(psutil.Process(holder).exe()).name == Path(command[0]).resolve().name
     finally:
         os.kill(holder, signal.SIGKILL)
 

@@ -110,7 +110,6 @@ def place(source: Source, table: LayerTable, *, pattern_seconds: float = math.in
 
 
 def _algorithm(parts: Iterable[str]) -> str:
-    """Return the algorithm of one layer's parts."""
     heads = {part.split("_")[0] for part in parts}
     name = next((algorithm for head, algorithm in ALGORITHMS.items() if head in heads), "LoRA")
     if not heads & {"dora", "peft"}:

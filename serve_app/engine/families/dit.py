@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.domain.samplers import Sampler, parse_sampler
-from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
-from serve_app.engine.lanes import lanes_over
+from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, Schedule, make_schedule, make_scheduler
@@ -148,10 +147,7 @@ class TransformerFamily(ABC):
         The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
         """
         text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=thinking,
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         padding = "max_length" if padded else False
         tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
@@ -216,7 +212,6 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 
 
 def qwen_component(encoder: Any) -> Component:
-    """Return the component of a Qwen3."""
     encoder = _without_head(encoder)
     layers = wrap_layers(encoder)
     sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.component import Component
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source
+from serve_app.engine.lanes import Component
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions

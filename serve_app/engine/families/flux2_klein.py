@@ -11,7 +11,6 @@ from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkp
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor
 
-from serve_app.engine.component import Component
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     MAX_TOKENS,
@@ -22,6 +21,7 @@ from serve_app.engine.families.dit import (
 )
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.flux2_transformer import Flux2Transformer
+from serve_app.engine.lanes import Component
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine_options import EngineOptions

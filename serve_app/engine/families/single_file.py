@@ -183,7 +183,8 @@ def _rescaled(file: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> 
     for name, weight in weights.items():
         if not weight.is_floating_point():
             raise ValueError(
-                f"{file}: {name} is quantized as {_dtype(weight)}; floating point is read, and float8 with scales"
+                f"{file}: {name} is quantized as {str(weight.dtype).removeprefix('torch.')}; floating point is read, "
+                "and float8 with scales"
             )
     for name, scale_name in scales.items():
         scale, weight = tensors[scale_name], weights.get(name)
@@ -193,7 +194,3 @@ def _rescaled(file: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> 
             )
         weights[name] = (weight.float() * scale.float().reshape(-1, *(1,) * (weight.dim() - 1))).to(dtype)
     return weights
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
 from serve_app.domain.families import UNET_SAMPLERS
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.domain.samplers import parse_sampler
-from serve_app.engine.component import Component
 from serve_app.engine.device import torch_device, torch_dtype, unet_kernels
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Pause, Placement, latent_rgb, limit_decoding, no_pause
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
-from serve_app.engine.lanes import lanes_over
+from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, NoSteps, Schedule, make_schedule, make_scheduler
@@ -158,8 +158,9 @@ class UNetFamily:
             added["text_embeds"] = torch.cat([side.pooled for side in sides if side.pooled is not None]).to(self.dtype)
             added["time_ids"] = torch.tensor([[*size, 0, 0, *size]] * len(sides), device=self.device, dtype=self.dtype)
         if self.unet.config.time_cond_proj_dim is not None:
-            added["timestep_cond"] = guidance_embedding(request.guidance - 1, self.unet.config.time_cond_proj_dim)
-            added["timestep_cond"] = added["timestep_cond"].expand(len(sides), -1).to(self.device, self.dtype)
+            guidance = torch.tensor([1000.0 * (request.guidance - 1)] * len(sides))
+            embedded = get_timestep_embedding(guidance, self.unet.config.time_cond_proj_dim)
+            added["timestep_cond"] = embedded.to(self.device, self.dtype)
         return Conditioning(context, added)
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
@@ -256,14 +257,6 @@ def unet_component(unet: Any) -> Component:
 def encoder_component(name: str, encoder: Any) -> Component:
     layers = wrap_layers(encoder)
     return Component(encoder, layers, clip_aliases(layers), PREFIXES[name])
-
-
-def guidance_embedding(guidance: float, width: int) -> Tensor:
-    """Return sinusoids of 1000·guidance, [1, width] (Meng et al. 2023, as diffusers embeds it)."""
-    half = width // 2
-    frequencies = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
-    angles = 1000.0 * guidance * frequencies[None]
-    return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
 
 RESNET_PARTS = {

@@ -64,7 +64,6 @@ class GroupNorm(nn.GroupNorm):
         return self._by_kernel(input, silu=False) if _is_last(input) else super().forward(input)
 
     def with_silu(self, x: Tensor) -> Tensor:
-        """Return the SiLU of the norm."""
         return self._by_kernel(x, silu=True) if _is_last(x) else F.silu(super().forward(x), inplace=True)
 
     def _by_kernel(self, x: Tensor, *, silu: bool) -> Tensor:

@@ -9,17 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from serve_app.engine.device import (
-    SPARE_PART,
-    free_host_memory,
-    free_memory,
-    memory_limit,
-    torch_device,
-    torch_dtype,
-)
+from serve_app.engine.device import SPARE_PART, free_host_memory, free_memory, memory_limit, torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
 from serve_app.engine.families.family import Placement
 from serve_app.engine.families.single_file import PARTS
@@ -186,13 +180,6 @@ def watched(name: str, source: Source, tell: Callable[[str], None]) -> Generator
 
 def _mapped_bytes(files: Collection[str]) -> dict[str, int]:
     """Return how many bytes of files that this process maps, as loaders of safetensors do, it has read through the map."""
-    found: dict[str, int] = {}
-    file = ""
-    with suppress(OSError), Path("/proc/self/smaps").open() as lines:
-        for line in lines:
-            word, _, rest = line.partition(" ")
-            if not word.endswith(":"):
-                file = line.split(maxsplit=5)[-1].rstrip("\n")
-            elif word == "Rss:" and file in files:
-                found[file] = found.get(file, 0) + (int(rest.split()[0]) << 10)
-    return found
+    with suppress(psutil.Error, OSError, AttributeError):  # macOS does not tell, and a container may not
+        return {each.path: each.rss for each in psutil.Process().memory_maps() if each.path in files}
+    return {}

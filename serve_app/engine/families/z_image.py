@@ -6,7 +6,6 @@ import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor
 
-from serve_app.engine.component import Component
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     MAX_TOKENS,
@@ -17,6 +16,7 @@ from serve_app.engine.families.dit import (
 )
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.z_image_transformer import ZImageTransformer, padded_length
+from serve_app.engine.lanes import Component
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 

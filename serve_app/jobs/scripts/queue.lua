@@ -82,16 +82,7 @@ local function observe_job(metric, pool, ms)
   redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. pool .. '|sum', string.format('%.3f', ms / 1000))
 end
 
--- Add a job to the waiting jobs of its plan, by their age; samples that the service draws by itself have no plan.
-local function age_in_plan(job)
-  if job.plan ~= '' then
-    redis.call('ZADD', K('plan_age:' .. job.pool .. ':' .. job.plan), job.waiting_since, job.id)
-  end
-end
-
-local function stop_age_in_plan(job)
-  if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.pool .. ':' .. job.plan), job.id) end
-end
+local function plan_age_of(job) return K('plan_age:' .. job.pool .. ':' .. job.plan) end
 
 local function waiting_of(index) return K('lora_jobs:' .. index) end
 
@@ -101,10 +92,10 @@ local function indexes_of(job)
   return {'base:' .. job.base}
 end
 
--- Put a job that waits or backs off into the other indexes than the queues: those of its plan, its LoRAs, and of the
--- time by which it must have been started once.
+-- Put a job that waits or backs off into the indexes beside the queues: those of its plan, its LoRAs, and of the time by
+-- which it must have been started once. Samples that the service draws by itself have no plan.
 local function start_waiting(job)
-  age_in_plan(job)
+  if job.plan ~= '' then redis.call('ZADD', plan_age_of(job), job.waiting_since, job.id) end
   for _, index in ipairs(indexes_of(job)) do
     redis.call('ZADD', waiting_of(index), job.sequence, job.id)
     redis.call('PEXPIRE', waiting_of(index), WAITING_LIFE)
@@ -113,7 +104,7 @@ local function start_waiting(job)
 end
 
 local function stop_waiting(job)
-  stop_age_in_plan(job)
+  if job.plan ~= '' then redis.call('ZREM', plan_age_of(job), job.id) end
   for _, index in ipairs(indexes_of(job)) do redis.call('ZREM', waiting_of(index), job.id) end
   if job.start_by then redis.call('ZREM', K('start_by:' .. job.pool), job.id) end
 end
