@@ -87,11 +87,12 @@ def rows(*named: tuple[Any, ...], in_full: Collection[str] = ()) -> list[Any]:
         # A spelling of the original code's names is another kind than one of diffusers', under the same label.
         kind = f"{label}{part}".removeprefix(f"{base}_")
         row_id, full = f"{name}-{base}{part}", kind not in seen and name in in_full
-        opened_once = pytest.mark.xdist_group(f"adapters of {base}")
-        marks = [opened_once] if full else [opened_once, pytest.mark.soak]
+        # So one process opens it. The first base model's rows are many: as one group they would run before any other.
+        together = [] if base == named[0][1] else [pytest.mark.xdist_group(f"adapters of {base}")]
+        marks = together if full else [*together, pytest.mark.soak]
         made.append(pytest.param(label, base, *more, EVERY_WEIGHT, id=f"{row_id}-every-weight", marks=marks))
         if not full and not {kind, str(base)} <= seen:
-            made.append(pytest.param(label, base, *more, SOME_WEIGHTS, id=f"{row_id}-some-weights", marks=opened_once))
+            made.append(pytest.param(label, base, *more, SOME_WEIGHTS, id=f"{row_id}-some-weights", marks=together))
         seen |= {kind, str(base)}
     return made
 
