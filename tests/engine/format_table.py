@@ -34,7 +34,6 @@ WRITERS: Mapping[str, str] = {
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "a merge by hand",
-    "test_every_spelling_of_lokr_gives_the_product": "a merge by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]

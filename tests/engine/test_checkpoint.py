@@ -102,7 +102,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
     said = {name: value for name, value in json.loads(scheduler.read_text()).items() if name not in ZERO_SNR}
     scheduler.write_text(json.dumps(said))  # as published configs, which leave out what is a default
     model = load(Checkpoint(file, config))
-    one = replace(REQUEST, steps=5)
+    one = replace(REQUEST, steps=3)
     made = final_latents(model, [one])["k"]
     reference = DiffusersReference(folder)
     unmarked = reference.latents(one)
@@ -278,7 +278,7 @@ def test_what_the_pipeline_corrects_in_a_scheduler_is_kept(
     written.write_text(json.dumps(scheduler))
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "scheduler": ["diffusers", "DDIMScheduler"]}))
-    one, reference = replace(REQUEST, steps=7), DiffusersReference(folder)
+    one, reference = replace(REQUEST, steps=4), DiffusersReference(folder)
     assert reference.pipeline.scheduler.config.steps_offset == steps_offset
     expected = reference.latents(one)
     for sampler in ("", "ddim"):
