@@ -13,13 +13,12 @@ import torch
 from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
 from serve_app.engine.families import unet
 from tests.engine import tiny_models
+from tests.engine.latent_comparison import Base
 from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE, TinyTransformer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
 WIDE_FLOAT32 = EngineOptions(device="cpu", dtype="float32", max_rows=32)
-ONE_AT_A_TIME = EngineOptions(device="cpu", dtype="float32", exact=False)
-"""Options of tests whose runs meet no others: nobody measures what keeps bits in company, which takes 1 s."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -105,10 +104,17 @@ def klein(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(FLUX2_KLEIN, "base")
 
 
-@pytest.fixture
-def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
+@pytest.fixture(scope="session")
+def loras(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
     """Return adapters of the tiny Stable Diffusion 1.x."""
-    return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
+    into = tmp_path_factory.mktemp("loras")
+    return [tiny_models.write_lora(into / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
+
+
+@pytest.fixture(scope="session")
+def bases(request: pytest.FixtureRequest) -> Callable[[str], Base]:
+    """Return what opens a tiny Stable Diffusion, by its fixture, in the engine and in diffusers, each once."""
+    return cache(lambda name: Base(name, request.getfixturevalue(name)))
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,15 @@ two minutes). The words above the table are the document's own.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
 from serve_app.settings import ROOT
-from tests.engine.latent_comparison import TOLERANCE, compared
+from tests.engine.latent_comparison import EVERY_WEIGHT, SOME_WEIGHTS, TOLERANCE, compared
 
 DOCUMENT = ROOT / "docs" / "lora-formats.md"
 BASES: Mapping[str, str] = {
@@ -33,7 +34,6 @@ WRITERS: Mapping[str, str] = {
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "a merge by hand",
-    "test_every_spelling_of_lokr_gives_the_product": "a merge by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
@@ -72,6 +72,30 @@ def of_row(row_id: str) -> tuple[str, str]:
     return found[1].replace("_", " ") + part, found[2]
 
 
+def rows(*named: tuple[Any, ...], in_full: Collection[str] = ()) -> list[Any]:
+    """Return rows of a label, a base model and more, each at some weights or at every one.
+
+    Behind `make soak` all are at every weight. The main suite has each format once, on the first base model that has
+    it, and each base model once: at some weights, or where the label is `in_full` at every one, so that a rule that
+    holds at 0.75 alone does not pass.
+    """
+    made, seen = list[Any](), set[str]()
+    for label, base, *more in named:
+        name = str(getattr(label, "label", label))
+        part = "".join(f"-{each}" for each in more if str(each).startswith("text_encoder"))
+        # A spelling of the original code's names is another kind than one of diffusers', under the same label.
+        kind = f"{label}{part}".removeprefix(f"{base}_")
+        row_id, full = f"{name}-{base}{part}", kind not in seen and name in in_full
+        # So one process opens it. The first base model's rows are many: as one group they would run before any other.
+        together = [] if base == named[0][1] else [pytest.mark.xdist_group(f"adapters of {base}")]
+        marks = together if full else [*together, pytest.mark.soak]
+        made.append(pytest.param(label, base, *more, EVERY_WEIGHT, id=f"{row_id}-every-weight", marks=marks))
+        if not full and not {kind, str(base)} <= seen:
+            made.append(pytest.param(label, base, *more, SOME_WEIGHTS, id=f"{row_id}-some-weights", marks=together))
+        seen |= {kind, str(base)}
+    return made
+
+
 def documented() -> set[tuple[str, str, str]]:
     """Writer, format and base model of every number in the document."""
     lines = DOCUMENT.read_text(encoding="utf-8").partition("|---|")[2].splitlines()[1:]
@@ -84,9 +108,10 @@ def documented() -> set[tuple[str, str, str]]:
     }
 
 
-def rows_of(rows: Mapping[str, Sequence[Any]]) -> set[tuple[str, str, str]]:
-    """Return the same of the rows by the test that they are of."""
-    ids = ((test, str(row.id)) for test, each in rows.items() for row in each)
+def rows_of(module: ModuleType) -> set[tuple[str, str, str]]:
+    """Return the same of the rows of a module's tests."""
+    tests = {test: getattr(vars(module)[test], "pytestmark", []) for test in WRITERS.keys() & vars(module).keys()}
+    ids = [(test, str(row.id)) for test, marks in tests.items() for mark in marks for row in mark.args[1]]
     return {
         (WRITERS[test], *of_row(row_id.removesuffix("-every-weight")))
         for test, row_id in ids

@@ -9,11 +9,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from serve_app.engine import Engine, EngineOptions, Finished, RunRequest
+from serve_app.engine import Checkpoint, Engine, EngineOptions, Finished, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.run import Run
 
 STEP_LIMIT = 2000
+ONE_AT_A_TIME = EngineOptions(device="cpu", dtype="float32", exact=False)
+"""Options of tests whose runs meet no others: what keeps their bits beside others is not measured, which takes 1 s."""
 
 
 def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Finished]:
@@ -44,6 +46,10 @@ def wait_for_prompts(engine: Engine) -> None:
         if all(waiting.conditioning is not None for waiting in engine.live.waiting()[: engine.options.runs]):
             return
         engine.live.wait_for_change(changes, within_s=1.0)
+
+
+def load(source: Path | Checkpoint, options: EngineOptions = ONE_AT_A_TIME) -> BaseModel:
+    return BaseModel.load("m", source, options, lambda: None)
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ with the adapter in place, or those of its changes merged into the base by hand 
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +29,11 @@ from torch import Tensor, nn
 
 from serve_app.engine.adapters.layer_table import UnusableAdapter
 from serve_app.engine.families.unet import sgm_aliases
-from tests.engine.format_table import documented, rows_of
+from tests.engine.format_table import documented, rows, rows_of
 from tests.engine.latent_comparison import (
-    EVERY_WEIGHT,
-    SOME_WEIGHTS,
     TOLERANCE,
     Base,
     Module,
-    compared,
     require_equal,
 )
 
@@ -44,41 +42,6 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 LINEARS = (*ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 REDRAWN = "what tiny_models or diffusers draw without an adapter has changed"
-
-
-def rows(*named: tuple[Any, ...], everywhere: Sequence[Any], in_full: Sequence[str]) -> list[Any]:
-    """Return rows of a label, a base model and more, each at some weights.
-
-    Behind `make soak` they are at every weight, and there lie also those of sd2 and sdxl, but for labels in
-    `everywhere`. Labels `in_full` are run at every weight on sd each time: one of each kind, so that a rule that holds
-    at 0.75 alone does not pass.
-    """
-    made: list[Any] = []
-    for row in named:
-        label = str(getattr(row[0], "label", row[0]))
-        row_id, here = "-".join((label, *map(str, row[1:]))), row[1] == "sd" or label in everywhere
-        full = label in in_full and row[1] == "sd"
-        soak = () if full else pytest.mark.soak
-        made.append(pytest.param(*row, EVERY_WEIGHT, id=f"{row_id}-every-weight", marks=soak))
-        if not full:
-            marks = () if here else pytest.mark.soak
-            made.append(pytest.param(*row, SOME_WEIGHTS, id=f"{row_id}-some-weights", marks=marks))
-    return made
-
-
-@pytest.fixture(scope="module")
-def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
-    folders, opened = {"sd": sd, "sd2": sd2, "sdxl": sdxl}, dict[str, Base]()
-
-    def base(name: str) -> Base:
-        if name not in opened:
-            opened[name] = Base(name, folders[name])
-        return opened[name]
-
-    yield base
-    if compared:
-        label, largest = max(compared.items(), key=lambda each: each[1])
-        print(f"\n{len(compared)} rows, largest latent error {largest:.1e} ({label})")  # noqa: T201 - with `-s`
 
 
 # -- names: one set of changes under every spelling --------------------------------------------------------------------
@@ -183,8 +146,8 @@ class Naming(NamedTuple):
 
 
 NAMINGS = (
-    Naming("kohya", "sd sd2 sdxl", unet, kohya, alpha=1),
     Naming("kohya fp16 with text encoders", "sd sd2 sdxl", all_components, kohya, alpha=2, dtype=torch.float16),
+    Naming("kohya", "sd sd2 sdxl", unet, kohya, alpha=1),
     Naming("kohya bf16 with text encoders", "sd sd2 sdxl", all_components, kohya, alpha=2, dtype=torch.bfloat16),
     Naming("kohya LoCon", "sd sd2 sdxl", locon, kohya, alpha=1),
     Naming("kohya without alpha", "sd sd2 sdxl", all_components, kohya),
@@ -208,14 +171,6 @@ NAMINGS = (
 )  # fmt: skip
 NAMED_ROWS = rows(
     *((naming, base) for naming in NAMINGS for base in naming.bases.split()),
-    everywhere=(
-        "kohya fp16 with text encoders",
-        "kohya LoCon",
-        "kohya mixed ranks",
-        "diffusers, PEFT keys",
-        "ComfyUI diffusion_model",
-        "original names under kohya's prefix",
-    ),
     in_full=("kohya LoCon", "diffusers, PEFT keys"),
 )
 
@@ -275,7 +230,6 @@ PEFT_ROWS = rows(
     ("without q_proj", "sd", "text_encoder"),
     ("without q_proj", "sdxl", "text_encoder_2"),
     ("without q_proj", "sdxl", "text_encoder"),
-    everywhere=("alpha 16 of rank 4", "without q_proj"),
     in_full=("patterns", "DoRA", "DoRA of convolutions"),
 )
 
@@ -361,7 +315,6 @@ RENAMED: dict[str, Callable[[Tensors], Tensors]] = {
 }
 RENAMED_ROWS = rows(
     *((label, base) for label in RENAMED for base in ("sd", "sdxl")),
-    everywhere=("DoRA, converted to kohya by diffusers",),
     in_full=("DoRA, ai-toolkit", "DoRA, converted to kohya by diffusers"),
 )
 
@@ -409,7 +362,6 @@ DIFFUSERS_ROWS = rows(
         for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilized", "UNet alone")
         for base in ("sd", "sd2", "sdxl")
     ),
-    everywhere=("DoRA",),
     in_full=("patterns", "UNet alone"),
 )
 
@@ -445,7 +397,6 @@ def test_what_diffusers_saves_gives_what_peft_makes(
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 SD_SCRIPTS_ROWS = rows(
     *((path.stem, path.stem.partition("_")[0]) for path in sorted(SD_SCRIPTS.glob("*.safetensors"))),
-    everywhere=("sdxl_fp16",),
     in_full=("sd_convolutions",),
 )
 
@@ -525,13 +476,6 @@ LYCORIS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LYCORIS_ROWS = rows(
     *((name, base) for name in LYCORIS for base in ("sd", "sdxl")),
-    everywhere=(
-        "locon with convolutions",
-        "LoHa DoRA",
-        "LoHa convolutions, OneTrainer",
-        "LoKr low-rank",
-        "IA3 with inputs",
-    ),
     in_full=("locon DoRA", "locon DoRA per input", "LoHa", "LoKr low-rank", "IA3 with inputs"),
 )
 
@@ -625,11 +569,4 @@ def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
 
 def test_the_table_for_users_has_every_row() -> None:
     """`python -m tests.engine.format_table` rewrites it."""
-    assert {row for row in documented() if row[2] not in ("z_image", "flux2_klein")} == rows_of({
-        "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
-        "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
-        "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,
-        "test_dora_under_other_names_gives_what_peft_makes": RENAMED_ROWS,
-        "test_what_sd_scripts_saved_gives_what_sd_scripts_made": SD_SCRIPTS_ROWS,
-        "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
-    })  # fmt: skip
+    assert {row for row in documented() if row[2] not in ("z_image", "flux2_klein")} == rows_of(sys.modules[__name__])

@@ -14,8 +14,7 @@ from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, PackedRow
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
-from tests.engine.conftest import ONE_AT_A_TIME
-from tests.engine.run_engine import finish, start
+from tests.engine.run_engine import ONE_AT_A_TIME, finish, load, start
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +23,17 @@ COMMON = (*tiny_models.ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_
 """What most adapters change."""
 
 
+@pytest.fixture(scope="module")
+def big(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterFile:
+    """Return one of a high rank for every layer."""
+    path = tmp_path_factory.mktemp("big") / "big.safetensors"
+    return tiny_models.write_lora(path, sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True)
+
+
 @pytest.fixture
 def small(sd: Path) -> BaseModel:
     """Two slots."""
-    return BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=2), lambda: None)
+    return load(sd, replace(ONE_AT_A_TIME, adapter_slots=2))
 
 
 def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
@@ -59,10 +65,7 @@ def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: lis
     assert small.pool.acquire(loras[2]) is None, "one run still holds it"
 
 
-def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
-    big = tiny_models.write_lora(
-        tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
-    )
+def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[AdapterFile], big: AdapterFile) -> None:
     with Engine.load(sd, replace(ONE_AT_A_TIME, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
         finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
         assert len(engine.resident_adapters) == len(engine.measured.loads) == 5
@@ -91,7 +94,7 @@ def test_the_rows_that_a_full_batch_gathers_are_counted_in_the_adapters_memory(s
     files = [
         tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=32, seed=i, targets=COMMON) for i in range(9)
     ]
-    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_memory=memory), lambda: None)
+    model = load(sd, replace(ONE_AT_A_TIME, adapter_memory=memory))
     empty = model.adapter_slots.size_bytes
     runs = [start(model, replace(SHORT, run_id=f"{i}", adapter=file)) for i, file in enumerate(files)]
     for batch in (runs[:8], runs[1:]):
@@ -104,9 +107,8 @@ def test_the_rows_that_a_full_batch_gathers_are_counted_in_the_adapters_memory(s
 
 
 def test_an_adapter_beyond_the_memory_is_refused_and_others_go_on(
-    sd: Path, loras: list[AdapterFile], tmp_path: Path
+    sd: Path, loras: list[AdapterFile], big: AdapterFile
 ) -> None:
-    big = tiny_models.write_lora(tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING)
     with Engine.load(sd, replace(ONE_AT_A_TIME, adapter_memory=2**20)) as engine:
         runs = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate([big, *loras])]
         refused, *others = finish(engine, runs).values()
@@ -116,12 +118,9 @@ def test_an_adapter_beyond_the_memory_is_refused_and_others_go_on(
 
 
 def test_each_adapter_takes_its_own_size_beside_a_larger_one(
-    sd: Path, loras: list[AdapterFile], tmp_path: Path
+    sd: Path, loras: list[AdapterFile], big: AdapterFile
 ) -> None:
-    big = tiny_models.write_lora(
-        tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
-    )
-    model = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
+    model = load(sd)
     start(model, replace(SHORT, adapter=big))
     before = model.store.size_bytes
     for lora in loras:
@@ -145,7 +144,7 @@ def test_a_lora_is_held_once_at_its_own_size_and_the_first_takes_a_batchs_rows_b
         tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=64, seed=i, targets=tiny_models.EVERYTHING)
         for i in range(5)
     ]
-    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, max_rows=2), lambda: None)
+    model = load(sd, replace(ONE_AT_A_TIME, max_rows=2))
     empty, rows, held = model.store.size_bytes, model.adapter_slots.size_bytes, list[int]()
     for file in (None, *files):
         run = start(model, replace(SHORT, adapter=file))
@@ -161,7 +160,7 @@ def test_a_lora_is_held_once_at_its_own_size_and_the_first_takes_a_batchs_rows_b
 
 
 def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list[AdapterFile]) -> None:
-    model = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=2), lambda: None)
+    model = load(sd, replace(ONE_AT_A_TIME, adapter_slots=2))
     assert model.pool.preload(loras[0])
     model.pool.wait_for_loader()
     assert not model.pool.preload(loras[0]), "it is here"
@@ -170,7 +169,7 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
     run = start(model, replace(SHORT, adapter=loras[0]))
     assert model.pool.resident == {loras[0].id}
     assert run.slot
-    full = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, host_memory=2 * size), lambda: None)
+    full = load(sd, replace(ONE_AT_A_TIME, host_memory=2 * size))
     assert [full.pool.preload(lora) for lora in loras[:2]] == [True, False], "how large they are is not known yet"
     full.pool.wait_for_loader()
     assert not full.pool.preload(loras[1]), "two do not fit"
@@ -179,11 +178,11 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
 
 def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
     """A CPU's slots are host memory, too: what leaves the only slot is held beside it."""
-    one = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
+    one = load(sd)
     one.pool.read_ahead([loras[0]])
     one.pool.wait_for_loader()
     size = one.pool.host_bytes
-    for_three = BaseModel.load("m", sd, replace(ONE_AT_A_TIME, adapter_slots=1, host_memory=3 * size), lambda: None)
+    for_three = load(sd, replace(ONE_AT_A_TIME, adapter_slots=1, host_memory=3 * size))
     held: list[int] = []
     for lora in loras:
         run = start(for_three, replace(SHORT, adapter=lora))
@@ -195,7 +194,7 @@ def test_host_memory_is_used_whole(sd: Path, loras: list[AdapterFile]) -> None:
 
 
 def test_an_adapter_is_in_memory_once(sd: Path, loras: list[AdapterFile]) -> None:
-    model = BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None)
+    model = load(sd)
     empty = model.store.size_bytes
     model.pool.read_ahead([loras[0]])
     model.pool.wait_for_loader()
@@ -205,12 +204,9 @@ def test_an_adapter_is_in_memory_once(sd: Path, loras: list[AdapterFile]) -> Non
 
 
 def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
-    sd: Path, loras: list[AdapterFile], tmp_path: Path
+    sd: Path, loras: list[AdapterFile], big: AdapterFile
 ) -> None:
     """Packed for the slots it would take that of the largest."""
-    big = tiny_models.write_lora(
-        tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
-    )
     small = replace(SHORT, run_id="small", adapter=loras[0])
     with Engine.load(sd, ONE_AT_A_TIME) as engine:
         expected = finish(engine, [small])["small"].image
@@ -225,14 +221,14 @@ def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
 
 
 def test_waiting_runs_read_each_adapter_once_however_small_host_memory_is(small_sd: Path, tmp_path: Path) -> None:
-    """64 jobs of as many adapters take turns in eight slots, with one that cannot be read among them."""
-    loras = [tiny_models.write_lora(tmp_path / f"{i}.safetensors", small_sd, rank=4, seed=i) for i in range(64)]
+    """24 jobs of as many adapters take turns in four slots, with one that cannot be read among them."""
+    loras = [tiny_models.write_lora(tmp_path / f"{i}.safetensors", small_sd, rank=4, seed=i) for i in range(24)]
     requests = [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)]
     gone = replace(SHORT, run_id="gone", adapter=AdapterFile("gone", tmp_path / "gone.safetensors"))
-    with Engine.load(small_sd, replace(ONE_AT_A_TIME, adapter_slots=8, host_memory=1)) as engine:
+    with Engine.load(small_sd, replace(ONE_AT_A_TIME, adapter_slots=4, host_memory=1)) as engine:
         ended = finish(engine, [*requests[:3], gone, *requests[3:]])
         assert {run_id for run_id, one in ended.items() if one.image is None} == {"gone"}
-        assert len(engine.measured.loads) == 64
+        assert len(engine.measured.loads) == 24
 
 
 def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
@@ -249,9 +245,8 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
 
 
 def test_adapters_are_packed_once_and_not_by_the_step_thread(
-    sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sd: Path, loras: list[AdapterFile], big: AdapterFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = tiny_models.write_lora(tmp_path / "big.safetensors", sd, rank=40, seed=9)
     packers: list[str] = []
     pack = AdapterSlots.pack
 

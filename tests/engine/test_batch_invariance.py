@@ -17,7 +17,7 @@ from serve_app.engine import AdapterFile, Engine, RunRequest, base_model
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import add_together, final_latents, finish
+from tests.engine.run_engine import add_together, final_latents, finish, load
 
 
 class Adapter(NamedTuple):
@@ -40,22 +40,29 @@ ADAPTERS = {
     "DoRA per input, everything": Adapter(12, tiny_models.EVERYTHING, text=True, input_gains=True),
 }
 """Ranks of every bucket, layers of every kind, text encoders, gains of outputs and inputs."""
+REQUEST = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
 
 
 @pytest.fixture(scope="module")
-def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
+def files(small_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
     into = tmp_path_factory.mktemp("adapters")
     return [
-        tiny_models.write_lora(into / f"{i}.safetensors", sd, seed=i, size=0.05, **one._asdict())
+        tiny_models.write_lora(into / f"{i}.safetensors", small_sd, seed=i, size=0.05, **one._asdict())
         for i, one in enumerate(ADAPTERS.values())
     ]
 
 
 @pytest.fixture
-def engine(sd: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Return an engine that measures, since these tests change what there is to find."""
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    folder: Path = request.getfixturevalue(getattr(request, "param", "small_sd"))
+    with Engine.load({"sd": folder}, EXACT_FLOAT32) as engine:
         yield engine
+
+
+@pytest.fixture
+def model(engine: Engine) -> BaseModel:
+    return engine.base_models["sd"]
 
 
 def digest(image: object) -> str:
@@ -63,11 +70,10 @@ def digest(image: object) -> str:
 
 
 @pytest.mark.slow
-def test_every_adapter_keeps_its_latents_beside_every_other(sd: Path, files: list[AdapterFile]) -> None:
+def test_every_adapter_keeps_its_latents_beside_every_other(small_sd: Path, files: list[AdapterFile]) -> None:
     """Compare to the last bit of float32, which 8-bit pixels may hide."""
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
-    request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
-    runs = [request, *(replace(request, run_id=n, seed=1, adapter=f) for n, f in zip(ADAPTERS, files, strict=True))]
+    model = load(small_sd, EXACT_FLOAT32)
+    runs = [REQUEST, *(replace(REQUEST, run_id=n, seed=1, adapter=f) for n, f in zip(ADAPTERS, files, strict=True))]
     alone = {run.run_id: final_latents(model, [run])[run.run_id] for run in runs}
     for batch in [runs, runs[::-1], *itertools.combinations(runs, 2)]:
         beside = final_latents(model, batch)
@@ -106,42 +112,40 @@ def alone_and_beside_others(engine: Engine, request: RunRequest, count: int = 3)
     ("hook", "others"),
     [(depend_on_eight, 3), (depend_on_eight, 7), (depend_on_threads, 3), (depend_on_place, 3)],
 )
-def test_every_row_count_and_number_of_threads_in_use_is_measured(sd: Path, hook: Any, others: int) -> None:
+def test_every_row_count_and_number_of_threads_in_use_is_measured(small_sd: Path, hook: Any, others: int) -> None:
     """Eight rows come in one pass of four runs with one lane, of eight with two."""
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load({"sd": small_sd}, EXACT_FLOAT32) as engine:
         for lane in engine.base_models["sd"].family.lanes:
             lane.module.register_forward_hook(hook)
-        request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
-        alone, together = alone_and_beside_others(engine, request, others)
+        alone, together = alone_and_beside_others(engine, REQUEST, others)
     assert alone == together
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sd"], indirect=True)
 def test_convolutions_whose_bits_depend_on_rows_or_place_keep_them_and_a_lone_image_is_not_padded(
-    engine: Engine,
+    engine: Engine, model: BaseModel
 ) -> None:
     """As those of cuDNN on an H200: small images by the rows of a call, those with strides by being its last."""
 
     def depend_on_being_last(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
         return torch.cat([answer[:-1], answer[-1:] * 1.1])
 
-    (model,) = engine.base_models.values()
     layers = model.family.components["unet"].layers
     layers["down_blocks.0.downsamplers.0.conv"].base.register_forward_hook(depend_on_being_last)
     layers["mid_block.resnets.0.conv1"].base.register_forward_hook(depend_on_batch)
     passes: list[int] = []
     model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
-    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
-    alone, together = alone_and_beside_others(engine, request)
+    alone, together = alone_and_beside_others(engine, REQUEST)
     assert alone == together
     passes.clear()
-    finish(engine, [request])
+    finish(engine, [REQUEST])
     assert passes == [2, 2], "the rows of one guided image"
 
 
 @pytest.mark.slow
 def test_each_start_warns_where_no_division_keeps_bits(
-    sd: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small_sd: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     passes: list[int] = []
 
@@ -152,7 +156,7 @@ def test_each_start_warns_where_no_division_keeps_bits(
     for _ in range(2):
         passes.clear()
         caplog.clear()
-        with Engine.load(sd, replace(EXACT_FLOAT32, max_rows=4), findings=tmp_path) as engine:
+        with Engine.load({"sd": small_sd}, replace(EXACT_FLOAT32, max_rows=4), findings=tmp_path) as engine:
             engine.base_models["sd"].denoiser.register_forward_hook(depend_on_being_last)
             engine.warm_up(64, 64)
         assert "may depend on the other images of its batch" in caplog.text
@@ -160,18 +164,16 @@ def test_each_start_warns_where_no_division_keeps_bits(
 
 
 @pytest.mark.slow
-def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile]) -> None:
+def test_every_rank_in_use_is_measured(engine: Engine, model: BaseModel, files: list[AdapterFile]) -> None:
     """Compare a rank of 4 beside one of 24, while the slots have ranks up to 40."""
-    (model,) = engine.base_models.values()
     layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
 
     def depend_on_rank(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
         return answer * 1.1 if layer.rank == 32 else answer
 
     layer.register_forward_hook(depend_on_rank)
-    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
     low, middle, high = (
-        replace(request, run_id=name, adapter=files[list(ADAPTERS).index(name)])
+        replace(REQUEST, run_id=name, adapter=files[list(ADAPTERS).index(name)])
         for name in ("low rank", "text encoder", "high rank, everything")
     )
     finish(engine, [high, middle])  # what waits for its adapter would not stand beside the other
@@ -181,9 +183,8 @@ def test_every_rank_in_use_is_measured(engine: Engine, files: list[AdapterFile])
 
 @pytest.mark.slow
 def test_factors_whose_bits_depend_on_the_rows_beside_them_are_stepped_by_themselves(
-    engine: Engine, files: list[AdapterFile], sd: Path
+    engine: Engine, model: BaseModel, files: list[AdapterFile], small_sd: Path
 ) -> None:
-    (model,) = engine.base_models.values()
     name = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
     layer = model.family.components["unet"].layers[name]
 
@@ -192,10 +193,9 @@ def test_factors_whose_bits_depend_on_the_rows_beside_them_are_stepped_by_themse
 
     layer.register_forward_hook(depend_with_factors)
     stem, draw = f"lora_unet_{name.replace('.', '_')}", partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    factors = {f"{stem}.lokr_w1": draw(8, 8) * 0.2, f"{stem}.lokr_w2": draw(8, 8) * 0.2}
-    lokr = tiny_models.write_adapter(sd.with_name("lokr.safetensors"), factors)
-    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
-    runs = [replace(request, run_id="lokr", adapter=lokr), request, replace(request, run_id="l", adapter=files[0])]
+    factors = {f"{stem}.lokr_w1": draw(8, 8) * 0.2, f"{stem}.lokr_w2": draw(4, 4) * 0.2}
+    lokr = tiny_models.write_adapter(small_sd.with_name("lokr.safetensors"), factors)
+    runs = [replace(REQUEST, run_id="lokr", adapter=lokr), REQUEST, replace(REQUEST, run_id="l", adapter=files[0])]
     alone = {run.run_id: digest(finish(engine, [run])[run.run_id].image) for run in runs}
     together = {run_id: digest(ended.image) for run_id, ended in finish(engine, runs).items()}
     assert alone == together
@@ -203,28 +203,26 @@ def test_factors_whose_bits_depend_on_the_rows_beside_them_are_stepped_by_themse
 
 
 @pytest.mark.slow
-def test_ranks_of_8_and_16_share_a_pass_and_keep_their_bits(sd: Path, files: list[AdapterFile]) -> None:
+def test_ranks_of_8_and_16_share_a_pass_and_keep_their_bits(small_sd: Path, files: list[AdapterFile]) -> None:
     """The probe finds that they agree, since products narrower than a rank of 16 are padded to it."""
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
-    request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
+    model = load(small_sd, EXACT_FLOAT32)
     chosen = {name: files[list(ADAPTERS).index(name)] for name in ("low rank", "DoRA", "convolutions")}
-    runs = [request, *(replace(request, run_id=name, seed=1, adapter=file) for name, file in chosen.items())]
+    runs = [REQUEST, *(replace(REQUEST, run_id=name, seed=1, adapter=file) for name, file in chosen.items())]
     alone = {run.run_id: final_latents(model, [run])[run.run_id] for run in runs}
     final_latents(model, runs)  # measures
     passes: list[int] = []
     model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
     beside = final_latents(model, runs)
-    assert len(passes) == request.steps, "no run waits for those of another rank"
+    assert len(passes) == REQUEST.steps, "no run waits for those of another rank"
     assert [run_id for run_id in beside if not torch.equal(beside[run_id], alone[run_id])] == []
 
 
 @pytest.mark.slow
-def test_every_shape_is_measured(engine: Engine) -> None:
+def test_every_shape_is_measured(engine: Engine, model: BaseModel) -> None:
     def depend_when_tall(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
         tall = inputs[0].shape[2] > inputs[0].shape[3]
         return (depend_on_batch(net, inputs, answer[0]),) if tall else answer
 
-    (model,) = engine.base_models.values()
     model.denoiser.register_forward_hook(depend_when_tall)
     request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=96)
     for side in (64, 96, 112, 128):
@@ -234,11 +232,13 @@ def test_every_shape_is_measured(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_runs_of_other_shapes_go_on_while_one_is_measured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_shapes_go_on_while_one_is_measured(
+    engine: Engine, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No step takes more than a pass, and the images are those of an engine that has measured before."""
     monkeypatch.setattr(base_model, "MEASURING_S", 0.0)
     passes: list[torch.Size] = []
-    engine.base_models["sd"].denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[2:]))
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[2:]))
     known = RunRequest(run_id="known", prompt="a cat", steps=40, width=64, height=64)
     new = replace(known, run_id="new", steps=2, height=96)
     finish(engine, [replace(known, steps=1)])
@@ -255,9 +255,8 @@ def test_runs_of_other_shapes_go_on_while_one_is_measured(engine: Engine, monkey
 
 
 @pytest.mark.slow
-def test_prompts_are_encoded_by_one_thread_at_a_time(engine: Engine) -> None:
+def test_prompts_are_encoded_by_one_thread_at_a_time(engine: Engine, model: BaseModel) -> None:
     """A warm-up encodes on another thread than the runs that come meanwhile, whose adapters change the encoders."""
-    (model,) = engine.base_models.values()
     both = threading.Barrier(2)
     met: list[bool] = []
 
@@ -277,9 +276,10 @@ def test_prompts_are_encoded_by_one_thread_at_a_time(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_layers_that_no_adapter_has_changed_yet_are_measured(engine: Engine, files: list[AdapterFile]) -> None:
+def test_layers_that_no_adapter_has_changed_yet_are_measured(
+    engine: Engine, model: BaseModel, files: list[AdapterFile]
+) -> None:
     """A replica warms up before it knows any adapter."""
-    (model,) = engine.base_models.values()
     layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
 
     def depend_with_adapter(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> Any:
@@ -294,9 +294,8 @@ def test_layers_that_no_adapter_has_changed_yet_are_measured(engine: Engine, fil
 
 
 @pytest.mark.slow
-def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine) -> None:
+def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine, model: BaseModel) -> None:
     passes: list[int] = []
-    (model,) = engine.base_models.values()
     model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
     engine.warm_up(64, 64)
     assert EXACT_FLOAT32.max_rows in passes

@@ -14,11 +14,9 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine import Engine, RunRequest
-from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
-from tests.engine.run_engine import final_latents, finish
+from tests.engine.run_engine import final_latents, finish, load
 from tests.engine.tiny_transformers import Z_IMAGE, TinyTransformer
 
 TOLERANCE = 1e-4
@@ -49,14 +47,14 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
     """All are in one batch here, beside one without an image, and one at a time in the pipelines."""
     folder: Path = request.getfixturevalue(family)
     requests = [
-        replace(REQUEST, run_id=f"{strength} {mask is not None}", strength=strength, mask=mask)
+        replace(REQUEST, run_id=f"{strength} {mask is not None}", steps=5, strength=strength, mask=mask)
         for strength, mask in product((*STRENGTHS, 1.0), (None, MASK))
     ]
     if family != "z_image":
         remembering, drawing = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="euler-a", mask=MASK)
         requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, drawing)]
     requests += [replace(REQUEST, run_id="noise", image=None), replace(REQUEST, run_id="odd", steps=7, strength=0.5)]
-    model, reference = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)
+    model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
     made = final_latents(model, requests)
     for one in requests:
         expected = reference.latents(as_diffusers_has_it(family, one))
@@ -72,7 +70,7 @@ def test_every_sampler_begins_late_as_diffusers_does(
         replace(REQUEST, run_id=f"{sampler} {strength}", sampler=sampler, mask=mask, strength=strength, guidance=2.0)
         for sampler, strength in product(SAMPLERS, STRENGTHS)
     ]
-    model, reference = BaseModel.load("m", sd, WIDE_FLOAT32, lambda: None), DiffusersReference(sd)
+    model, reference = load(sd, WIDE_FLOAT32), DiffusersReference(sd)
     differences: dict[str, float] = {}
     for one in requests:
         (made,), expected = final_latents(model, [one]).values(), reference.latents(one)

@@ -14,12 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from serve_app.engine import Checkpoint, Engine, RunRequest
-from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
-from tests.engine.conftest import ONE_AT_A_TIME
 from tests.engine.diffusers_reference import DiffusersReference, open_pipeline
 from tests.engine.original_checkpoint import copy_config, write_original
-from tests.engine.run_engine import final_latents, finish, start
+from tests.engine.run_engine import ONE_AT_A_TIME, final_latents, finish, load, start
 from tests.engine.tiny_models import diffusers
 
 TOLERANCE = 1e-4
@@ -36,8 +34,8 @@ def test_a_single_file_makes_the_latents_of_its_folder(
     config = copy_config(folder, tmp_path / "config")
     lora = tiny_models.write_lora(tmp_path / "lora.safetensors", folder, rank=4, seed=1, text=True)
     requests = [REQUEST, replace(REQUEST, run_id="lora", adapter=lora)]
-    expected = final_latents(BaseModel.load("m", folder, ONE_AT_A_TIME, lambda: None), requests)
-    made = final_latents(BaseModel.load("m", Checkpoint(file, config), ONE_AT_A_TIME, lambda: None), requests)
+    expected = final_latents(load(folder), requests)
+    made = final_latents(load(Checkpoint(file, config)), requests)
     for key, latents in expected.items():
         assert torch.equal(made[key], latents)
 
@@ -103,8 +101,8 @@ def test_what_a_file_says_of_its_training_is_obeyed(
     scheduler = config / "scheduler" / "scheduler_config.json"
     said = {name: value for name, value in json.loads(scheduler.read_text()).items() if name not in ZERO_SNR}
     scheduler.write_text(json.dumps(said))  # as published configs, which leave out what is a default
-    model = BaseModel.load("m", Checkpoint(file, config), ONE_AT_A_TIME, lambda: None)
-    one = replace(REQUEST, steps=5)
+    model = load(Checkpoint(file, config))
+    one = replace(REQUEST, steps=3)
     made = final_latents(model, [one])["k"]
     reference = DiffusersReference(folder)
     unmarked = reference.latents(one)
@@ -128,7 +126,7 @@ def test_what_a_file_says_of_its_training_is_obeyed(
 def test_half_of_a_pair_of_markers_is_refused_by_name(sdxl: Path, tmp_path: Path, marker: str, lacking: str) -> None:
     file = change(write_original(sdxl, tmp_path / "model.safetensors"), {marker: {**PLAYGROUND, **COSXL}[marker]})
     with pytest.raises(ValueError, match=f"base model m: .*{lacking}"):
-        BaseModel.load("m", Checkpoint(file, sdxl), ONE_AT_A_TIME, lambda: None)
+        load(Checkpoint(file, sdxl))
 
 
 @pytest.mark.slow
@@ -157,7 +155,7 @@ def test_scaled_float8_weights_are_rescaled(
     save_file(plain, tmp_path / "plain.safetensors")
     made, expected = (
         final_latents(
-            BaseModel.load("m", Checkpoint(tmp_path / f"{name}.safetensors", sd), ONE_AT_A_TIME, lambda: None),
+            load(Checkpoint(tmp_path / f"{name}.safetensors", sd)),
             [REQUEST],
         )["k"]
         for name in ("scaled", "plain")
@@ -209,8 +207,8 @@ def test_what_is_known_to_be_unused_is_left_out(whole: Path, sd: Path, tmp_path:
     file = change(Path(shutil.copy(whole, tmp_path)), {name: torch.ones(1) for name in unused})
     old = {name.replace("transformer.text_model.", "transformer."): tensor for name, tensor in load_file(file).items()}
     save_file(old, file)
-    made = final_latents(BaseModel.load("m", Checkpoint(file, sd), ONE_AT_A_TIME, lambda: None), [REQUEST])
-    assert torch.equal(made["k"], final_latents(BaseModel.load("m", sd, ONE_AT_A_TIME, lambda: None), [REQUEST])["k"])
+    made = final_latents(load(Checkpoint(file, sd)), [REQUEST])
+    assert torch.equal(made["k"], final_latents(load(sd), [REQUEST])["k"])
 
 
 @pytest.mark.slow
@@ -248,7 +246,7 @@ def test_the_catalogs_vae_takes_the_place_of_one_that_is_missing(whole: Path, sd
 def test_a_folder_of_fp16_files_alone_is_taken_and_one_of_bin_files_refused(sd: Path, tmp_path: Path) -> None:
     open_pipeline(sd).to(torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
     expected = DiffusersReference(sd).latents(REQUEST)
-    made = final_latents(BaseModel.load("m", tmp_path / "half", ONE_AT_A_TIME, lambda: None), [REQUEST])["k"]
+    made = final_latents(load(tmp_path / "half"), [REQUEST])["k"]
     assert (made - expected).abs().max() < 0.01 * expected.abs().max()
     open_pipeline(sd).save_pretrained(tmp_path / "pickled", safe_serialization=False)
     with pytest.raises(FileNotFoundError, match=r"pickled/unet: holds no .safetensors file; .* convert them"):
@@ -280,16 +278,16 @@ def test_what_the_pipeline_corrects_in_a_scheduler_is_kept(
     written.write_text(json.dumps(scheduler))
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, "scheduler": ["diffusers", "DDIMScheduler"]}))
-    one, reference = replace(REQUEST, steps=7), DiffusersReference(folder)
+    one, reference = replace(REQUEST, steps=4), DiffusersReference(folder)
     assert reference.pipeline.scheduler.config.steps_offset == steps_offset
     expected = reference.latents(one)
     for sampler in ("", "ddim"):
-        model = BaseModel.load("m", Checkpoint(folder, sampler=sampler), ONE_AT_A_TIME, lambda: None)
+        model = load(Checkpoint(folder, sampler=sampler))
         assert (final_latents(model, [one])["k"] - expected).abs().max() < TOLERANCE * expected.abs().max()
     if family == "sdxl":
         written.write_text(json.dumps(EARLY))
         with pytest.raises(ValueError, match=r"base model m: .*clip_sample and thresholding must be off"):
-            BaseModel.load("m", folder, ONE_AT_A_TIME, lambda: None)
+            load(folder)
 
 
 @pytest.mark.slow
@@ -302,7 +300,7 @@ def test_clip_skip_is_that_of_the_pipeline(family: str, request: pytest.FixtureR
         object.__setattr__(reference.pipeline.text_encoder, "text_model", reference.pipeline.text_encoder)
     plain, call = reference.latents(REQUEST), type(reference.pipeline).__call__
     for clip_skip in (1, 2):
-        model = BaseModel.load("m", Checkpoint(folder, clip_skip=clip_skip), ONE_AT_A_TIME, lambda: None)
+        model = load(Checkpoint(folder, clip_skip=clip_skip))
         expected = call(
             reference.pipeline, REQUEST.prompt, negative_prompt=REQUEST.negative_prompt, clip_skip=clip_skip,
             generator=torch.Generator().manual_seed(REQUEST.seed), num_inference_steps=REQUEST.steps,
@@ -311,7 +309,7 @@ def test_clip_skip_is_that_of_the_pipeline(family: str, request: pytest.FixtureR
         assert (expected - plain).abs().max() > 100 * TOLERANCE
         assert (final_latents(model, [REQUEST])["k"] - expected).abs().max() < TOLERANCE
     with pytest.raises(ValueError, match=r"base model m: clip_skip: must be 0 to 2 .* not 3"):
-        BaseModel.load("m", Checkpoint(folder, clip_skip=3), ONE_AT_A_TIME, lambda: None)
+        load(Checkpoint(folder, clip_skip=3))
 
 
 @pytest.mark.slow
@@ -320,7 +318,7 @@ def test_tokens_of_several_vectors_are_those_of_the_pipeline(sd: Path, tmp_path:
     pipeline.load_textual_inversion(torch.randn(3, 32, generator=torch.Generator().manual_seed(0)), token="<cat>")
     pipeline.save_pretrained(tmp_path / "baked")
     one = replace(REQUEST, prompt="a <cat> b", negative_prompt="<cat>")
-    made = final_latents(BaseModel.load("m", tmp_path / "baked", ONE_AT_A_TIME, lambda: None), [one])["k"]
+    made = final_latents(load(tmp_path / "baked"), [one])["k"]
     expected = DiffusersReference(tmp_path / "baked").latents(one)
     assert (made - expected).abs().max() < TOLERANCE
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from serve_app.engine import AdapterFile, Engine, RunRequest, adapter_slots, as_one
 from serve_app.engine.adapters.layer_table import UnusableAdapter
 from tests.engine import tiny_models
-from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.latent_comparison import EFFECT, TOLERANCE, Base
-from tests.engine.run_engine import final_latents, finish
+from tests.engine.run_engine import ONE_AT_A_TIME, final_latents, finish
 from tests.engine.test_adapter_formats import LYCORIS, OF_ENCODERS, PEFT_CONFIGS, lycoris_network, peft_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("composed adapters")]
 Adapted = Mapping[str, nn.Module]
 """Components in which a library has put its adapter, by name."""
 LORA, TUNED = ("unet", PEFT_CONFIGS["alpha 16 of rank 4"]), ("unet", PEFT_CONFIGS["patterns"])
@@ -42,12 +41,6 @@ ROWS = [
     pytest.param("sdxl", "DoRAs", id="sdxl-DoRAs"),
     *(pytest.param("sdxl", name, id=f"sdxl-{name}", marks=pytest.mark.soak) for name in MIXES if name != "DoRAs"),
 ]
-
-
-@pytest.fixture(scope="module")
-def bases(sd: Path, sdxl: Path) -> Callable[[str], Base]:
-    folders, opened = {"sd": sd, "sdxl": sdxl}, dict[str, Base]()
-    return lambda name: opened[name] if name in opened else opened.setdefault(name, Base(name, folders[name]))
 
 
 def written(base: Base, adapter: Any, weight: float, path: Path) -> tuple[AdapterFile, Adapted]:
@@ -98,8 +91,7 @@ def made(base: Base, files: Sequence[tuple[AdapterFile, float]]) -> Tensor:
     adapter, scale = as_one(files)
     plain = RunRequest(run_id="plain", prompt="a red cat", negative_prompt="dull", seed=7, steps=2, guidance=4.0,
                        width=32, height=32)  # fmt: skip
-    composed = RunRequest(run_id="composed", prompt="a red cat", negative_prompt="dull", seed=7, steps=2, guidance=4.0,
-                          width=32, height=32, adapter=adapter, scale=scale)  # fmt: skip
+    composed = replace(plain, run_id="composed", adapter=adapter, scale=scale)
     latents = final_latents(base.engine_model, [plain, composed])
     assert (latents["plain"] - base.plain).abs().max() < TOLERANCE
     return latents["composed"]
@@ -150,7 +142,7 @@ def test_the_order_of_loras_changes_no_byte_and_reads_nothing_again(sd: Path, lo
     paths = [lora.path for lora in loras[:3]]
     weights = dict(zip(paths, (0.5, -1.0, 1.5), strict=True))
     backwards = {path: weights[path] for path in reversed(paths)}
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         draw = partial(engine.generate, "a cat", steps=2, width=64, height=64)
         (first,), (again,) = draw(adapters=weights), draw(adapters=backwards)
         (beside,) = draw(adapter=paths[0], weight=0.5, adapters={path: weights[path] for path in paths[1:]})
@@ -196,13 +188,13 @@ def test_composed_adapters_come_and_go_as_others_do(sd: Path, loras: list[Adapte
     requests = [
         replace(request, run_id=f"{i}", adapter=each.adapter, scale=each.scale) for i, each in enumerate(weighted)
     ]
-    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=3, host_memory=1)) as engine:
+    with Engine.load(sd, replace(ONE_AT_A_TIME, adapter_slots=3, host_memory=1)) as engine:
         ended = finish(engine, requests)
         assert all(one.image is not None for one in ended.values())
         assert len(engine.measured.loads) == len(requests), "each is read once, however small host memory is"
         assert engine.resident_adapters <= {each.adapter.id for each in weighted if each.adapter is not None}
         assert len(engine.resident_adapters) == 3
-    with Engine.load(sd, EXACT_FLOAT32) as engine:
+    with Engine.load(sd, ONE_AT_A_TIME) as engine:
         ((name, model),) = engine.base_models.items()
         ahead = weighted[0].adapter
         assert ahead is not None

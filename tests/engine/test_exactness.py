@@ -120,13 +120,11 @@ def _parts(kind: Kind, shape: tuple[int, ...], generator: torch.Generator) -> Ma
     return parts | {"alpha": torch.tensor(float(rank))}
 
 
-@pytest.fixture(scope="module")
-def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
-    """Return adapters of every kind; the last three explode, are no numbers, and are not there."""
-    into = tmp_path_factory.mktemp("adapters")
-    good = [write(into / f"{i}.safetensors", sd, kind, i) for i, kind in enumerate(KINDS)]
-    exploding = tiny_models.write_lora(into / "exploding.safetensors", sd, rank=4, seed=1, size=1e19)
-    tensors = tiny_models.random_lora(sd, rank=4, seed=1)
+def adapters(base: Path, into: Path) -> list[AdapterFile]:
+    """Write adapters of every kind; the last three explode, are no numbers, and are not there."""
+    good = [write(into / f"{i}.safetensors", base, kind, i) for i, kind in enumerate(KINDS)]
+    exploding = tiny_models.write_lora(into / "exploding.safetensors", base, rank=4, seed=1, size=1e19)
+    tensors = tiny_models.random_lora(base, rank=4, seed=1)
     numberless = {name: tensor * float("nan") for name, tensor in tensors.items()}
     return [*good, exploding, tiny_models.write_adapter(into / "nan.safetensors", numberless),
             AdapterFile("gone", into / "gone.safetensors")]  # fmt: skip
@@ -197,14 +195,17 @@ def one_by_one(
 
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("two_lanes")
-@pytest.mark.parametrize("runs", [60, pytest.param(1130, marks=pytest.mark.soak)])
-def test_runs_keep_their_bytes_in_any_company(sd: Path, files: list[AdapterFile], tmp_path: Path, runs: int) -> None:
-    chance = random.Random(runs)
+@pytest.mark.parametrize(("model", "runs"), [("small_sd", 40), pytest.param("sd", 1130, marks=pytest.mark.soak)])
+def test_runs_keep_their_bytes_in_any_company(
+    model: str, runs: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base: Path = request.getfixturevalue(model)
+    chance, files = random.Random(runs), adapters(base, tmp_path / "adapters")
     requests = [random_request(chance, f"{i}", files) for i in range(runs)]
-    sources = {"plain": Checkpoint(sd), "skipping": Checkpoint(sd, clip_skip=1)}
+    sources = {"plain": Checkpoint(base), "skipping": Checkpoint(base, clip_skip=1)}
     with Engine.load(sources, OPTIONS, findings=tmp_path) as engine:
         together = in_company(engine, chance, requests)
-    alone = dict(one_by_one(sources, tmp_path, [request for request in requests if request.run_id in together]))
+    alone = dict(one_by_one(sources, tmp_path, [each for each in requests if each.run_id in together]))
     differing = {run_id: requests[int(run_id)] for run_id in alone if alone[run_id] != together[run_id]}
     assert not differing, [(each, alone[run_id], together[run_id]) for run_id, each in differing.items()]
     images = sum(len(each) == 64 for each in alone.values())

@@ -21,6 +21,7 @@ for more in (["--only", "machine"], ["--tiny", "--only", "machine", "slots-sd15"
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the first call fails only where there is no GPU")
+@pytest.mark.soak
 def test_pieces_run_without_the_services_libraries_and_are_kept(tmp_path: Path) -> None:
     script = SCRIPT.replace("OUT", repr(str(tmp_path)))
     called = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)

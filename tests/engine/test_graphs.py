@@ -1,7 +1,7 @@
 """Passes that are replayed give the bits of eager ones: a recorder of torch's operators stands in for CUDA graphs."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from serve_app.engine.base_model import BaseModel
 from serve_app.engine.graphs import Capture, StepGraphs
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import final_latents
+from tests.engine.run_engine import final_latents, load
 
 
 class Recording(TorchDispatchMode):
@@ -83,17 +83,8 @@ class Recorder:
         self.released += 1
 
 
-@pytest.fixture(autouse=True)
-def one_lane() -> Iterator[None]:
-    """A GPU computes one pass at a time, and so does a CPU with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def model_with_graphs(folder: Path, recorder: Recorder) -> BaseModel:
-    model = BaseModel.load("m", folder, replace(EXACT_FLOAT32, max_rows=8), lambda: None)
+    model = load(folder, replace(EXACT_FLOAT32, max_rows=8))
     runner = model.runner
     runner.graphs = StepGraphs(model.family.denoise, runner.adapter_slots, recorder, max_rows=8)
     return model
@@ -139,7 +130,7 @@ def test_replayed_passes_give_the_bits_of_eager_ones_in_changing_company(
     ]
     recorder = Recorder()
     replayed = model_with_graphs(small_sd, recorder)
-    eager = BaseModel.load("m", small_sd, replace(EXACT_FLOAT32, max_rows=8), lambda: None)
+    eager = load(small_sd, replace(EXACT_FLOAT32, max_rows=8))
     for company in companies:
         expected, latents = final_latents(eager, company), final_latents(replayed, company)
         assert [key for key in expected if not torch.equal(expected[key], latents[key])] == []
@@ -154,7 +145,7 @@ def test_a_shape_that_cannot_be_captured_stays_eager_and_the_log_says_so_once(
 ) -> None:
     recorder = Recorder(memory=2)
     model = model_with_graphs(small_sd, recorder)
-    eager = BaseModel.load("m", small_sd, replace(EXACT_FLOAT32, max_rows=8), lambda: None)
+    eager = load(small_sd, replace(EXACT_FLOAT32, max_rows=8))
     many, one = [request(i, None) for i in range(4)], [request(5, None)]
     with caplog.at_level(logging.WARNING):
         for company in (one, many, one):

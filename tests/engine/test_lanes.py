@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import module_bytes
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import add_together, final_latents, finish
+from tests.engine.run_engine import add_together, final_latents, finish, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_lanes")]
 
@@ -60,7 +59,7 @@ def different(some: dict[str, Finished], others: dict[str, Finished]) -> list[st
 
 
 def test_lanes_share_every_weight_and_no_layer(sd: Path) -> None:
-    one, other = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None).family.lanes
+    one, other = load(sd, EXACT_FLOAT32).family.lanes
     weights, same = (dict(lane.module.state_dict(keep_vars=True)) for lane in (one, other))
     assert {name: tensor.data_ptr() for name, tensor in weights.items()} == {
         name: tensor.data_ptr() for name, tensor in same.items()

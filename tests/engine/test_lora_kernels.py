@@ -3,24 +3,21 @@
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.engine import RunRequest
 from serve_app.engine.adapter_slots import AdapterSlots, AddLora, LayerWeights, ModuleWeights
 from serve_app.engine.adapter_store import AdapterStore
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.lora_layers import wrap_layers
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32, Kernels
-from tests.engine.run_engine import final_latents
+from tests.engine.run_engine import final_latents, load
+from tests.engine.test_unet_blocks import Operators
 
 pytest.importorskip("triton", reason="Triton is made for Linux alone")
 RANKS = (3, 8, 16, 33, 70, 200)
@@ -100,18 +97,6 @@ def test_rows_get_what_torch_gives_them_and_keep_their_bits_in_any_company(
         assert torch.equal(output(company), together[company]), company
 
 
-class _Operators(TorchDispatchMode):
-    """Counts the operators that torch is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @torch.inference_mode()
 def test_batch_invariance_is_measured_by_the_kernel(add_lora: AddLora) -> None:
     torch_net, torch_slots = net_with_adapters(torch.float32, None)
@@ -119,10 +104,10 @@ def test_batch_invariance_is_measured_by_the_kernel(add_lora: AddLora) -> None:
     x = torch.randn(4, 24, 9, 8)
     for each in (slots, torch_slots):
         each.bind_random(range(4), 8, each.widest_layout)
-    with _Operators() as operators:
+    with Operators() as operators:
         answer = net(x)
     assert torch.allclose(answer, torch_net(x), rtol=1e-5, atol=1e-5)
-    assert operators.count["atelier::add_lora"] == 2, "one launch a layer, but for the convolution of 3×3"
+    assert operators.calls["add_lora"] == 2, "one launch a layer, but for the convolution of 3×3"
     slots.bind_random(range(2), 8, slots.widest_layout)
     assert torch.equal(net(x[:2]), answer[:2])
 
@@ -170,9 +155,9 @@ def test_an_image_is_drawn_as_by_torch(
     ]
     plain = RunRequest(run_id="", prompt="a cat", guidance=1.0, steps=1, width=32, height=32)
     requests = [replace(plain, run_id=f"{i}", adapter=file, seed=i) for i, file in enumerate(files)]
-    expected = final_latents(BaseModel.load("m", small_sd, options, lambda: None), requests)
+    expected = final_latents(load(small_sd, options), requests)
     kernels.use(monkeypatch)
-    latents = final_latents(BaseModel.load("m", small_sd, options, lambda: None), requests)
+    latents = final_latents(load(small_sd, options), requests)
     for key in expected:
         assert torch.allclose(latents[key], expected[key], atol=1e-5)
 

@@ -18,9 +18,10 @@ from serve_app.engine.run import Run
 from tests.engine import tiny_models
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
-from tests.engine.run_engine import final_latents, finish, start
+from tests.engine.run_engine import final_latents, finish, load, start
 from tests.engine.test_sampler import SPACINGS, STEPS
 
+pytestmark = pytest.mark.xdist_group("parity")  # so that one process opens the models and the pipelines
 TOLERANCE = 1e-4
 WEIGHTS = (0.1, 1.0)
 TOGETHER = ((1.5, -0.6), (-1.0, 0.0, 0.7), (0.5, 2.0, -0.8, 0.75))
@@ -33,7 +34,7 @@ Opened = tuple[BaseModel, DiffusersReference]
 @pytest.fixture(scope="module")
 def opened() -> Callable[[Path], Opened]:
     """Return what opens a folder once for all tests: a model measures which batches keep its bits, which takes 1 s."""
-    return cache(lambda folder: (BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)))
+    return cache(lambda folder: (load(folder, WIDE_FLOAT32), DiffusersReference(folder)))
 
 
 def batched(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
@@ -81,7 +82,7 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
     composed = [as_one(zip(files, weights, strict=False)) for weights in TOGETHER]
     requests = [
         RunRequest(run_id=f"{i}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "",
-                   adapter=adapter, scale=scale, seed=2**32 - 1 - i, steps=3 + i % 4, guidance=3.0 + i % 4, width=64,
+                   adapter=adapter, scale=scale, seed=2**32 - 1 - i, steps=2 + i % 3, guidance=3.0 + i % 4, width=64,
                    height=64)
         for i, (adapter, scale) in enumerate([*alone, *composed])
     ]  # fmt: skip
@@ -112,18 +113,10 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
     family: str, sampler: Sampler, opened: Callable[[Path], Opened], request: pytest.FixtureRequest
 ) -> None:
     requests = [
-        RunRequest(
-            run_id=f"{steps}-{guidance}",
-            prompt="a cat",
-            seed=steps,
-            steps=steps,
-            guidance=guidance,
-            width=64,
-            height=64,
-            sampler=sampler,
-        )
-        for steps, guidance in [(3, 1.0), (8, 1.5 if sampler is Sampler.LCM else 7.5)]
-    ]
+        RunRequest(run_id=f"{steps}-{guidance}", prompt="a cat", seed=steps, steps=steps, guidance=guidance,
+                   width=64, height=64, sampler=sampler)
+        for steps, guidance in [(2, 1.0), (5, 1.5 if sampler is Sampler.LCM else 7.5)]
+    ]  # fmt: skip
     model, reference = opened(request.getfixturevalue(family))
     made = final_latents(model, requests)
     for one in requests:
@@ -134,7 +127,7 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (96, 64), (64, 96)])
 def test_every_latent_shape_gives_the_image_of_diffusers(engine: Engine, sd: Path, width: int, height: int) -> None:
-    one = RunRequest(run_id="k", prompt="a blue dog", seed=7, steps=5, width=width, height=height)
+    one = RunRequest(run_id="k", prompt="a blue dog", seed=7, steps=3, width=width, height=height)
     image = finish(engine, [one])["k"].image
     expected = DiffusersReference(sd).image(one)
     assert image is not None
@@ -149,7 +142,7 @@ def test_every_sampler_spacing_and_step_count_is_the_pipeline_at_every_pass(
 ) -> None:
     """All runs are in one batch here, and one at a time in the pipeline."""
     folder = tiny_models.write_sd(tmp_path, prediction=prediction)
-    model, reference = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)
+    model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
     names = [sampler if spacing is None else f"{sampler}-{spacing}" for spacing in SPACINGS for sampler in SAMPLERS]
     runs: list[Run] = []
     for name, steps in product(names, STEPS):

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from serve_app.engine import RunRequest
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import reuse_freed_memory
-from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import start
+from tests.engine.run_engine import load, start
 
 
 def test_nothing_but_one_image_is_computed_where_forwards_are_not_exact(sd: Path) -> None:
-    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False), lambda: None)
+    model = load(sd)
     widths: list[int] = []
     model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
     model.warm_up(64, 64)
@@ -24,7 +22,7 @@ def test_nothing_but_one_image_is_computed_where_forwards_are_not_exact(sd: Path
 
 
 def test_a_step_draws_noise_for_the_samplers_that_add_any(sd: Path) -> None:
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    model = load(sd)
     request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
     runs = [start(model, replace(request, run_id=name, sampler=name)) for name in ("euler-a", "ddim")]
     before = [run.generator.get_state() for run in runs]

@@ -78,7 +78,7 @@ def test_a_sampler_has_the_spacings_that_diffusers_has_for_it() -> None:
 )
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_each_pass_is_the_step_of_diffusers(sampler: Sampler, spacing: SigmaSpacing | None, prediction: str) -> None:
-    """The soak of test_parity has every prediction with every spacing and number of steps."""
+    """The soak of test_parity has every prediction with every spacing and number of steps, of which few are here."""
     name = sampler if spacing is None else f"{sampler}-{spacing}"
     own = own_scheduler(prediction_type=prediction)
     if spacing not in (None, *spacings_of(sampler)):
@@ -90,7 +90,7 @@ def test_each_pass_is_the_step_of_diffusers(sampler: Sampler, spacing: SigmaSpac
         with pytest.raises(ValueError, match="prediction_type"):
             make_schedule(scheduler, 4)
         return
-    for steps in STEPS if prediction == "epsilon" else (2, 8):
+    for steps in STEPS if (prediction, spacing) == ("epsilon", None) else (1, 2, 8):
         assert worst_difference(scheduler, make_schedule(scheduler, steps), steps) < 2e-5, steps
 
 

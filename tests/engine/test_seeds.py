@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from serve_app.engine import RunRequest
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.runner import seeded_generator
 from tests.engine.conftest import WIDE_FLOAT32
-from tests.engine.run_engine import start
+from tests.engine.run_engine import load, start
 
 SMALL_SEEDS = (0, 1, 2**31, 2**32 - 1)
 LARGE_SEEDS = (2**32, 2**32 + 1, 2**53, 2**63, 2**64 - 1)
@@ -33,7 +32,7 @@ def test_a_larger_seed_is_the_mersenne_twisters_init_by_array(seed: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_seeds_that_share_32_bits_start_from_different_latents(family: str, request: pytest.FixtureRequest) -> None:
-    model = BaseModel.load("m", request.getfixturevalue(family), WIDE_FLOAT32, lambda: None)
+    model = load(request.getfixturevalue(family), WIDE_FLOAT32)
     latents: list[torch.Tensor] = []
     for seed in (0, 2**32, 2**53, 2**63, 7, 2**32 + 7):
         run = start(model, RunRequest(run_id="r", prompt="", seed=seed, steps=3, width=64, height=64))

@@ -13,12 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.engine import AdapterFile, Engine, RunRequest
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks
 from serve_app.engine.lora_layers import wrap_layers
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import finish, start
+from tests.engine.run_engine import finish, load, start
 
 diffusers: Any = importlib.import_module("diffusers")
 
@@ -133,7 +132,7 @@ def test_the_keys_and_values_of_a_run_are_computed_once_and_go_when_it_ends(engi
 
 @torch.inference_mode()
 def test_the_keys_and_values_are_those_of_the_runs_adapter_at_its_scale(sd: Path, tmp_path: Path) -> None:
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    model = load(sd, EXACT_FLOAT32)
     file = tiny_models.write_lora(tmp_path / "a.safetensors", sd, rank=4, seed=1, dora=True)
 
     def keys_values(adapter: AdapterFile | None, scale: float) -> torch.Tensor:

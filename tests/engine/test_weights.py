@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from serve_app.engine import Checkpoint, Engine, EngineOptions
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import free_host_memory, free_memory
 from serve_app.engine.families import weights
 from serve_app.engine.families.checkpoint import Source
@@ -23,6 +22,7 @@ from tests.engine import simulated_device, tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.hollow_models import write_hollow, write_hollow_file
 from tests.engine.original_checkpoint import copy_config, write_original
+from tests.engine.run_engine import load
 from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE
 from tests.support import wait_until
 
@@ -81,7 +81,7 @@ def test_headers_tell_what_a_loaded_model_weighs(
 ) -> None:
     source = form(request.getfixturevalue(family), tmp_path)
     computed = part_bytes(source, getattr(torch, dtype))
-    model = BaseModel.load("m", source, replace(EXACT_FLOAT32, dtype=dtype), lambda: None)
+    model = load(source, replace(EXACT_FLOAT32, dtype=dtype))
     assert sum(computed.values()) == pytest.approx(model.weight_bytes, rel=0.05)
     model.close()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny_models import diffusers, transformers
-from tests.engine.tiny_z_image import SPECIAL, byte_tokenizer
+from tests.engine.tiny_z_image import byte_tokenizer, qwen3
 
 WIDTH = 16
 """Numbers per token of the text encoder."""
@@ -39,7 +39,7 @@ def write_flux2_klein(folder: Path, *, distilled: bool = False, heads: int = 2, 
     diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=tiny_vae(),
-        text_encoder=_qwen(),
+        text_encoder=transformers.Qwen3ForCausalLM(qwen3(width=WIDTH, inner=16, layers=27, heads=2)),
         tokenizer=byte_tokenizer(),
         transformer=transformer,
         is_distilled=distilled,
@@ -60,21 +60,6 @@ def tiny_vae() -> Any:
     torch.nn.init.normal_(vae.bn.running_mean)
     torch.nn.init.uniform_(vae.bn.running_var, 0.5, 2.0)
     return vae
-
-
-def _qwen() -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=256 + len(SPECIAL),
-        hidden_size=WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=27,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-    )
-    return transformers.Qwen3ForCausalLM(config)
 
 
 NAMES = {

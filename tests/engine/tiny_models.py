@@ -88,16 +88,13 @@ def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_vae() -> Any:
+def tiny_vae(**config: Any) -> Any:
+    """Return the autoencoder of Stable Diffusion, or of another family by its configuration."""
     return diffusers.AutoencoderKL(
-        block_out_channels=(8, 8, 16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=4,
-        norm_num_groups=4,
-        scaling_factor=0.18215,
-        sample_size=64,
-    )
+        block_out_channels=(8, 8, 16, 16), down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4, norm_num_groups=4, sample_size=64,
+        **{"latent_channels": 4, "scaling_factor": 0.18215, **config},
+    )  # fmt: skip
 
 
 def _text_config(width: int) -> Any:

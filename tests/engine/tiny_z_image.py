@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.engine.tiny_models import diffusers, transformers
+from tests.engine.tiny_models import diffusers, tiny_vae, transformers
 
 WIDTH = 32
 """Numbers per token of the text encoder."""
@@ -41,7 +41,11 @@ def write_z_image(
         **({"use_dynamic_shifting": True} if shift is None else {"shift": shift})
     )
     diffusers.ZImagePipeline(
-        scheduler=scheduler, vae=tiny_vae(), text_encoder=_qwen(), tokenizer=byte_tokenizer(), transformer=transformer
+        scheduler=scheduler,
+        vae=tiny_vae(**VAE),
+        text_encoder=transformers.Qwen3Model(qwen3(width=WIDTH, inner=64, layers=3, heads=4)),
+        tokenizer=byte_tokenizer(),
+        transformer=transformer,
     ).save_pretrained(folder)
     return folder
 
@@ -69,34 +73,19 @@ def original_names(weights: dict[str, Tensor], prefix: str = "") -> dict[str, Te
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def tiny_vae() -> Any:
-    return diffusers.AutoencoderKL(
-        block_out_channels=(8, 8, 16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=16,
-        norm_num_groups=4,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        sample_size=64,
-    )
+VAE = {
+    "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}  # fmt: skip
 
 
-def _qwen() -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=256 + len(SPECIAL),
-        hidden_size=WIDTH,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=1024,
+def qwen3(*, width: int, inner: int, layers: int, heads: int) -> Any:
+    """Return the configuration of a Qwen3 whose words are bytes, with half as many key heads."""
+    return transformers.Qwen3Config(
+        vocab_size=256 + len(SPECIAL), hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=8, max_position_embeddings=1024,
         initializer_range=0.2,
-    )
-    return transformers.Qwen3Model(config)
+    )  # fmt: skip
 
 
 def byte_tokenizer() -> Any:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
-from tests.engine.tiny_z_image import byte_tokenizer
+from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
 transformers: Any = importlib.import_module("transformers")
@@ -52,10 +52,7 @@ def random_z_image(device: torch.device) -> Any:
     """Return Z-Image-Turbo with random weights, from the published configs; its tokenizer has a token for each byte."""
     with torch.device(device):
         transformer = diffusers.ZImageTransformer2DModel()
-        vae = diffusers.AutoencoderKL(
-            **LARGE_VAE, latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False,
-            use_post_quant_conv=False,
-        )  # fmt: skip
+        vae = diffusers.AutoencoderKL(**LARGE_VAE | VAE)
         encoder = transformers.Qwen3Model(_qwen3_4b())
     return diffusers.ZImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -128,15 +125,8 @@ def _clip(tiny: bool, **config: Any) -> Any:
 
 
 def _vae(scaling: float, side: int, tiny: bool) -> Any:
-    return diffusers.AutoencoderKL(
-        block_out_channels=(32,) * 4 if tiny else (128, 256, 512, 512),
-        layers_per_block=2,
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=4,
-        scaling_factor=scaling,
-        sample_size=side,
-    )
+    sides = {"sample_size": side} | ({"block_out_channels": (32,) * 4} if tiny else {})
+    return diffusers.AutoencoderKL(**LARGE_VAE | sides, latent_channels=4, scaling_factor=scaling)
 
 
 def _tokenizer() -> Any:

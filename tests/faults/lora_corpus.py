@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import pickle
 import re
 import resource
@@ -27,7 +28,9 @@ from serve_app.domain.errors import AdapterUnavailable
 from serve_app.loras.weights import WeightStore
 from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.settings import Settings
+from tests.support import POCKET
 
+GOOD = POCKET / "loras" / "outline.safetensors"
 PAIR = {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}
 BODY = b"\0" * 128
 LAYER, WIDTH, RANK = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_k", 96, 8
@@ -234,6 +237,33 @@ CORPUS: dict[str, Write] = {
     "an infinite alpha": _infinite_alpha,
 }
 
+
+def changed(*, name: str = "", number: float | None = None) -> Write:
+    """Return what writes a LoRA of the pocket model with its layers called otherwise, or one number everywhere."""
+
+    def write(path: Path) -> None:
+        content = GOOD.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header: dict[str, Any] = json.loads(content[8 : 8 + length])
+        body, end = content[8 + length :], 0
+        if name:
+            header = {key.replace("unet.", name): value for key, value in header.items()}
+        if number is not None:
+            for tensor in (value for key, value in header.items() if key != "__metadata__"):
+                begin, end = end, end + 4 * math.prod(tensor["shape"])
+                tensor |= {"dtype": "F32", "data_offsets": [begin, end]}
+            body = struct.pack("<f", number) * (end // 4)
+        _file(header, body)(path)
+
+    return write
+
+
+WELL_FORMED: dict[str, Write] = {
+    "layers of no model": changed(name="unet.nowhere."),
+    "layers of a transformer": changed(name="transformer.single_transformer_blocks.0."),
+    "finite numbers that overflow": changed(number=1e38),
+}
+"""Files that the store keeps and only the engine can refuse."""
 
 REASONS: dict[str, str] = {
     "empty": "is empty",

@@ -1,8 +1,7 @@
 """Jobs of missing, damaged or hostile adapters fail by name, and no other image changes."""
 
 import hashlib
-import json
-import struct
+import math
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -12,51 +11,27 @@ import yaml
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from tests.faults.environment import Environment, open_environment
+from tests.faults.lora_corpus import changed
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.support import POCKET, adapter_id, wait_until
 
 pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 FAILED = [JobState.FAILED]
-GOOD = POCKET / "loras" / "outline.safetensors"
-
-
-def _filled_with(path: Path, bits: int) -> Path:
-    """The good adapter's names and shapes, every value the same 32 bits (as F32)."""
-    content = GOOD.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    end = 0
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        size = 4
-        for side in tensor["shape"]:
-            size *= side
-        tensor["dtype"], tensor["data_offsets"] = "F32", [end, end + size]
-        end += size
-    text = json.dumps(header).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<I", bits) * (end // 4))
-    return path
-
-
-SMALL, LARGE, NAN = 0x38D1B717, 0x7E967699, 0x7FC00000
-"""Values as bits: 1e-4; 1e38, which is finite and far too much; and not a number."""
+NUMBERS = {"outline": 1e-4, "missing": 2e-4, "damaged": 3e-4, "cut": 4e-4, "nan": math.nan, "huge": 1e38}
+"""A LoRA of this number everywhere by each name: 1e38 is finite and far too much."""
 BROKEN = ("missing", "damaged", "foreign", "nan", "huge", "cut")
 
 
 @pytest.fixture
 async def env(tmp_path: Path) -> AsyncIterator[Environment]:
-    """A env whose catalog offers good adapters and one of each broken kind."""
+    """Its catalog offers good adapters and one of each broken kind."""
     folder = tmp_path / "env"
-    whole = {"outline": SMALL, "missing": SMALL + 1, "damaged": SMALL + 2, "cut": SMALL + 3}
-    files = {name: _filled_with(folder / f"{name}.safetensors", bits) for name, bits in whole.items()}
-    files["nan"] = _filled_with(folder / "nan.safetensors", NAN)
-    files["huge"] = _filled_with(folder / "huge.safetensors", LARGE)
-    files["foreign"] = folder / "foreign.safetensors"
-    text = json.dumps({"other.model.lora_A.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}})
-    files["foreign"].write_bytes(struct.pack("<Q", len(text)) + text.encode() + b"\0" * 16)
+    folder.mkdir()
+    files = {name: folder / f"{name}.safetensors" for name in (*NUMBERS, "foreign")}
+    for name, number in NUMBERS.items():
+        changed(number=number)(files[name])
+    changed(name="other.model.")(files["foreign"])
     rows = [
         {
             "id": adapter_id(name),

@@ -150,14 +150,6 @@ async def _are_unavailable(env: Environment, job_ids: Sequence[str]) -> bool:
     return codes == {FailureCode.LORA_UNAVAILABLE}
 
 
-@pytest.mark.soak
-async def test_without_a_reaper_the_auditor_finds_the_killed_workers_job(env: Environment) -> None:
-    await env.accept()
-    killed = env.worker(WorkerBehavior(die="denoising"))
-    await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
-    assert any("still running" in problem for problem in await env.audit())
-
-
 async def _frozen_past_its_lease(env: Environment, behavior: WorkerBehavior) -> BaseProcess:
     """A worker that sleeps through the loss of its lease and wakes up when another has committed the job."""
     job_id = await env.accept(steps=LONG)
@@ -214,20 +206,15 @@ async def test_without_a_watchdog_the_auditor_finds_the_hung_job(env: Environmen
 
 
 @pytest.mark.soak
-async def test_heartbeats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [True, False])
+async def test_heartbeats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path, sent: bool) -> None:
+    """Without them the auditor finds the lost job."""
     async with open_environment(tmp_path, lease=HASTY, max_attempts=1) as env:
         await env.accept(steps=ENDLESS)
-        env.worker(WorkerBehavior(reaps=True))
-        await env.ends_well()
-
-
-@pytest.mark.soak
-async def test_without_heartbeats_the_auditor_finds_the_lost_job(tmp_path: Path) -> None:
-    async with open_environment(tmp_path, lease=HASTY, max_attempts=1) as env:
-        await env.accept(steps=ENDLESS)
-        env.worker(WorkerBehavior(heartbeats=False, reaps=True))
+        env.worker(WorkerBehavior(heartbeats=sent, reaps=True))
         await env.until_ended()
-        assert any("ended failed" in problem for problem in await env.audit())
+        found = await env.audit()
+    assert not found if sent else any("ended failed" in problem for problem in found)
 
 
 async def _until_dead(env: Environment, poison: str) -> None:
@@ -246,22 +233,15 @@ async def _until_dead(env: Environment, poison: str) -> None:
 
 
 @pytest.mark.soak
-async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path) -> None:
-    async with open_environment(tmp_path, lease=HASTY, max_attempts=2) as env:
-        poison = await env.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
-        await _until_dead(env, poison)
-        for seed in range(3):
-            await env.accept(seed=seed)
-        await env.ends_well()
-
-
-@pytest.mark.soak
-async def test_jobs_drawn_beside_one_that_kills_its_workers_are_completed(tmp_path: Path) -> None:
+async def test_a_job_that_kills_its_workers_is_a_dead_letter_and_those_beside_it_end_well(tmp_path: Path) -> None:
     async with open_environment(tmp_path, lease=HASTY, max_attempts=3) as env:
         poison = await env.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
         for seed in range(3):
             await env.accept(seed=seed, account=f"acct_{seed}")
         await _until_dead(env, poison)
+        for seed in range(3):
+            await env.accept(seed=seed)
+        await env.ends_well()
 
 
 @pytest.mark.soak
@@ -281,10 +261,12 @@ async def test_a_worker_that_is_stopped_releases_its_job_at_once(tmp_path: Path)
 
 @pytest.mark.soak
 async def test_jobs_wait_for_a_reaper_that_was_away(env: Environment) -> None:
+    """Meanwhile the auditor finds the job of the killed worker."""
     for seed in range(3):
         await env.accept(seed=seed)
     killed = env.worker(WorkerBehavior(die="denoising"), lease=HASTY)
     await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
+    assert any("still running" in problem for problem in await env.audit())
     env.worker(WorkerBehavior(reaps=True))  # any process may reap; this one also draws
     await env.ends_well()
 

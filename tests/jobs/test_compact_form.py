@@ -77,6 +77,7 @@ async def _complete(resources: Resources, *, images: int = 1, prompt: str = PROM
     await resources.queue.finish(claimed.lease, stored, seconds=4.75, timings=timings)
     job = await job_of(resources, job_id)
     assert (job.images, job.timings, job.seconds, job.progress) == (tuple(stored), timings, 4.75, 100)
+    assert job.finish_estimate is None
     return job
 
 
@@ -150,18 +151,6 @@ async def test_an_ended_job_keeps_its_request_and_only_what_somebody_reads(
     assert job.finished_at is not None
     assert job.created_at <= (job.started_at or job.created_at) <= job.finished_at
     assert [each.id for each in (await resources.job_history.list(ACCOUNT))] == [job.id]
-    assert audit(redis_db, max_attempts=5) == []
-
-
-async def test_a_failed_job_that_is_queued_again_is_worked_on_and_ends_like_any(
-    resources: Resources, redis_db: Any
-) -> None:
-    job = await _fail(resources)
-    assert await resources.dead_letters.requeue(job.id)
-    (claimed,) = await claim(resources)
-    assert (claimed.request, claimed.weights, claimed.account_id) == (job.request, "9" * 64, ACCOUNT)
-    await resources.queue.finish(claimed.lease, [], seconds=1)
-    assert not {"group", "work", "sequence", "code"} & _fields(redis_db, job.id).keys()
     assert audit(redis_db, max_attempts=5) == []
 
 

@@ -1,6 +1,7 @@
 """The job queue and its reads on a real server: what owners, operators and autoscaling see."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from tests.audit import audit
 from tests.composition import Resources
-from tests.made_jobs import accept, failure_of, job_of, new_job, stored_image
+from tests.made_jobs import accept, claim, job_of, new_job, stored_image
 from tests.support import existing, memory_limit, wait_until
 
 REQUEST = GenerationRequest(
@@ -53,22 +54,6 @@ async def test_a_request_comes_back_word_for_word(resources: Resources, request_
     assert (claim.request, claim.created_at, claim.account_id) == (request_, read.created_at, "acct_a")
 
 
-async def test_a_job_lives_from_accept_to_images(resources: Resources, redis_db: Any) -> None:
-    job_id = await accept(resources)
-    (lease,) = await _claim(resources.queue)
-    assert await resources.queue.heartbeat(lease, progress=43) is HeartbeatReply.OK
-    running = await job_of(resources, job_id)
-    assert (running.state, running.progress, running.images) == (JobState.RUNNING, 43, ())
-    images = (stored_image(f"memory://{job_id}"), stored_image(f"memory://{job_id}"))
-    assert await resources.queue.finish(lease, images, seconds=3.0) is CommitReply.OK
-    done = await job_of(resources, job_id)
-    assert (done.state, done.progress, done.images, done.finish_estimate) == (JobState.COMPLETED, 100, images, None)
-    assert done.started_at is not None
-    assert done.finished_at is not None
-    assert done.created_at <= done.started_at <= done.finished_at
-    assert audit(redis_db, max_attempts=5) == []
-
-
 async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Settings, resources: Resources) -> None:
     client = connect(resources.redis_url)
     small = JobQueue(client, settings.model_copy(update={"max_queued": 3, "max_queued_per_account": 2}))
@@ -83,12 +68,14 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
     await client.aclose()
 
 
-async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant(resources: Resources) -> None:
+async def test_a_key_with_another_body_is_a_conflict_and_is_of_one_account_and_variant(resources: Resources) -> None:
     first = await resources.queue.accept(new_job(idempotency_key="k", body=Digests("one")))
     with pytest.raises(IdempotencyConflict):
         await resources.queue.accept(new_job(idempotency_key="k", body=Digests("two")))
     other = await resources.queue.accept(new_job(idempotency_key="k", body=Digests("two"), variant=Variant.B))
     assert other.job.id != first.job.id
+    anothers = await resources.queue.accept(new_job("acct_b", idempotency_key="k", body=Digests("one")))
+    assert anothers.job.id != first.job.id
     empty = await resources.queue.accept(new_job(idempotency_key="", body=Digests("two")))
     assert not empty.replayed
 
@@ -117,17 +104,21 @@ async def test_the_list_of_everyones_jobs_ends_after_the_newest_ten_thousand(
 
 
 async def test_a_dead_letter_is_listed_and_can_be_sent_back_to_work(resources: Resources, redis_db: Any) -> None:
-    job_id = await accept(resources)
+    job_id = await accept(resources, request=REQUEST, weights="9" * 64)
     (lease,) = await _claim(resources.queue)
-    assert await resources.queue.fail(lease, POISON, retry=False) is CommitReply.OK
-    assert [(dead.id, dead.failure) for dead in await resources.dead_letters.list()] == [(job_id, POISON)]
+    long = replace(POISON, message="x" * 10_000)
+    assert await resources.queue.fail(lease, long, retry=False) is CommitReply.OK
+    kept = replace(long, message="x" * 500)
+    assert [(dead.id, dead.failure) for dead in await resources.dead_letters.list()] == [(job_id, kept)]
     assert await resources.dead_letters.requeue(job_id)
     assert not await resources.dead_letters.requeue(job_id)
     assert await resources.dead_letters.list() == []
     assert (await job_of(resources, job_id)).failure is None
-    (again,) = await _claim(resources.queue)
-    assert again.attempt == 2
-    assert await resources.queue.finish(again, [stored_image(f"memory://{job_id}")], seconds=1) is CommitReply.OK
+    (again,) = await claim(resources)
+    assert (again.lease.attempt, again.request, again.weights, again.account_id) == (2, REQUEST, "9" * 64, "acct_a")
+    images = [stored_image(f"memory://{job_id}") for _ in REQUEST.seeds]
+    assert await resources.queue.finish(again.lease, images, seconds=1) is CommitReply.OK
+    assert not {"group", "work", "sequence", "code"} & redis_db.hgetall(redis_key("job", job_id)).keys()
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -162,13 +153,6 @@ async def test_the_backlog_reads_the_same_with_either_client(resources: Resource
 
     await wait_until(has_aged)
     assert (await resources.queue_stats.backlog(JobKind.UPSCALE)).seconds == 0
-
-
-async def test_a_message_is_kept_short(resources: Resources) -> None:
-    job_id = await accept(resources)
-    (lease,) = await _claim(resources.queue)
-    await resources.queue.fail(lease, Failure(code=FailureCode.TIMEOUT, message="x" * 10_000), retry=False)
-    assert len((await failure_of(resources, job_id)).message) == 500
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

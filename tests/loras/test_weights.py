@@ -244,13 +244,6 @@ def test_numbers_that_are_not_finite_are_refused_in_types_that_few_files_have(
         check_safetensors(_write(tmp_path / "bad.safetensors", header, values))
 
 
-def test_a_git_lfs_pointer_is_called_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "bad.safetensors"
-    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(UnusableFile, match="Git LFS pointer"):
-        check_safetensors(path)
-
-
 @pytest.mark.parametrize("placeholder", ["<embedding>", "*", "an ink drawing", "墨"])
 def test_an_embedding_that_onetrainer_bundles_is_called_so_whatever_its_placeholder(
     placeholder: str, tmp_path: Path

@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.support import POCKET
 
+pytestmark = pytest.mark.xdist_group("pocket model")  # it is loaded once
 COLORS = {
     "red": (220, 40, 40),
     "blue": (40, 80, 200),
@@ -43,7 +44,7 @@ def pipeline(loaded_pipeline: Any) -> Iterator[Any]:
     loaded_pipeline.scheduler = published
 
 
-def picture_of(pipeline: Any, prompt: str, *, steps: int = 20, width: int = 512, height: int = 512) -> Image.Image:
+def picture_of(pipeline: Any, prompt: str, *, steps: int = 12, width: int = 512, height: int = 512) -> Image.Image:
     generator = torch.Generator().manual_seed(1)
     result = pipeline(prompt, generator=generator, num_inference_steps=steps, width=width, height=height)
     return result.images[0]

@@ -36,19 +36,17 @@ def _stored(resources: Resources) -> Sequence[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*.png") if path.is_file()]
 
 
-async def test_a_failed_run_ends_its_job_with_the_runs_own_failure(resources: Resources) -> None:
+@pytest.mark.parametrize(("result", "failure"), [
+    (BROKEN, BROKEN),
+    ("nothing", Failure(code=FailureCode.GENERATION_FAILED, message="The image could not be made.")),
+], ids=["of its own", "none"])  # fmt: skip
+async def test_a_failed_run_ends_its_job_with_its_failure_or_else_a_general_one(
+    resources: Resources, result: Result, failure: Failure
+) -> None:
     job_id = await accept(resources)
-    async with working(resources, ScriptedExecutor(BROKEN)):
+    async with working(resources, ScriptedExecutor(result)):
         await until(resources, job_id, JobState.FAILED)
-    assert (await job_of(resources, job_id)).failure == BROKEN
-
-
-async def test_a_run_without_image_or_failure_ends_its_job_with_a_general_one(resources: Resources) -> None:
-    job_id = await accept(resources)
-    async with working(resources, ScriptedExecutor("nothing")):
-        await until(resources, job_id, JobState.FAILED)
-    failure = (await job_of(resources, job_id)).failure
-    assert failure == Failure(code=FailureCode.GENERATION_FAILED, message="The image could not be made.")
+    assert (await job_of(resources, job_id)).failure == failure
 
 
 @pytest.mark.slow

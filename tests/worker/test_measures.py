@@ -15,7 +15,7 @@ from tests.api.app import BODY_B, TestService, open_service
 from tests.support import POCKET
 from tests.worker.scripted_executor import until, working
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("measures")]
 Exported = dict[str, dict[tuple[str, ...], float]]
 """Sample name → label values → number. A metric without a sample has its name all the same."""
 

@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deployments.args import GeneratorArgs
 from serve_app.domain.errors import StoreUnavailable
@@ -22,7 +21,7 @@ from serve_app.worker.prefetch import AdapterPrefetch, pause
 from serve_app.worker.worker import Worker
 from tests.composition import Resources
 from tests.made_jobs import accept, claim
-from tests.support import POCKET, adapter_id, existing, wait_until
+from tests.support import POCKET, adapter_id, existing, rewrite_catalog, wait_until
 
 OUTLINE, NEON = adapter_id("outline"), adapter_id("neon")
 KIND = JobKind.GENERATION
@@ -59,9 +58,7 @@ async def draw_elsewhere(resources: Resources, lora_id: str) -> None:
 async def add_copy(resources: Resources, name: str, file: str) -> None:
     """Add a row to the catalog, `model_copy`, with a copy of a LoRA's weights that no test has loaded."""
     shutil.copyfile(POCKET / "loras" / f"{name}.safetensors", file)
-    catalog = yaml.safe_load(resources.settings.catalog.read_text())
-    catalog["adapters"].append({**catalog["adapters"][0], "id": "model_copy", "file": file})
-    resources.settings.catalog.write_text(yaml.safe_dump(catalog))
+    rewrite_catalog(resources.settings.catalog, lambda rows: rows.append({**rows[0], "id": "model_copy", "file": file}))
     assert await resources.applied_catalog.apply_file() == []
 
 

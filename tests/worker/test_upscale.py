@@ -126,24 +126,20 @@ async def test_a_running_image_is_stopped_between_tiles(resources: Resources, ab
     assert not executor.abort("1")
 
 
-async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_a_source_is_tried_again_where_it_cannot_be_read_now_and_not_where_it_is_gone(
+    resources: Resources, is_gone: bool
+) -> None:
     executor = UpscaleExecutor(Upscaler.load(None), resources.images)
-    uri = await stored(resources, (255, 0, 0))
-    await resources.images.delete(uri)
-    with pytest.raises(RunFailed, match="no longer stored") as refused:
+    uri, folder = await stored(resources, (255, 0, 0)), resources.settings.data_dir / "images"
+    if is_gone:
+        await resources.images.delete(uri)
+    else:
+        folder.rename(folder.with_name("away"))
+        folder.write_text("not a folder")
+    with pytest.raises(RunFailed, match="no longer stored" if is_gone else "cannot be read") as refused:
         await executor.start(claim_of(uri), ["1"])
     assert refused.value.failure.code is FailureCode.GENERATION_FAILED
-    assert not refused.value.retry
+    assert refused.value.retry is not is_gone
     assert not executor.has_work
-
-
-@pytest.mark.slow
-async def test_a_source_that_cannot_be_read_now_is_tried_again(resources: Resources) -> None:
-    executor = UpscaleExecutor(Upscaler.load(None), resources.images)
-    uri = await stored(resources, (255, 0, 0))
-    folder = resources.settings.data_dir / "images"
-    folder.rename(folder.with_name("away"))
-    folder.write_text("not a folder")
-    with pytest.raises(RunFailed, match="cannot be read") as refused:
-        await executor.start(claim_of(uri), ["1"])
-    assert refused.value.retry
