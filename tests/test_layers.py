@@ -29,7 +29,6 @@ def loaded_by(imports: Iterable[str]) -> list[set[str]]:
         {
             "serve_app.engine, serve_app.upscale.upscaler": {"ray", "fastapi", "starlette", "redis", "peft"},
             "serve_app.worker.upscale": {"diffusers", "transformers", "peft"},
-            "serve_app.worker.generation": {"ray", "fastapi", "starlette"},
         },
     ],
     ids=["the service", "workers"],
