@@ -84,18 +84,16 @@ async def test_an_upscale_is_no_run_of_b(service: TestService, member: Member) -
     assert (await service.poll(member, B, answer.json()["request_id"])).status_code == 404
 
 
-@pytest.mark.parametrize("job_id", MALFORMED, ids=lambda text: text[:24])
 @pytest.mark.parametrize(("variant", "path"), PATHS)
-async def test_a_malformed_id_is_not_found(
-    service: TestService, regular: Member, variant: Variant, path: str, job_id: str
-) -> None:
-    answer = await service.client.get(path + job_id, headers=regular.headers(variant))
-    refused(answer, 404, "not_found")
+async def test_a_malformed_id_is_not_found(service: TestService, regular: Member, variant: Variant, path: str) -> None:
+    for job_id in MALFORMED:
+        answer = await service.client.get(path + job_id, headers=regular.headers(variant))
+        assert answer.status_code == 404, job_id[:80]
+        refused(answer, 404, "not_found")
 
 
-@pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[:24])
-def test_what_cannot_be_an_id_is_no_part_of_a_key(text: str) -> None:
-    assert valid_job_id(unquote(text), "gen", "up") == ""
+def test_what_cannot_be_an_id_is_no_part_of_a_key() -> None:
+    assert [text for text in MALFORMED if valid_job_id(unquote(text), "gen", "up") != ""] == []
     assert valid_job_id("up_" + UNKNOWN, "gen") == ""
     assert valid_job_id("up_" + UNKNOWN, "gen", "up") == "up_" + UNKNOWN
 
