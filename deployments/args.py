@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
-from serve_app.engine_options import EngineOptions
-from serve_app.worker.attempt import WorkerTiming
+from serve_app.engine_options import EngineOptions, WorkerTiming
 
 
 class Strict(BaseModel):

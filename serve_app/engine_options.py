@@ -1,7 +1,8 @@
-"""Options of the engine, free of torch so that a configuration is checked before any replica starts."""
+"""Options of the engine and of workers, free of torch and numpy: a configuration is checked before a replica starts."""
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 
 from serve_app.domain.samplers import parse_sampler
 
@@ -65,3 +66,21 @@ class EngineOptions:
     @property
     def runs(self) -> int:
         return self.max_runs or self.max_rows // 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerTiming:
+    """Intervals and limits of a worker."""
+
+    poll: timedelta = timedelta(seconds=0.5)
+    """An idle worker asks for work this often when no hint comes."""
+    heartbeat: timedelta = timedelta(seconds=1)
+    """Progress is written, and a cancel noticed, this often; a third of the lease at the latest."""
+    step_limit: timedelta = timedelta(minutes=3)
+    """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
+    job_limit: timedelta = timedelta(minutes=30)
+    """An attempt that takes longer fails with `timeout`."""
+    prefetch: timedelta | None = None
+    """An executor that prefetches adapters looks for another this often; None never."""
+    open_jobs: int = 64
+    """At most this many jobs are begun and not committed, which bounds the images in memory while storage is slow."""

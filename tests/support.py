@@ -193,6 +193,15 @@ def memory_limit(client: Any, most: int = 1) -> Generator[None]:
         client.config_set("maxmemory", before)
 
 
+def end_sooner(client: Any, window: str, ms: int) -> int:
+    """Let an open window of a rate limit end in this time; return its new end in ms since 1970."""
+    seconds, micros = client.time()
+    ends = seconds * 1000 + micros // 1000 + ms
+    client.zadd(window, dict.fromkeys(client.zrange(window, 0, -1), ends))
+    client.pexpireat(window, ends)
+    return ends
+
+
 def says_ready(base_url: str) -> bool:
     """Return whether a service answers polls, and its generator lives or will start."""
     answer = httpx.get(f"{base_url}/readyz", timeout=5)

@@ -2,13 +2,13 @@
 
 import re
 import subprocess
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import pytest
-import typer.main
 from pydantic import AliasChoices
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from deployments.local import app
 from serve_app.settings import Settings
@@ -32,36 +32,41 @@ ENVIRONMENT = re.compile(r"\bATELIER_[A-Z_]+[A-Z]\b")
 COMMAND = re.compile(r"(?:^ *|`|-- |bin/|&& |\| )atelier ((?:[a-z][a-z-]+)(?: [a-z][a-z-]+)?)", re.MULTILINE)
 """`atelier` where a command begins; elsewhere it is the name of a chart's release, a service or a namespace."""
 
-every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+_atelier = cache(get_command)
 
 
-@every_document
-def test_every_path_exists(document: Path) -> None:
-    named = set(PATH.findall(document.read_text()))
-    assert not [path for path in sorted(named) if not any(ROOT.glob(path.rstrip("/")))]
+def _wrong(found: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
+    """By document: what `found` finds in its text."""
+    by_document = {str(path.relative_to(ROOT)): sorted(set(found(path.read_text()))) for path in DOCUMENTS}
+    return {document: names for document, names in by_document.items() if names}
 
 
-@every_document
-def test_every_link_leads_somewhere(document: Path) -> None:
-    broken = [link for link in LINK.findall(document.read_text()) if not _leads_somewhere(document, link)]
-    assert not broken
+def test_every_path_exists() -> None:
+    exists = cache(lambda path: any(ROOT.glob(path.rstrip("/"))))
+    assert _wrong(lambda text: [path for path in PATH.findall(text) if not exists(path)]) == {}
 
 
-@every_document
-def test_every_make_target_exists(document: Path) -> None:
+def test_every_link_leads_somewhere() -> None:
+    broken = {
+        document: [link for link in LINK.findall(document.read_text()) if not _leads_somewhere(document, link)]
+        for document in DOCUMENTS
+    }
+    assert {document: links for document, links in broken.items() if links} == {}
+
+
+def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", document.read_text(), flags=re.MULTILINE)) <= targets
+    named = re.compile(r"(?:`|^)make ([a-z-]+)", flags=re.MULTILINE)
+    assert _wrong(lambda text: set(named.findall(text)) - targets) == {}
 
 
-@every_document
-def test_every_environment_variable_is_read(document: Path) -> None:
-    assert set(ENVIRONMENT.findall(document.read_text())) <= _environment_variables()
+def test_every_environment_variable_is_read() -> None:
+    assert _wrong(lambda text: set(ENVIRONMENT.findall(text)) - _environment_variables()) == {}
 
 
-@every_document
-def test_every_command_exists(document: Path) -> None:
-    code = "\n".join(re.findall(r"```sh\n.*?```|`[^`\n]+`", document.read_text(), flags=re.DOTALL))
-    assert not unknown_commands(code)
+def test_every_command_exists() -> None:
+    code = re.compile(r"```sh\n.*?```|`[^`\n]+`", flags=re.DOTALL)
+    assert _wrong(lambda text: unknown_commands("\n".join(code.findall(text)))) == {}
 
 
 def test_operations_explain_every_setting() -> None:
@@ -139,7 +144,7 @@ def unknown_commands(code: str) -> list[str]:
 
 
 def _is_command(words: list[str]) -> bool:
-    command = typer.main.get_command(app)
+    command = _atelier(app)
     for word in words:
         if not isinstance(command, TyperGroup):
             return True  # what follows a command is its own

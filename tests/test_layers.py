@@ -22,14 +22,18 @@ def loaded_by(imports: Iterable[str]) -> list[set[str]]:
     "unwanted",
     [
         {
-            "deployments.args, deployments.local, serve_app.app, serve_app.cli, serve_app.worker.worker, "
-            "serve_app.jobs.queue": {"torch", "ray", "diffusers", "transformers"},
+            "deployments.local": {"torch", "ray", "diffusers", "transformers", "numpy"},
+            "deployments.args, serve_app.app, serve_app.cli, serve_app.worker.worker, serve_app.jobs.queue": {
+                "torch",
+                "ray",
+                "diffusers",
+                "transformers",
+            },
             "deployments.app": {"torch", "diffusers", "transformers", "peft"},
         },
         {
             "serve_app.engine, serve_app.upscale.upscaler": {"ray", "fastapi", "starlette", "redis", "peft"},
             "serve_app.worker.upscale": {"diffusers", "transformers", "peft"},
-            "serve_app.worker.generation": {"ray", "fastapi", "starlette"},
         },
     ],
     ids=["the service", "workers"],

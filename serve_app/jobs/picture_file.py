@@ -20,7 +20,6 @@ from PIL.PngImagePlugin import PngInfo
 from serve_app.domain.errors import UnsupportedMediaType
 from serve_app.jobs.picture_colours import HighDynamicRange, profile_of, to_srgb
 from serve_app.safetensors_file import limit_memory
-from serve_app.store.limited_process import read_in_process
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 KINDS = "a PNG, JPEG or WebP"
@@ -68,6 +67,8 @@ async def decode(source: Path, target: Path, *, is_mask: bool = False) -> Decode
     becomes white, and all else black. Raises `InvalidParameter` with the reason, `UnsupportedMediaType` for what is no
     PNG, JPEG or WebP.
     """
+    from serve_app.store.limited_process import read_in_process  # brings asyncio, half of what the process would load
+
     answer = await read_in_process(
         "serve_app.jobs.picture_file", source, target, *["mask"] * is_mask,
         kind="a picture", seconds=LIMIT_S, processor_seconds=READ_LIMIT_S,

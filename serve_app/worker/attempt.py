@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
+from serve_app.engine_options import WorkerTiming
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation, ModerationUnavailable
 from serve_app.jobs.previews import PreviewStore
@@ -81,22 +82,6 @@ async def retry_until_available(ask: Callable[[], Awaitable[Answer]], *, within:
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerTiming:
-    poll: timedelta = timedelta(seconds=0.5)
-    """An idle worker asks for work this often when no hint comes."""
-    heartbeat: timedelta = timedelta(seconds=1)
-    """Progress is written, and a cancel noticed, this often; a third of the lease at the latest."""
-    step_limit: timedelta = timedelta(minutes=3)
-    """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
-    job_limit: timedelta = timedelta(minutes=30)
-    """An attempt that takes longer fails with `timeout`."""
-    prefetch: timedelta | None = None
-    """An executor that prefetches adapters looks for another this often; None never."""
-    open_jobs: int = 64
-    """At most this many jobs are begun and not committed, which bounds the images in memory while storage is slow."""
 
 
 class WorkerParts:

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.redis_inspection import keys_by_pepper
 from serve_app.store.script import Script
-from tests.accounts.auth_scenario import run_auth_scenario
 from tests.composition import Resources, open_resources
 
 BOTH = frozenset(Variant)
@@ -60,12 +58,6 @@ async def test_a_key_authenticates_and_its_secret_is_stored_nowhere(
     assert re.fullmatch(r"atl_[0-9A-Za-z]{38}", secret)
     assert secret[4:-4] not in key.hint
     assert _everything(redis_db).find(secret[4:36]) == -1
-
-
-async def test_authentication_keeps_its_promises_from_first_request_to_the_windows_end(
-    redis_url: str, tmp_path: Path
-) -> None:
-    await run_auth_scenario(f"{redis_url}?db=5", tmp_path)
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ async def test_an_unfit_request_id_is_replaced(service: TestService, given: str)
     assert_headers(answer)
 
 
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "QUERY"]
+METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "QUERY"}
 ALLOWED = {
     "/v1/generate": {"POST"},
     f"/v1/generate/{UNKNOWN}": {"GET", "HEAD"},
@@ -164,18 +164,14 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ALLOWED)
-async def test_another_method_gets_405_and_the_ones_that_work(
-    service: TestService, member: Member, path: str, method: str
-) -> None:
-    if method in ALLOWED[path]:
-        return
-    for headers in ({}, member.a, member.b):
-        answer = await service.client.request(method, path, headers=headers)
-        refused(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == ", ".join(sorted(ALLOWED[path]))
-        assert_headers(answer)
+async def test_another_method_gets_405_and_the_ones_that_work(service: TestService, member: Member, path: str) -> None:
+    for method in METHODS - ALLOWED[path]:
+        for headers in ({}, member.a, member.b):
+            answer = await service.client.request(method, path, headers=headers)
+            assert answer.status_code == 405, method
+            refused(answer, 405, "method_not_allowed")
+            assert answer.headers["allow"] == ", ".join(sorted(ALLOWED[path]))
 
 
 @pytest.mark.parametrize(

@@ -108,17 +108,15 @@ async def test_a_waiting_job_is_canceled_at_once_and_again_is_the_same(
         assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_a_running_job_stops_at_its_next_heartbeat(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member)
+async def test_a_running_job_stops_at_its_next_heartbeat_and_a_finished_one_stays(
+    service: TestService, member: Member
+) -> None:
+    job_id, finished = await service.submit(member), await service.submit(member)
     lease = await service.run(job_id, 10)
     assert (await cancel(service, member.a, job_id)).json()["status"] == "running"
     assert await service.resources.queue.heartbeat(lease, progress=11) == "cancel"
-
-
-async def test_a_finished_job_stays_as_it_is(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member)
-    await service.complete(job_id)
-    answer = await cancel(service, member.a, job_id)
+    await service.complete(finished)
+    answer = await cancel(service, member.a, finished)
     assert (answer.status_code, answer.json()["status"]) == (200, "completed")
 
 

@@ -1,8 +1,8 @@
 """Schemathesis against the served application: every check, on what each document promises."""
 
 import json
-import subprocess
-import sys
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.domain.requests import Variant
 from tests.api.app import Member
+from tests.forked import Interpreter, interpreter
 from tests.live import Live
 
 QUICK = ("--phases", "examples,coverage", "--max-examples", "5")
@@ -25,12 +26,13 @@ SPECIAL = {
 }
 """Each upload would start a process that reads it: `test_loras.py` and `test_images.py` send what is wrong with one."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("schemathesis")]
 
 
 class Served(NamedTuple):
     base_url: str
     member: Member
+    interpreter: Interpreter
 
     def header(self, variant: Variant) -> str:
         [row] = self.member.headers(variant).items()
@@ -38,20 +40,26 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(live: Live) -> Served:
-    return Served(live.base_url, Member(*live.member(plan_a="unlimited", plan_b="unlimited")))
+def served(live: Live) -> Iterator[Served]:
+    with interpreter(
+        "import schemathesis.cli.commands.run.executor, schemathesis.engine.run.unit, werkzeug"
+    ) as started:
+        yield Served(live.base_url, Member(*live.member(plan_a="unlimited", plan_b="unlimited")), started)
 
 
 def schemathesis(served: Served, document: str, variant: Variant, folder: Path, *options: str) -> str:
     """Run every check on a document; what it printed, or nothing when all passed."""
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "run", document),
+        *("schemathesis", "run", document),
         *("--url", served.base_url, "--header", served.header(variant)),
         *("--checks", "all", "--seed", "1", "--no-color"),
         *("--generation-database", "none", "--request-timeout", "30"),
         *options,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    done = served.interpreter.run(
+        "schemathesis.cli.schemathesis()", command, output=folder / "output", errors=folder / "errors",
+        environment=os.environ, folder=folder,
+    )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return "" if done.returncode == 0 else done.stdout
 

@@ -162,6 +162,8 @@ async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromi
     await page.get_by_label("Password").fill(PASSWORD)
     await page.get_by_role("button", name="Sign in").click()
     await page.get_by_label("Prompt", exact=True).fill(EXAMPLE)
+    await page.get_by_text("More settings").click()
+    await page.get_by_label("Steps").fill("4")
     await page.get_by_role("button", name="Generate").click()
     picture = page.get_by_role("img", name=re.compile("^Image 1, seed"))
     await expect(picture).to_be_visible(timeout=DRAWN_MS)

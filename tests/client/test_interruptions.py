@@ -124,7 +124,10 @@ def test_ctrl_c_at_a_terminal_stops_the_command_and_its_job(tiny: Live) -> None:
     account, key = tiny.member(plan_a="tiny")
     environment = os.environ | {"ATELIER_URL": tiny.base_url, "ATELIER_KEY": key}
     words = (sys.executable, "-m", "deployments", "generate", "a boat")
-    with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as command:
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # `make test &` would pass on that it is ignored
+    ) as command:  # fmt: skip
         asyncio.run(wait_until(lambda: tiny.resources.waits.count == 1))
         command.send_signal(signal.SIGINT)
         _, told = command.communicate(timeout=30)

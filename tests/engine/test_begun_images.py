@@ -14,6 +14,7 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.families import UNET_SAMPLERS as SAMPLERS
 from serve_app.engine import Engine, RunRequest
+from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish, load

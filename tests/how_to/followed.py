@@ -5,20 +5,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import redis
 
+from serve_app.client.options import GenerationOptions, given_options
 from serve_app.domain.families import abilities_of
 from serve_app.engine import Engine, EngineOptions
 from serve_app.loras.catalog_file import pipeline_of
 from serve_app.settings import Settings
 from serve_app.web.console.playground_form import SAMPLERS
-from tests.api.app import open_service
-from tests.how_to import mirrored
+from serve_app.worker.generation import GenerationExecutor
+from tests.api.app import Member, TestService, error_of, open_service
 from tests.how_to.pages import run
 from tests.made_jobs import fail_all
 from tests.support import POCKET, ROOT
+from tests.worker.test_generation import images_of
+
+CIRCLE: dict[str, Any] = {"prompt": "a red circle", "width": 256, "height": 256}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,7 @@ def engine(mirror: Path) -> Iterator[Engine]:
 
 
 def draw(engine: Engine, **asked: Any) -> np.ndarray:
-    fields: dict[str, Any] = {"prompt": "a red circle", "steps": 2, "width": 256, "height": 256, "seeds": [7]} | asked
+    fields: dict[str, Any] = {**CIRCLE, "steps": 2, "seeds": [7]} | asked
     return np.asarray(engine.generate(**fields)[0]).astype(int)
 
 
@@ -77,5 +82,32 @@ async def test_the_command_is_one_of_the_program(settings: Settings, redis_db: r
     assert said == "atelier: no account 'nobody' (see: atelier accounts list)\n"
 
 
-async def test_the_field_is_asked_for_and_acts(tmp_path: Path) -> None:
-    await mirrored.main(tmp_path)
+async def test_the_field_is_asked_for_by_the_application_and_the_sdk_and_acts(tmp_path: Path, engine: Engine) -> None:
+    async with open_service(tmp_path) as service:
+        member = await service.member()
+        assert given_options("generate", GenerationOptions, {"mirror": True})
+        refused = await create(service, member, mirror="yes")
+        assert error_of(refused)["message"] == "mirror: must be true or false"
+        image_id = await service.completed_image(member)
+        refused = await create(service, member, mirror=True, image_id=image_id, mask_image_id=image_id)
+        assert error_of(refused)["message"] == "mirror: takes no mask_image_id"
+        plain, mirrored = [await drawn(service, member, engine, mirror=asked) for asked in (False, True)]
+    assert np.array_equal(mirrored, plain[:, ::-1])
+    assert not np.array_equal(mirrored, plain)
+
+
+async def create(service: TestService, member: Member, **asked: Any) -> httpx.Response:
+    body = {**CIRCLE, "steps": 1, "seed": 7, **asked}
+    return await service.client.post("/v1/jobs", json=body, headers=member.a)
+
+
+async def drawn(service: TestService, member: Member, engine: Engine, *, mirror: bool) -> np.ndarray:
+    """Have an image drawn from the record of its job, as a worker does."""
+    job = (await create(service, member, mirror=mirror)).json()
+    assert job["request"]["mirror"] is mirror
+    await service.lease(job["id"])
+    resources = service.resources
+    executor = GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
+    request: Any = service.claims[job["id"]].request
+    (image,) = await images_of(executor, request)
+    return image

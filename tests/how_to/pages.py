@@ -12,11 +12,14 @@ from tests.support import ROOT
 
 
 def copy_of_the_tree(into: Path) -> Path:
-    """Copy what git tracks."""
+    """Copy what git tracks, and what Python has compiled of it: a copied file keeps the time that it is compared by."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, into / name)
+    for folder in {Path(name).parent / "__pycache__" for name in tracked.split("\0") if name.endswith(".py")}:
+        if (ROOT / folder).is_dir():
+            shutil.copytree(ROOT / folder, into / folder)
     return into
 
 

@@ -24,7 +24,7 @@ from serve_app.api.openai import routes as openai
 from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
 from serve_app.web.console import loras as console_loras
-from serve_app.web.console import pictures
+from serve_app.web.console import playground
 from tests.manifests.chart import (
     CHART,
     PROFILES,
@@ -357,7 +357,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
             ("", images.router),
             ("", openai.router),
             ("/console", console_loras.router),
-            ("/console", pictures.router),
+            ("/console", playground.router),
         )
         for route in cast(list[APIRoute], router.routes)
         if "POST" in (route.methods or ())

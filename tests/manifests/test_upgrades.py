@@ -18,7 +18,6 @@ import yaml
 
 from tests.manifests.chart import (
     CHART,
-    PROFILES,
     Document,
     chart_beside_secret,
     find,
@@ -62,27 +61,29 @@ def is_new_cluster(running: dict[str, Any], wanted: dict[str, Any]) -> bool:
 GPU_TAINT = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 PLAN = {"interface": "a", "name": "studio", "limit": 5, "window_s": 1}
 SDXL = {"id": "sdxl", "folder": "/models/other"}
-MANY = ("many-gpus", "production")
+MANY = ("production",)
+"""It is many-gpus with more values."""
 WITH_GROUPS = ("one-gpu", *MANY)
+EVERY = ("cpu-demo", *WITH_GROUPS)
 CHANGES: list[tuple[dict[str, Any], bool, Collection[str]]] = [
-    ({"image": {"digest": "sha256:" + 64 * "7"}}, True, PROFILES),
-    ({"environment": {"ATELIER_LEASE": "PT20S"}}, True, PROFILES),
-    ({"secrets": {"revision": "2"}}, True, PROFILES),
-    ({"plans": [{**PLAN, "limit": 6}]}, True, PROFILES),
+    ({"image": {"digest": "sha256:" + 64 * "7"}}, True, EVERY),
+    ({"environment": {"ATELIER_LEASE": "PT20S"}}, True, EVERY),
+    ({"secrets": {"revision": "2"}}, True, EVERY),
+    ({"plans": [{**PLAN, "limit": 6}]}, True, EVERY),
     ({"catalog": {"base_models": [SDXL]}}, True, ("one-gpu", "cpu-demo")),
     ({"catalog": {"base_models": [SDXL, {"id": "turbo", "folder": "/models/turbo", "group": "z-image"}]}}, True, MANY),
     ({"workerGroups": {"generation": {"maxReplicas": 12}}}, True, WITH_GROUPS),
     ({"workerGroups": {"ingress": {"minReplicas": 0}}}, True, WITH_GROUPS),
     ({"workerGroups": {"generation": {"tolerations": [GPU_TAINT]}}}, True, WITH_GROUPS),
     ({"workerGroups": {"z-image": {"maxReplicas": 6}}}, True, MANY),
-    ({"head": {"tolerations": [GPU_TAINT]}}, True, PROFILES),
+    ({"head": {"tolerations": [GPU_TAINT]}}, True, EVERY),
     ({"catalog": {"adapters": []}}, False, MANY),
     ({"serve": {"scaling": {"generator": {"max_replicas": 4}}}}, False, MANY),
     ({"serve": {"groups": {"z-image": {"scaling": {"generator": {"max_replicas": 2}}}}}}, False, MANY),
     ({"serve": {"groups": {"z-image": {"args": {"drain_s": 44}}}}}, False, MANY),
-    ({"serve": {"args": {"generator": {"drain_s": 44}}}}, False, PROFILES),
+    ({"serve": {"args": {"generator": {"drain_s": 44}}}}, False, EVERY),
     ({"limits": {"requestSeconds": 70}}, False, ("production",)),
-    ({"ray": {"upgradeStrategy": "None"}}, False, PROFILES),
+    ({"ray": {"upgradeStrategy": "None"}}, False, EVERY),
 ]
 """What changes, whether that makes a new cluster, and the installations that it may be changed in."""
 
