@@ -66,7 +66,7 @@ def rows_of_lists(**given: Any) -> list[tuple[Any, ...]]:
     counts = {len(values) for values in lists.values()} or {1}
     if len(counts) > 1:
         found = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise ValueError(f"{found}: give as many of each, or one for all that is in no list")
+        raise ValueError(f"{found}: give lists of one length, or one value for all without a list")
     (count,) = counts
     return [*zip(*(lists.get(name, [each] * count) for name, each in given.items()), strict=True)]
 
