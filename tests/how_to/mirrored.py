@@ -1,4 +1,4 @@
-"""Asks for the field that docs/how-to/add-a-field.md adds, by the application, the SDK's options and the engine."""
+"""Asks for the field that docs/contribute/add-a-field.md adds, by the application, the SDK's options and the engine."""
 
 from pathlib import Path
 from typing import Any
