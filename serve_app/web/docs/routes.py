@@ -1,5 +1,6 @@
 """Serves the landing page, the OpenAPI documents with pages to read them, `robots.txt` and `llms.txt`."""
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from serve_app.api.dependencies import loras_of, settings_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
 from serve_app.web.docs.reference import credentials_of, operations_of
+from serve_app.web.guide import is_built
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
 from serve_app.web.site.pages import SAMPLE_PROMPT, SAMPLES
@@ -35,8 +37,9 @@ def landing_curl(base_url: str, lora_id: str) -> str:
     )
 
 
-def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
+def llms_text(base_url: str, titles: Mapping[str, str], *, has_guide: bool) -> str:
     """Return what a language model needs to write a client: https://llmstxt.org."""
+    guide = f"- [Guide]({base_url}/guide/llms.txt): how to draw, integrate and operate, page by page\n"
     documents = "\n".join(
         f"- [{title}]({base_url}/openapi/{name}.json): OpenAPI document" for name, title in titles.items()
     )
@@ -53,8 +56,8 @@ Every error is JSON: `{{"error": {{"code": "...", "message": "..."}}}}`.
 ## Documents
 
 {documents}
-- [Documentation]({base_url}/docs): the operations of all three, with a curl line for each
-"""
+- [Reference]({base_url}/docs): the operations of all of them, with a curl line for each
+{guide if has_guide else ""}"""
 
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
@@ -110,7 +113,8 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     @router.get("/llms.txt")
     async def for_language_models(request: Request) -> Response:
         base = base_url(request, settings_of(request).public_url)
-        return PlainTextResponse(llms_text(base, {name: app.title for name, app in documents.items()}))
+        titles = {name: app.title for name, app in documents.items()}
+        return PlainTextResponse(llms_text(base, titles, has_guide=await asyncio.to_thread(is_built)))
 
     @router.get("/docs")
     async def chooser(request: Request) -> HTMLResponse:
