@@ -8,11 +8,12 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 TOOLS := .venv/tools
 TOOLS_STAMP := $(TOOLS)/.installed
+GUIDE := $(or $(FOLDER),serve_app/web/guide/site)/llms.txt
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
+.PHONY: help setup run guide quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -42,14 +43,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2> >(grep -v '^WARNING: Location' >&2)
 	@touch $@
 
-run: setup ## start everything, make a first image, print keys and curl lines (Ctrl-C stops)
+guide: $(GUIDE) ## build the guide that the service shows at /guide, from docs/; FOLDER=… builds it alone, for any web server
+
+$(GUIDE): $(shell find docs configs/guide -type f) CHANGELOG.md CONTRIBUTING.md SECURITY.md benchmarks/RESULTS.md models/pocket/README.md | $(STAMP)
+	@$(BIN)/python configs/guide/build.py $(@D)
+
+run: setup guide ## start everything, make a first image, print keys and curl lines (Ctrl-C stops)
 	@exec $(BIN)/atelier up $(ARGS)
 
 quick: WORKERS = logical
-quick: setup ## lint, types, import contracts and the fast tests, in about three minutes on two cores
+quick: setup guide ## lint, types, import contracts and the fast tests, in about three minutes on two cores
 	@$(call pytest_beside_checks,$(PYTEST) $(QUICK) $(ARGS))
 
-test: setup ## the whole check: ruff, pyright, import-linter, pytest
+test: setup guide ## the whole check: ruff, pyright, import-linter, pytest
 	@$(call pytest_beside_checks,$(PYTEST) $(ARGS))
 
 check: lint types imports ## the static checks alone: ruff, pyright, import-linter
@@ -63,7 +69,7 @@ types: setup
 imports: setup
 	@$(BIN)/lint-imports
 
-tests: setup ## the tests alone; ARGS="tests/api -k retention" chooses
+tests: setup guide ## the tests alone; ARGS="tests/api -k retention" chooses
 	@$(PYTEST) $(ARGS)
 
 manifests: setup ## check the Dockerfile and the Helm chart (part of `make test`)
@@ -72,16 +78,16 @@ manifests: setup ## check the Dockerfile and the Helm chart (part of `make test`
 schema: setup ## write the names of settings and Serve arguments into the Helm chart's schema
 	@$(BIN)/python -m tests.manifests.values_schema
 
-coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html
+coverage: setup guide ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html
 	@$(PYTEST) -p tests.lua_coverage --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
-screenshots: setup ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
+screenshots: setup guide ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
 soak: setup ## the long tests: chaos, fuzzing, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
-image: ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so
+image: guide ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so
 	@if ! timeout 20 docker info >/dev/null 2>&1; then echo 'No Docker daemon answers here: the image is not built'; exit 0; fi; \
 	grep -q '^ARG PYTHON_IMAGE=.*@sha256:' Dockerfile || echo 'The base image is named by its tag alone: `make pin-image` writes its digest into the Dockerfile'; \
 	docker build --quiet --tag $(or $(IMAGE),atelier:dev) .

@@ -1,6 +1,6 @@
 """Computes which base models fit which cards, and how many LoRAs beside them, without a card or a weight.
 
-`python -m benchmarks.memory` prints the table of docs/operations/objectives.md. The weights are counted by the function
+`python -m benchmarks.memory` prints the table of docs/operate/sizing.md. The weights are counted by the function
 that refuses a load (`serve_app/engine/families/weights.py`), from headers of true size, and text encoders are placed by
 its rule; the LoRAs are counted by the layers of the base model; how much of a card they get is the engine's default.
 """

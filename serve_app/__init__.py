@@ -1,1 +1,4 @@
-"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs. See `docs/architecture.md`."""
+"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs.
+
+See `docs/understand/architecture.md`.
+"""

@@ -28,6 +28,7 @@ from serve_app.http_server import drop_trailers
 from serve_app.settings import Settings
 from serve_app.web.console import console_app
 from serve_app.web.docs.routes import STATIC, docs_router
+from serve_app.web.guide import Guide
 from serve_app.web.operators import operators_app
 from serve_app.web.site import SiteFiles
 from serve_app.web.site.pages import Protection, answer_browsers_with_pages
@@ -108,6 +109,8 @@ def create_app(
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())
     site.mount("/docs/static", StaticFiles(directory=STATIC))
+    site.add_route("/guide", with_last_slash, methods=["GET"])
+    site.mount("/guide", Guide())
     for path, pages in (("/console", console), ("/operators", operator_pages)):
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too

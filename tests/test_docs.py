@@ -24,7 +24,7 @@ TOP_LEVEL = (
     "configs/helm/atelier/README.md",
 )
 DOCUMENTS = [*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md"))]
-DECISIONS = ROOT / "docs" / "decisions"
+DECISIONS = ROOT / "docs" / "contribute" / "decisions"
 FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "benchmarks", "notebooks")
 PATH = re.compile(rf"(?<![\w./…-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
 LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
@@ -70,12 +70,12 @@ def test_every_command_exists() -> None:
 
 
 def test_operations_explain_every_setting() -> None:
-    text = (ROOT / "docs" / "operations" / "settings.md").read_text()
+    text = (ROOT / "docs" / "operate" / "settings.md").read_text()
     assert not [name for name in _settings() if f"`{name}`" not in text]
 
 
 def test_the_architecture_names_every_package() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "understand" / "architecture.md").read_text()
     packages = {
         path.parent.relative_to(ROOT)
         for name in ("serve_app", "deployments")

@@ -22,7 +22,8 @@ def python_block(containing: str) -> str:
 
 def test_the_bundled_model_knows_the_words_of_every_prompt() -> None:
     vocabulary = json.loads((ROOT / "models/pocket/tokenizer/vocab.json").read_text())
-    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/how-to/call-the-interfaces.md")]
+    pages = (ROOT / "README.md", *(ROOT / "docs" / "integrate").glob("*.md"), *(ROOT / "docs" / "start").glob("*.md"))
+    texts = [page.read_text() for page in pages]
     asked = r"""(?:prompt": |generate\()"([^"]+)"|map\(\["([^]]+)"\]"""
     words = {word for text in texts for prompts in re.findall(asked, text) for word in re.findall(r"\w+", str(prompts))}
     assert len(words) > 10

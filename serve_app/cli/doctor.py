@@ -77,10 +77,10 @@ def restore(
 ) -> Result:
     """Check after a restore that Redis, the secrets and the storage belong together.
 
-    The copies themselves are put back by the means of Redis and of the storage: docs/operations/backup-and-restore.md.
+    The copies themselves are put back by the means of Redis and of the storage: docs/operate/backup-and-restore.md.
     """
     if not check:
-        guide = "docs/operations/backup-and-restore.md"
+        guide = "docs/operate/backup-and-restore.md"
         raise BadUsage(f"put the copies back as {guide} says, then run `atelier restore --check`")
     if not settings.has_pepper and not (settings.data_dir / "secrets.json").exists():
         raise Failed(

@@ -3,7 +3,7 @@
 Fairness, estimates and scaling count what a worker does for a job, texts included. The unit of a price is a
 megapixel-step with guidance, which takes two rows of a forward pass; one row is half of it. Who accepts a job has no
 tokenizer, and a token is at least one byte of UTF-8, so that texts are priced by their bytes: digits and rare letters
-cost what they take, and English, of which a token is about four, costs less than its price. docs/decisions/scaling.md
+cost what they take, and English, of which a token is about four, costs less than its price. docs/contribute/decisions/scaling.md
 has the measurements.
 """
 

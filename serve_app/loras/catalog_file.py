@@ -12,7 +12,7 @@
         steps: 8                        # what it was made for, 1 to 50, and the guidance, 1 (none) to 20: the LoRA list
         guidance: 1                     # tells it, and console and SDK begin with it; missing means nothing special
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
-        group: sdxl                     # the generators that load it (docs/operations); missing means `default`
+        group: sdxl                     # the generators that load it (docs/operate); missing means `default`
       - id: turbo
         file: ../models/z_image_turbo.safetensors   # a file of Z-Image or FLUX.2 klein holds its transformer alone: the
         config: ../models/z-image                   # rest is read from this folder, or from folders of their own:

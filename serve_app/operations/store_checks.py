@@ -130,7 +130,7 @@ def _not_running(settings: Settings) -> Iterable[Check]:
         binary = server_binary()
         require_readable_files(settings.data_dir.resolve() / "redis", binary)
     except StoreUnavailable as error:
-        yield fail("redis", error.message, "see docs/operations/redis-and-storage.md")
+        yield fail("redis", error.message, "see docs/operate/redis-and-storage.md")
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")

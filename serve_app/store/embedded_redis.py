@@ -258,7 +258,7 @@ def require_readable_files(home: Path, binary: Path) -> None:
         if mark.startswith(b"REDIS") and mark > NEWEST_READ:
             raise StoreUnavailable(
                 f"{home} was written by Redis 7.4 or newer, whose files Valkey does not read: start that Redis on it "
-                "yourself and name it by --redis-url (docs/operations/upgrade.md)"
+                "yourself and name it by --redis-url (docs/operate/upgrade.md)"
             )
 
 

@@ -48,7 +48,12 @@ async def test_the_curl_lines_work_and_answer_as_shown(service: TestService, mem
 
 
 def _shown() -> list[Shown]:
-    documents = (ROOT / "README.md", ROOT / "docs" / "how-to" / "call-the-interfaces.md")
+    pages = ("index", "interface-a", "interface-b", "jobs")
+    documents = (
+        ROOT / "README.md",
+        *(ROOT / "docs" / "integrate" / f"{page}.md" for page in pages),
+        ROOT / "docs" / "draw" / "pictures.md",
+    )
     text = "".join(document.read_text() for document in documents).replace("\\\n", "")
     pairs = re.findall(r"^(curl -s [^#]*)\n((?:# .*\n)+)", text, flags=re.MULTILINE)
     assert len(pairs) == text.count("curl -s") == 14

@@ -1,5 +1,6 @@
 """Checks of a page in any state: axe-core's rules, light and dark, and no scrolling sideways."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from axe_playwright_python.async_playwright import Axe
@@ -17,7 +18,7 @@ new PerformanceObserver((list) => {
 """
 _OVERLAPS = """() => {
   const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
-  const over = ".count, .unseen, .skip, [hidden]";  // a number lies on its pictures; the others are not seen
+  const over = ".count, .unseen, .skip, .md-code__nav, [hidden]";  // numbers and buttons lie on pictures and code
   const isVisible = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
   const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
@@ -55,15 +56,19 @@ _OVERLAPS = """() => {
 _AXE: str = Axe().axe_script
 
 
-async def findings(page: Page) -> list[str]:
-    """Return what is wrong with the page now: the address, the rule, and the first element of each."""
+async def findings(page: Page, *, without: Sequence[str] = ()) -> list[str]:
+    """Return what is wrong with the page now: the address, the rule, and the first element of each.
+
+    Rules of axe-core that are named in `without` are left out.
+    """
     await page.set_viewport_size({"width": PHONE, "height": 844})
     found = await _misplaced(page)
     await page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     await page.set_viewport_size({"width": WIDE, "height": 900})
     found += await _violations(page, _CONTRAST) + await _misplaced(page)
     await page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    return found + await _violations(page, _ALL)
+    rules = {"rules": {rule: {"enabled": False} for rule in without}}
+    return found + await _violations(page, _ALL | rules)
 
 
 async def layout_shift(page: Page) -> float:
@@ -88,7 +93,7 @@ async def _sideways(page: Page) -> list[str]:
     return [f"{page.url}: scrolls sideways by {beyond} pixels"] if beyond > 0 else []
 
 
-async def _violations(page: Page, options: dict[str, list[str]]) -> list[str]:
+async def _violations(page: Page, options: dict[str, Any]) -> list[str]:
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(_AXE)
     violations: list[Any] = await page.evaluate("async (options) => (await axe.run(options)).violations", options)

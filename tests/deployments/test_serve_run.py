@@ -1,4 +1,4 @@
-"""`serve run` works as docs/operations says, and leaves nothing behind."""
+"""`serve run` works as docs/operate says, and leaves nothing behind."""
 
 import json
 import os

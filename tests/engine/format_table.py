@@ -1,4 +1,4 @@
-"""Writes the table of docs/lora-formats.md: every format of adapters that the tests compare, and its largest error.
+"""Writes the table of docs/draw/lora-formats.md: every format of adapters that the tests compare, and its largest error.
 
     python -m tests.engine.format_table
 
@@ -18,7 +18,7 @@ import pytest
 from serve_app.settings import ROOT
 from tests.engine.latent_comparison import EVERY_WEIGHT, SOME_WEIGHTS, TOLERANCE, compared
 
-DOCUMENT = ROOT / "docs" / "lora-formats.md"
+DOCUMENT = ROOT / "docs" / "draw" / "lora-formats.md"
 BASES: Mapping[str, str] = {
     "sd": "SD 1",
     "sd2": "SD 2",

@@ -1,4 +1,4 @@
-"""Follows a page of docs/how-to to the letter: its diffs are applied to a copy of the tree, where programs then run."""
+"""Follows a page of docs/contribute to the letter: its diffs are applied to a copy of the tree, where programs then run."""
 
 import os
 import re
@@ -24,8 +24,8 @@ def copy_of_the_tree(into: Path) -> Path:
 
 
 def follow(page: str, tree: Path) -> set[str]:
-    """Apply every diff of `docs/how-to/{page}.md` in the page's order, and return the files that it changes."""
-    text = (ROOT / "docs/how-to" / f"{page}.md").read_text()
+    """Apply every diff of `docs/contribute/{page}.md` in the page's order, and return the files that it changes."""
+    text = (ROOT / "docs/contribute" / f"{page}.md").read_text()
     diffs: list[str] = re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert diffs, page
     for diff in diffs:

@@ -1,4 +1,4 @@
-"""What the pages of docs/how-to say works: all are followed on one copy of the tree, whose tests then pass."""
+"""What the pages of docs/contribute say works: all are followed on one copy of the tree, whose tests then pass."""
 
 from pathlib import Path
 

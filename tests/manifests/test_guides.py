@@ -19,7 +19,7 @@ from tests.support import ROOT
 from tests.test_docs import unknown_commands
 
 DOCS = ROOT / "docs"
-GUIDES = [DOCS / "deploy-kubernetes.md", *(DOCS / "operations").glob("*.md"), CHART / "README.md"]
+GUIDES = [*(DOCS / "operate").glob("*.md"), CHART / "README.md"]
 BACKUP: dict[str, Any] = {"redis": {"jobs": {"backup": {"enabled": True}}}}
 SERVED = {"service/atelier-serve-svc", "pod/atelier-redis-jobs-0", "job/now"}
 """KubeRay, a StatefulSet and one of the guides' own commands make these."""

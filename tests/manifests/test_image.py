@@ -52,7 +52,7 @@ def _make(target: str, folder: Path, *, docker: str) -> str:
     (folder / "docker").write_text(f"#!/bin/sh\n{docker}\n")
     (folder / "docker").chmod(0o755)
     environment = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = ["make", "--no-print-directory", "-C", str(folder), target]
+    command = ["make", "--no-print-directory", "--old-file=guide", "-C", str(folder), target]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
 

@@ -22,7 +22,7 @@ from tests.support import ROOT
 
 MONITORING = ROOT / "configs" / "monitoring"
 PROMTOOL = shutil.which("promtool")
-RUNBOOKS = "docs/operations/runbooks.md"
+RUNBOOKS = "docs/operate/runbooks.md"
 OF_PROMETHEUS = {"instance", "le", "namespace"}
 """Labels that Prometheus adds, and a histogram's."""
 
@@ -47,7 +47,7 @@ def panels() -> list[dict[str, Any]]:
 
 def objectives() -> list[str]:
     """The queries of the service levels that are proposed."""
-    text = (ROOT / "docs" / "operations" / "objectives.md").read_text()
+    text = (ROOT / "docs" / "operate" / "objectives.md").read_text()
     return re.findall(r"```promql\n(.*?)```", text, flags=re.DOTALL)
 
 
@@ -99,7 +99,7 @@ def test_the_dashboard_shows_every_metric() -> None:
 
 
 def test_the_documents_have_every_metric() -> None:
-    text = (ROOT / "docs" / "operations" / "monitoring.md").read_text()
+    text = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
     rows = re.findall(r"^\| `(atelier_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert documented == {metric.full_name: (metric.type.value, metric.shown_labels) for metric in METRICS}
@@ -120,7 +120,7 @@ def test_the_chart_installs_both_with_the_monitor() -> None:
 
 
 def test_the_chart_takes_the_example_of_log_collection() -> None:
-    text = (ROOT / "docs" / "operations" / "logs.md").read_text()
+    text = (ROOT / "docs" / "operate" / "logs.md").read_text()
     values = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[0])
     documents = render(merge(profile_values("production"), values))
     assert [mistake for document in documents for mistake in mistakes(document)] == []

@@ -1,4 +1,4 @@
-"""Who reaches what, over all network policies of an installation, as docs/deploy-kubernetes.md tells it."""
+"""Who reaches what, over all network policies of an installation, as docs/operate/kubernetes.md tells it."""
 
 import re
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_every_pod_is_reached_by_those_who_need_it_and_by_no_other() -> None:
 
 
 def test_the_guide_tells_who_reaches_what() -> None:
-    text = (ROOT / "docs" / "deploy-kubernetes.md").read_text().partition("## Who reaches what")[2]
+    text = (ROOT / "docs" / "operate" / "kubernetes.md").read_text().partition("## Who reaches what")[2]
     rows = re.findall(r"^\| ([a-z][\w, -]+) \|", text, flags=re.MULTILINE)
     told = {each.replace(" job", "-job") for row in rows[1:] for each in row.split(", ")}
     assert EXPECTED.keys() - {"z-image"} | {"further groups"} <= told

@@ -1,5 +1,6 @@
 """Serves the landing page, the OpenAPI documents with pages to read them, `robots.txt` and `llms.txt`."""
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from markupsafe import Markup, escape
 from serve_app.api.dependencies import base_url, loras_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.web.docs.reference import credentials_of, operations_of
+from serve_app.web.guide import is_built
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
 from serve_app.web.site.forms import curl_line
@@ -26,8 +28,9 @@ Disallow: /v1/
 """
 
 
-def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
+def llms_text(base_url: str, titles: Mapping[str, str], *, has_guide: bool) -> str:
     """Return what a language model needs to write a client: https://llmstxt.org."""
+    guide = f"- [Guide]({base_url}/guide/llms.txt): how to draw, integrate and operate, page by page\n"
     documents = "\n".join(
         f"- [{title}]({base_url}/openapi/{name}.json): OpenAPI document" for name, title in titles.items()
     )
@@ -44,8 +47,8 @@ Every error is JSON: `{{"error": {{"code": "...", "message": "..."}}}}`.
 ## Documents
 
 {documents}
-- [Documentation]({base_url}/docs): the operations of all three, with a curl line for each
-"""
+- [Reference]({base_url}/docs): the operations of all of them, with a curl line for each
+{guide if has_guide else ""}"""
 
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
@@ -101,8 +104,8 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
 
     @router.get("/llms.txt")
     async def for_language_models(request: Request) -> Response:
-        base = base_url(request)
-        return PlainTextResponse(llms_text(base, {name: app.title for name, app in documents.items()}))
+        titles = {name: app.title for name, app in documents.items()}
+        return PlainTextResponse(llms_text(base_url(request), titles, has_guide=await asyncio.to_thread(is_built)))
 
     @router.get("/docs")
     async def chooser(request: Request) -> HTMLResponse:
