@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +17,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.redis_inspection import keys_by_pepper
 from serve_app.store.script import Script
+from tests.audit import Reading
 from tests.composition import Resources, open_resources
 
 BOTH = frozenset(Variant)
@@ -176,18 +176,9 @@ async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
     assert await resources.sessions.get(token) is None
 
 
-READ: Mapping[str, Callable[[Any, str], Any]] = {
-    "string": lambda client, name: client.get(name),
-    "hash": lambda client, name: client.hgetall(name),
-    "set": lambda client, name: client.smembers(name),
-    "zset": lambda client, name: client.zrange(name, 0, -1),
-    "list": lambda client, name: client.lrange(name, 0, -1),
-}
-
-
 def _everything(client: Any) -> str:
     """Return every name and value in Redis as one text."""
-    return "\n".join(f"{name} {READ[client.type(name)](client, name)}" for name in client.scan_iter("*"))
+    return str(vars(Reading(client)))
 
 
 async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longer_listed(

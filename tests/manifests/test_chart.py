@@ -72,18 +72,12 @@ def variables(pod: Pod) -> dict[str, Any]:
 
 
 @profiles
-def test_an_installation_is_valid_by_the_schema_of_each_kind(profile: str) -> None:
+def test_an_installation_is_valid_by_the_schema_of_each_kind_and_by_the_rules_and_helm_warns_of_nothing(
+    profile: str,
+) -> None:
     documents = rendered(profile)
     assert [mistake for document in documents for mistake in mistakes(document)] == []
-
-
-@profiles
-def test_an_installation_breaks_no_rule(profile: str) -> None:
-    assert broken_rules(rendered(profile)) == []
-
-
-@profiles
-def test_helm_finds_nothing_to_warn_of(profile: str) -> None:
+    assert broken_rules(documents) == []
     report = helm_python.lint(CHART, profile_values(profile), strict=True, namespace="atelier")
     assert report["errors"] == []
     assert [message for message in report["messages"] if message["severity"] > 1] == []
@@ -538,16 +532,12 @@ def _notes(profile: str, **values: Any) -> str:
     return chart.render(values, name="atelier", namespace="demo")["atelier/templates/NOTES.txt"]
 
 
-def test_the_notes_say_where_customers_addresses_get_lost() -> None:
-    warning = "limits.trustedProxies is empty"
-    assert warning not in _notes("production")
+def test_the_notes_say_where_customers_addresses_get_lost_and_name_further_groups() -> None:
+    warning, notes = "limits.trustedProxies is empty", _notes("production")
+    assert warning not in notes
+    assert "Groups of base models with generators of their own, which draw before it is Ready too: z-image." in notes
     assert warning in _notes("production", limits={"trustedProxies": []})
     assert warning not in _notes("cpu-demo"), "nothing is in front"
-
-
-def test_the_notes_name_further_groups_of_base_models() -> None:
-    said = "Groups of base models with generators of their own, which draw before it is Ready too: z-image."
-    assert said in _notes("production")
     assert "Groups of base models" not in _notes("one-gpu")
 
 
