@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
 from serve_app.domain.families import UNET_SAMPLERS
@@ -72,6 +71,7 @@ class UNetFamily:
             pipeline, torch.device("cpu") if placement.encoders_on_host else self.device
         )
         self._scheduler = pipeline.scheduler
+        self._embed_guidance = pipeline.get_guidance_scale_embedding
         self.sampler = sampler or options.sampler
         self._clip_skip = self._checked_skip(clip_skip)
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
@@ -158,8 +158,8 @@ class UNetFamily:
             added["text_embeds"] = torch.cat([side.pooled for side in sides if side.pooled is not None]).to(self.dtype)
             added["time_ids"] = torch.tensor([[*size, 0, 0, *size]] * len(sides), device=self.device, dtype=self.dtype)
         if self.unet.config.time_cond_proj_dim is not None:
-            guidance = torch.tensor([1000.0 * (request.guidance - 1)] * len(sides))
-            embedded = get_timestep_embedding(guidance, self.unet.config.time_cond_proj_dim)
+            guidance = torch.tensor([request.guidance - 1] * len(sides))
+            embedded = self._embed_guidance(guidance, self.unet.config.time_cond_proj_dim)
             added["timestep_cond"] = embedded.to(self.device, self.dtype)
         return Conditioning(context, added)
 
