@@ -196,10 +196,11 @@ def api_app(
     title: str,
     description: str,
     tags: dict[str, str],
+    webhooks: Mapping[str, Schema] | None = None,
 ) -> FastAPI:
     """Build the application of one OpenAPI document.
 
-    `tags` are the groups of path operations, with a line about each. The application takes the router's routes
+    `tags` are the groups of path operations, with a line about each; `webhooks` are what it sends by itself. The application takes the router's routes
     themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
     app = json_app(routes=router.routes, title=title)
@@ -211,6 +212,8 @@ def api_app(
         document = get_openapi(
             title=title, version=VERSION, description=description, tags=documented, routes=app.routes
         )
+        if webhooks:
+            document["webhooks"] = dict(webhooks)
         return _adjusted(document, credentials)
 
     app.openapi = openapi

@@ -17,6 +17,8 @@ from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import Forbidden, NotFound
+from serve_app.domain.jobs import JobState
+from serve_app.webhooks import endpoints
 from serve_app.webhooks.endpoints import OF_JOBS
 from serve_app.webhooks.targets import LONGEST_URL
 
@@ -42,6 +44,39 @@ _DELIVERY: dict[str, Any] = {
     "response_status": 503,
     "error": "answered 503",
 }
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "timestamp", "data"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"type": "string", "enum": [f"job.{state}" for state in JobState if state.is_terminal]},
+        "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended."},
+        "data": {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."},
+    },
+}
+MESSAGES: dict[str, Any] = {
+    "jobEnded": {
+        "post": {
+            "operationId": "jobEnded",
+            "summary": "What a webhook is told: a job has ended",
+            "description": "Verify it by Standard Webhooks, and answer with any 2xx status within 15 seconds.",
+            "parameters": [
+                {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": said}
+                for name, said in (
+                    ("webhook-id", "The same in every attempt at this end of the job, at every address."),
+                    ("webhook-timestamp", "When this attempt was made, in Unix seconds."),
+                    (
+                        "webhook-signature",
+                        "Signatures of id, timestamp and body: `v1,` and base64, with spaces between.",
+                    ),
+                )
+            ],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _MESSAGE}}},
+            "responses": {"2XX": {"description": "It has arrived. Any other answer is tried again for a day."}},
+        }
+    }
+}
+"""What this service sends to webhooks, as OpenAPI describes it."""
 
 
 class NewWebhook(RequestBody):

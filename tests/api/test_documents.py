@@ -306,7 +306,8 @@ async def test_the_reference_shows_each_operation_field_and_error(service: TestS
     page = await page_of(service, f"/docs/{name}")
     text = html.unescape(page.text)
     document = await document_of(service, name)
-    for path, methods in document["paths"].items():
+    sent = dict(zip(["to your address"], document.get("webhooks", {}).values(), strict=False))
+    for path, methods in (document["paths"] | sent).items():
         for operation in methods.values():
             assert f'<section class="card operation" id="{operation["operationId"]}">' in text
             assert path in text
@@ -317,7 +318,7 @@ async def test_the_reference_shows_each_operation_field_and_error(service: TestS
                 for each in (body, *body.get("oneOf", ())):
                     for field in resolve(document, each).get("properties", ()):
                         assert f"<code>{field}</code>" in text
-            for status, answer in operation["responses"].items():
+            for status, answer in () if path in sent else operation["responses"].items():
                 assert f"<strong>{status}</strong>" in text or f'<span class="method">{status}</span>' in text
                 assert answer["description"].replace("`", "") in text
     assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", text)

@@ -16,6 +16,7 @@ from serve_app.jobs import waits
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.waits import JobWaits
 from tests.api.app import ALL, Member, TestService
+from tests.api.test_documents import document_of, validator
 from tests.support import wait_until
 
 SHORT_S = 0.05
@@ -109,6 +110,11 @@ async def test_a_listener_is_told_at_once_and_goes_on_at_another_ingress_without
         async with second.follow(job_id, member.a, missed[-1].id) as told:
             (end,) = [each async for each in told]
         assert (end.name, end.data["status"], len(end.data["images"])) == ("end", "completed", 2)
+        document = await document_of(service, "jobs")
+        stream = document["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["200"]["content"]
+        documented = validator(document, stream["text/event-stream"]["schema"]["contentSchema"])
+        for each in (snapshot, Event("progress", shown[0].id, running), *shown, end):
+            documented.validate({"event": each.name, "id": each.id, "data": each.data})
         over = await second.client.get(f"/v1/jobs/{job_id}/events", headers=member.a | {"Last-Event-ID": end.id})
         assert (over.status_code, over.content) == (204, b"")
         async with second.follow(job_id, member.a, "another text") as told:

@@ -24,6 +24,7 @@ from serve_app.webhooks import targets
 from serve_app.webhooks.delivery import WebhookDelivery, pause_after
 from serve_app.webhooks.targets import Targets, is_public
 from tests.api.app import Member, TestService, open_service, refused
+from tests.api.test_documents import document_of, validator
 from tests.composition import Resources
 from tests.faults.clock import by_the_callers_clock
 from tests.made_jobs import ACCOUNT, accept
@@ -95,6 +96,10 @@ async def test_a_receiver_verifies_the_end_of_a_job_and_opens_its_images(
         shown = (await service.client.get(f"/v1/jobs/{job.id}", headers=member.a)).json()
         assert message["type"] == "job.completed"
         assert message["data"] == shown
+        document = await document_of(service, "jobs")
+        documented = document["webhooks"]["jobEnded"]["post"]
+        validator(document, documented["requestBody"]["content"]["application/json"]["schema"]).validate(message)
+        assert {each["name"] for each in documented["parameters"]} < headers.keys()
         image = await service.client.get(shown["images"][0]["url"].removeprefix("https://images.example"))
         assert image.status_code == 200
         assert headers["webhook-id"] == f"msg_{job.id}_1"

@@ -8,6 +8,7 @@ from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
+from serve_app.api.webhooks import MESSAGES
 from serve_app.api.webhooks import router as webhooks_router
 
 _DESCRIPTION = """\
@@ -30,4 +31,4 @@ def create_app() -> FastAPI:
     }
     routers = (router, events_router, images_router, account_router, webhooks_router)
     routes = APIRouter(routes=[route for each in routers for route in each.routes])
-    return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
+    return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags, webhooks=MESSAGES)

@@ -77,6 +77,32 @@ The stream may break off before `end`, as when the service is updated: connect a
 beyond the places for callers that wait, the answer is 503."""
 
 
+def _event_schema(name: str, description: str, data: dict[str, Any]) -> dict[str, Any]:
+    return _object({"event": {"const": name}, "id": {"type": "string"}, "data": data}) | {"description": description}
+
+
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [*fields], "properties": fields, "additionalProperties": False}
+
+
+_JOB = {"$ref": "#/components/schemas/Job"}
+_PROGRESS = {"status": {"enum": ["queued", "running"]}, "attempt": {"type": "integer"}, "progress": {"type": "integer"}}
+_PREVIEW = {
+    "index": {"type": "integer", "description": "Of the image."},
+    "step": {"type": "integer"},
+    "image": {"type": "string", "contentMediaType": "image/png", "contentEncoding": "base64"},
+}
+EVENTS: dict[str, Any] = {
+    "oneOf": [
+        _event_schema("snapshot", "The job, at once.", _JOB),
+        _event_schema("progress", "What has changed.", _object(_PROGRESS)),
+        _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
+        _event_schema("end", "The job, once it has ended.", _JOB),
+    ]
+}
+"""Each event of a stream, its data read as JSON. OpenAPI 3.1 has no schema for a sequence of them."""
+
+
 @dataclass(slots=True)
 class Seen:
     """What a reader has seen of a job: its state, attempt, percentage, and the step of each image's preview."""
@@ -210,7 +236,9 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
     responses={
         200: {
             "description": "The events, until the job has ended.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+            "content": {
+                "text/event-stream": {"schema": {"type": "string", "contentSchema": EVENTS}, "example": _EXAMPLE}
+            },
         },
         204: {"description": "`Last-Event-ID` is that of `end`: there is nothing more."},
         **error_responses(*EITHER_KEY_ERRORS, NotFound),

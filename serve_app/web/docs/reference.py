@@ -101,6 +101,12 @@ def operations_of(document: Mapping[str, Any]) -> list[Operation]:
     ]
 
 
+def messages_of(document: Mapping[str, Any]) -> list[Operation]:
+    """List what the service sends by itself: the document's webhooks."""
+    schemas = document["components"]["schemas"]
+    return [_operation("post", name, each["post"], schemas) for name, each in document.get("webhooks", {}).items()]
+
+
 def credentials_of(document: Mapping[str, Any]) -> list[Credential]:
     schemes = document["components"]["securitySchemes"].values()
     return [
@@ -139,7 +145,8 @@ def _body(media_type: str, content: Mapping[str, Any], schemas: Schema) -> Body:
 
 def _answer(status: str, answer: Mapping[str, Any], schemas: Schema) -> Answer:
     content = next(iter(answer.get("content", {}).values()), {})
-    shapes = _shapes(content["schema"], schemas) if "schema" in content else []
+    schema = content.get("schema", {})
+    shapes = _shapes(schema.get("contentSchema", schema), schemas)  # of a stream, its events'
     return Answer(status, answer["description"], shapes, _examples(content))
 
 

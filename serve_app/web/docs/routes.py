@@ -13,7 +13,8 @@ from markupsafe import Markup, escape
 
 from serve_app.api.dependencies import base_url, loras_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
-from serve_app.web.docs.reference import credentials_of, operations_of
+from serve_app.api.responses import base_url
+from serve_app.web.docs.reference import credentials_of, messages_of, operations_of
 from serve_app.web.guide import is_built
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
@@ -121,6 +122,7 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
             name=name,
             document=shown,
             operations=operations_of(shown),
+            messages=messages_of(shown),
             credentials=credentials_of(shown),
         )
 
