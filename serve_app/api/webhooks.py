@@ -18,7 +18,6 @@ from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import Forbidden, NotFound
 from serve_app.domain.jobs import JobState
-from serve_app.webhooks import endpoints
 from serve_app.webhooks.endpoints import OF_JOBS
 from serve_app.webhooks.targets import LONGEST_URL
 
