@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 from serve_app.api.dependencies import base_url, loras_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
-from serve_app.api.responses import base_url
 from serve_app.web.docs.reference import credentials_of, messages_of, operations_of
 from serve_app.web.guide import is_built
 from serve_app.web.site import PAGE_HEADERS, page_templates
