@@ -66,7 +66,7 @@ async def test_an_error_at_the_start_is_logged_with_the_job_and_tried_again(
     job_id = await accept(resources)
     async with working(resources, executor):
         await until(resources, job_id, JobState.COMPLETED, attempt=2)
-    (logged,) = [record for record in caplog.records if "broke" in record.message]
+    (logged,) = [record for record in caplog.records if "raised" in record.message]
     assert job_id in logged.message
 
 
