@@ -16,6 +16,7 @@ from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnava
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
 from serve_app.loras.weights import WeightStore
+from serve_app.marking.certificates import BadMarking
 from serve_app.operations.checks import (
     Check,
     check_data_directory,
@@ -224,6 +225,30 @@ async def _check_weights(
     return [ok("weights", f"{read}{rest} adapters read and checked")]
 
 
+EXPIRES_SOON = timedelta(days=30)
+
+
+def check_marking(settings: Settings) -> Iterable[Check]:
+    """Check the certificate that signs images, where they are marked."""
+    if not settings.mark_images:
+        return
+    from serve_app.marking.marker import usable_credentials  # here, so that commands start without Pillow
+
+    try:
+        found = usable_credentials(settings)
+    except BadMarking as error:
+        advice = "get another certificate, and start the workers again: without it they make no images"
+        yield fail("marking", error.message, advice)
+        return
+    told = f"{found.organization or 'a signer without a name'}, until {found.ends:%Y-%m-%d}"
+    if found.is_development:
+        yield warn("marking", told, "fine to try it; customers' images need a certificate that others trust")
+    elif found.ends - datetime.now(UTC) < EXPIRES_SOON:
+        yield warn("marking", told, "get the next one now: with an expired certificate no image is made")
+    else:
+        yield ok("marking", told)
+
+
 MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
 """A report reads at most this many files of LoRAs, for at most this long, so that a person can wait for it."""
 
@@ -241,6 +266,7 @@ async def check_service(
             *check_privacy(settings),
             *check_secrets(settings),
             *check_redis(settings),
+            *check_marking(settings),
         ]
 
     machine, storage = await asyncio.to_thread(check_machine), await check_storage(settings)
