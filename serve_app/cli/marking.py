@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serve_app.cli.command import Failed, Result, command
+from serve_app.cli.command import Result, command
 from serve_app.domain.errors import InvalidParameter
 from serve_app.settings import Settings
 
@@ -28,10 +28,7 @@ def init(settings: Settings) -> Result:
     from serve_app.marking.certificates import make_for_development
 
     certificate, key = settings.marking_files
-    try:
-        make_for_development(certificate, key)
-    except FileExistsError as error:
-        raise Failed(str(error)) from None
+    make_for_development(certificate, key)
     shown = (
         f"{certificate}\n{key}\n"
         "A certificate and a CA for development: whoever checks an image sees that nobody trusts them.\n"
@@ -52,15 +49,16 @@ def verify(
     from serve_app.marking.reading import shown_marks
 
     key = settings.watermark_key if settings.has_watermark_key else None
-    found = asyncio.run(_read_all(files, key))
     facts: list[dict[str, Any]] = []
     lines: list[str] = []
-    for file, marks in zip(files, found, strict=True):
-        told = {"error": marks} if isinstance(marks, str) else asdict(marks) | {"has_watermark": marks.has_watermark}
-        facts.append({"file": str(file), **told})
-        lines.append(f"{file}: {marks}" if isinstance(marks, str) else f"{file}")
-        lines += [] if isinstance(marks, str) else [f"  {name}: {text}" for name, text in shown_marks(marks)]
-    failed = any(isinstance(marks, str) or marks.is_broken for marks in found)
+    for file, marks in zip(files, asyncio.run(_read_all(files, key)), strict=True):
+        if isinstance(marks, str):
+            facts.append({"file": str(file), "error": marks})
+            lines.append(f"{file}: {marks}")
+        else:
+            facts.append({"file": str(file), **asdict(marks), "has_watermark": marks.has_watermark})
+            lines += [str(file), *(f"  {name}: {text}" for name, text in shown_marks(marks))]
+    failed = any("error" in each or (each["manifest"] or {}).get("state") == "Invalid" for each in facts)
     return Result(facts={"files": facts}, shown="\n".join(lines), failed=failed)
 
 

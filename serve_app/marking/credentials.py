@@ -7,6 +7,7 @@ the network: no time-stamp server, no list of revocations, no manifest that a fi
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from io import BytesIO
 from typing import Any
 
@@ -21,42 +22,38 @@ _NO_LIST = "signingCredential.untrusted"
 """What C2PA says of every signer where there is no trust list."""
 
 
-class Signer:
-    """Signs pictures with one operator's certificate. Any thread may call it."""
+def signed(content: bytes, media_type: str, source: SourceType, credentials: Credentials) -> bytes:
+    """Return a file with a manifest in it, which says when and how it was made. Raises `BadMarking`.
 
-    def __init__(self, credentials: Credentials, generator: Mapping[str, str]) -> None:
-        """Take the certificate, and the `name` and `version` of the program that draws."""
-        self._credentials = credentials
-        self._generator = generator
+    Any thread may call it.
+    """
+    import c2pa
 
-    def signed(self, content: bytes, media_type: str, source: SourceType) -> bytes:
-        """Return the file with a manifest in it, which says when and how it was made. Raises `BadMarking`."""
-        import c2pa
-
-        made = {
-            "action": "c2pa.created",
-            "digitalSourceType": source.uri,
-            "softwareAgent": dict(self._generator),
-            "when": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        }
-        manifest = {
-            "claim_generator_info": [dict(self._generator)],
-            "format": media_type,
-            "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [made]}}],
-        }
-        chain, key, algorithm, *_ = self._credentials
-        target = BytesIO()
-        try:
-            info = c2pa.C2paSignerInfo(algorithm.encode(), chain, key, None)
-            with (
-                c2pa.Context(c2pa.Settings.from_dict(dict(_OPTIONS))) as context,
-                c2pa.Signer.from_info(info) as signer,
-                c2pa.Builder(manifest, context) as builder,
-            ):
-                builder.sign(signer, media_type, BytesIO(content), target)
-        except c2pa.C2paError as error:
-            raise BadMarking(f"ATELIER_MARKING_CERTIFICATE: it cannot sign: {error}") from error
-        return target.getvalue()
+    generator = {"name": "Atelier", "version": version("atelier")}
+    made = {
+        "action": "c2pa.created",
+        "digitalSourceType": source.uri,
+        "softwareAgent": generator,
+        "when": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    manifest = {
+        "claim_generator_info": [generator],
+        "format": media_type,
+        "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [made]}}],
+    }
+    chain, key, algorithm, *_ = credentials
+    target = BytesIO()
+    try:
+        info = c2pa.C2paSignerInfo(algorithm.encode(), chain, key, None)
+        with (
+            c2pa.Context(c2pa.Settings.from_dict(dict(_OPTIONS))) as context,
+            c2pa.Signer.from_info(info) as signer,
+            c2pa.Builder(manifest, context) as builder,
+        ):
+            builder.sign(signer, media_type, BytesIO(content), target)
+    except c2pa.C2paError as error:
+        raise BadMarking(f"ATELIER_MARKING_CERTIFICATE: it cannot sign: {error}") from error
+    return target.getvalue()
 
 
 def read_manifest(content: bytes, media_type: str) -> Mapping[str, Any] | None:

@@ -4,28 +4,16 @@ import json
 from collections.abc import Mapping
 
 from serve_app.domain.requests import GenerationRequest
-from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
+from serve_app.domain.samplers import SigmaSpacing, parse_sampler
 
 A1111, INVOKEAI = "parameters", "invokeai_metadata"
 """The keywords of the text chunks of a PNG in which the two look. A1111 reads its own from the EXIF of a JPEG or WebP."""
-_NAMES: Mapping[Sampler, tuple[str, str]] = {
-    Sampler.EULER: ("Euler", "euler"),
-    Sampler.EULER_A: ("Euler a", "euler_a"),
-    Sampler.HEUN: ("Heun", "heun"),
-    Sampler.DPM2: ("DPM2", "kdpm_2"),
-    Sampler.DPM2_A: ("DPM2 a", "kdpm_2_a"),
-    Sampler.LMS: ("LMS", "lms"),
-    Sampler.DDIM: ("DDIM", "ddim"),
-    Sampler.PNDM: ("PLMS", "pndm"),
-    Sampler.DPMPP_2M: ("DPM++ 2M", "dpmpp_2m"),
-    Sampler.DPMPP_2M_SDE: ("DPM++ 2M SDE", "dpmpp_2m_sde"),
-    Sampler.DPMPP_2S: ("DPM++ 2S a", "dpmpp_2s"),
-    Sampler.DPMPP_SDE: ("DPM++ SDE", "dpmpp_sde"),
-    Sampler.UNIPC: ("UniPC", "unipc"),
-    Sampler.LCM: ("LCM", "lcm"),
-    Sampler.TCD: ("TCD", "tcd"),
-}
-"""What A1111 and InvokeAI call a sampler. Others keep our name, which both pass over."""
+_A1111_NAMES: Mapping[str, str] = {
+    "euler": "Euler", "euler-a": "Euler a", "heun": "Heun", "dpm2": "DPM2", "dpm2-a": "DPM2 a", "lms": "LMS",
+    "ddim": "DDIM", "pndm": "PLMS", "dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE", "dpm++2s": "DPM++ 2S a",
+    "dpm++sde": "DPM++ SDE", "unipc": "UniPC", "lcm": "LCM",
+}  # fmt: skip
+"""Others keep our name, which A1111 passes over."""
 _SPACINGS = {SigmaSpacing.KARRAS: "Karras", SigmaSpacing.EXPONENTIAL: "Exponential", SigmaSpacing.BETA: "Beta"}
 
 
@@ -40,10 +28,10 @@ def drawing_texts(request: GenerationRequest, index: int, generator: str) -> Map
 def _a1111(request: GenerationRequest, seed: int, generator: str) -> str:
     loras = "".join(f" <lora:{lora.id}:{lora.weight:g}>" for lora in request.loras)
     negative = f"\nNegative prompt: {request.negative_prompt}" if request.negative_prompt else ""
-    (sampler, _), spacing = _sampler(request)
+    sampler, spacing = _sampler(request)
     rows = {
         "Steps": request.steps,
-        "Sampler": sampler,
+        "Sampler": _A1111_NAMES.get(sampler, sampler),
         "Schedule type": spacing and _SPACINGS.get(spacing, ""),
         "CFG scale": f"{request.guidance_scale:g}",
         "Seed": seed,
@@ -56,7 +44,8 @@ def _a1111(request: GenerationRequest, seed: int, generator: str) -> str:
 
 
 def _invokeai(request: GenerationRequest, seed: int, generator: str) -> Mapping[str, object]:
-    (_, scheduler), spacing = _sampler(request)
+    sampler, spacing = _sampler(request)
+    scheduler = sampler.replace("dpm++", "dpmpp_").replace("dpm2", "kdpm_2").replace("-", "_")
     known = {
         "generation_mode": "img2img" if request.image else "txt2img",
         "positive_prompt": request.prompt,
@@ -79,9 +68,6 @@ def _model(name: str, kind: str) -> Mapping[str, str]:
     return {"key": name, "hash": "", "name": name, "base": "any", "type": kind}
 
 
-def _sampler(request: GenerationRequest) -> tuple[tuple[str, str], SigmaSpacing | None]:
-    """Return both programs' names of the sampler, empty where the request names none, and its spacing."""
-    if not request.sampler:
-        return ("", ""), None
-    method, spacing = parse_sampler(request.sampler)
-    return _NAMES.get(method, (method, method)), spacing
+def _sampler(request: GenerationRequest) -> tuple[str, SigmaSpacing | None]:
+    """Return the sampler and its spacing; empty where the request names none."""
+    return parse_sampler(request.sampler) if request.sampler else ("", None)

@@ -1,14 +1,13 @@
 """Marks pictures as an operator's settings say: XMP, a signed manifest of C2PA, and a watermark."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from io import BytesIO
 
 from PIL import Image
 
 from serve_app.domain.requests import ImageFormat
 from serve_app.marking.certificates import BadMarking, Credentials, read_credentials
-from serve_app.marking.credentials import Signer, read_manifest
+from serve_app.marking.credentials import read_manifest, signed
 from serve_app.marking.watermark import Pixels, Watermark
 from serve_app.marking.xmp import SourceType, packet
 from serve_app.settings import Settings
@@ -26,27 +25,20 @@ class Marker:
     def __init__(self, settings: Settings) -> None:
         """Read the certificate, and try it. Raises `BadMarking` where it cannot sign, or not today."""
         self._watermark = Watermark(settings.watermark_key)
-        self._signer = Signer(usable_credentials(settings), generator())
+        self._credentials = usable_credentials(settings)
 
     def mark(self, pixels: Pixels, form: ImageFormat, source: SourceType, encode: Encode) -> bytes:
         """Return the file of a picture with every mark; the pixels alone are the same each time. Raises `BadMarking`."""
         content = encode(self._watermark.added_to(pixels), packet(source))
-        return self._signer.signed(content, form.media_type, source)
+        return signed(content, form.media_type, source, self._credentials)
 
 
 def usable_credentials(settings: Settings) -> Credentials:
     """Return the operator's certificate, with which a picture was signed to try it. Raises `BadMarking`."""
-    found = read_credentials(*settings.marking_files)
-    out = BytesIO()
+    found, out = read_credentials(*settings.marking_files), BytesIO()
     Image.new("RGB", (8, 8)).save(out, "png")
-    signed = Signer(found, generator()).signed(out.getvalue(), "image/png", SourceType.GENERATED)
-    read = read_manifest(signed, "image/png")
+    read = read_manifest(signed(out.getvalue(), "image/png", SourceType.GENERATED, found), "image/png")
     if read is None or read["state"] == "Invalid":
         problems = ", ".join(read["problems"]) if read else "nothing was signed"
         raise BadMarking(f"ATELIER_MARKING_CERTIFICATE: {settings.marking_files[0]} is not one for C2PA: {problems}")
     return found
-
-
-def generator() -> dict[str, str]:
-    """Return the name and version of this program, as manifests give them."""
-    return {"name": "Atelier", "version": version("atelier")}

@@ -38,10 +38,7 @@ LONGEST_TEXT = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMarks:
-    """What was found in a file.
-
-    `manifest` is what `read_manifest` returns. `score` is None where nobody looked for a watermark.
-    """
+    """What was found in a file; `manifest` is what `read_manifest` returns, `settings` is keyword → text."""
 
     format: str
     width: int
@@ -50,7 +47,6 @@ class FoundMarks:
     """The digital source type that its XMP names; empty where it names none."""
     manifest: Mapping[str, Any] | None
     settings: Mapping[str, str]
-    """The drawing's settings, keyword → text."""
     score: float | None = None
 
     @property
@@ -58,45 +54,36 @@ class FoundMarks:
         """Whether the operator's watermark is there; None where nobody looked for one."""
         return None if self.score is None else self.score >= THRESHOLD
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether it has a manifest that does not hold."""
-        return self.manifest is not None and self.manifest["state"] == "Invalid"
+
+_WORDS: Mapping[str, str] = {
+    SourceType.GENERATED: "made by a model: ",
+    SourceType.COMPOSITE: "changed by a model: ",
+    "Valid": "nothing has changed since somebody signed it",
+    "Trusted": "nothing has changed since it was signed",
+    "Invalid": "it was changed, or its signature does not hold",
+}
 
 
 def shown_marks(found: FoundMarks) -> list[tuple[str, str]]:
     """Return what was found in words, label and text."""
-    rows = [
-        ("Picture", f"{found.format}, {found.width} × {found.height} pixels"),
-        ("XMP", _SOURCES.get(found.source_type, found.source_type) or "says nothing of how it was made"),
-    ]
-    manifest = found.manifest
-    if manifest is None:
-        rows.append(("C2PA", "no manifest"))
-    else:
-        told = ", ".join(filter(None, (_STATES.get(manifest["state"]), *manifest["problems"])))
-        rows.append(("C2PA", f"{manifest['state']}: {told}"))
-        rows += [("Signed by", manifest["signer"])] * bool(manifest["signer"])
-        rows += [("Says", _SOURCES.get(manifest["source_type"], manifest["source_type"]))] * bool(
-            manifest["source_type"]
-        )
-        rows += [("Made", f"{manifest['when']}, by the signer's clock")] * bool(manifest["when"])
-    if found.score is None:
-        watermark = "not looked for: there is no secret of a service here"
-    else:
-        watermark = f"{'found' if found.has_watermark else 'not found'}, score {found.score:.1f} of {THRESHOLD:.1f}"
-    return [*rows, ("Watermark of this service", watermark), *found.settings.items()]
+    manifest = found.manifest or {"state": "none", "problems": (), "signer": "", "source_type": "", "when": ""}
+    watermark = "not looked for, since no service has its secret here"
+    if found.score is not None:
+        watermark = f"{'found' if found.has_watermark else 'not found'}: score {found.score:.1f} of {THRESHOLD:.1f}"
+    told = {
+        "Picture": f"{found.format}, {found.width} × {found.height} pixels",
+        "XMP": _words(found.source_type) or "none that says how it was made",
+        "C2PA": ": ".join(filter(None, (manifest["state"], _WORDS.get(manifest["state"]), *manifest["problems"]))),
+        "C2PA, signed by": manifest["signer"],
+        "C2PA, source": _words(manifest["source_type"]),
+        "C2PA, time": manifest["when"] and f"{manifest['when']}, by the signer's clock",
+        "Watermark of this service": watermark,
+    }
+    return [row for row in (told | dict(found.settings)).items() if row[1]]
 
 
-_SOURCES: Mapping[str, str] = {
-    SourceType.GENERATED: f"made by a model ({SourceType.GENERATED})",
-    SourceType.COMPOSITE: f"a picture that a model has changed ({SourceType.COMPOSITE})",
-}
-_STATES = {
-    "Valid": "nothing has changed since it was signed; whether its signer can be trusted was not asked",
-    "Trusted": "nothing has changed since it was signed",
-    "Invalid": "it was changed, or its signature does not hold",
-}
+def _words(source_type: str) -> str:
+    return _WORDS.get(source_type, "") + source_type
 
 
 async def read(file: Path, scratch: Path, key: bytes | None) -> FoundMarks:
@@ -113,7 +100,6 @@ async def read(file: Path, scratch: Path, key: bytes | None) -> FoundMarks:
 
 
 def _check(file: Path) -> None:
-    """Raise `InvalidParameter` for what is no file, or too large."""
     if not file.is_file():
         raise InvalidParameter(f"file: {'is no file' if file.exists() else 'there is no such file'}")
     if file.stat().st_size > MAX_FILE_BYTES:

@@ -90,13 +90,8 @@ def _signing_keys(settings: Settings) -> str:
 
 
 def _marking(settings: Settings) -> str:
-    """Say how images are marked; a machine that marks none would deliver what others mark."""
-    if not settings.mark_images:
-        return "off"
-    secret = settings.watermark_secret
-    return json.dumps(
-        [settings.marking_files[0].read_text(), secret.get_secret_value() if secret else _pepper(settings)]
-    )
+    secret = settings.watermark_secret.get_secret_value() if settings.watermark_secret else ""
+    return settings.marking_files[0].read_text() + secret if settings.mark_images else "off"
 
 
 def _secrets_file(settings: Settings, variable: str) -> str:

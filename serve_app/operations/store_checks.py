@@ -237,10 +237,9 @@ def check_marking(settings: Settings) -> Iterable[Check]:
     try:
         found = usable_credentials(settings)
     except BadMarking as error:
-        advice = "get another certificate, and start the workers again: without it they make no images"
-        yield fail("marking", error.message, advice)
+        yield fail("marking", error.message, "correct that, and start the workers again: they make no images without")
         return
-    told = f"{found.organization or 'a signer without a name'}, until {found.ends:%Y-%m-%d}"
+    told = f"signed by {found.organization}, until {found.ends:%Y-%m-%d}"
     if found.is_development:
         yield warn("marking", told, "fine to try it; customers' images need a certificate that others trust")
     elif found.ends - datetime.now(UTC) < EXPIRES_SOON:
