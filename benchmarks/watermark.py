@@ -6,9 +6,8 @@ photographs, matplotlib's among them, marks each, and looks for the mark after J
 
 import argparse
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -23,34 +22,27 @@ SIDE, STEPS = 512, 12
 FROM_EACH = 6
 """How many squares are cut from a photograph."""
 PROMPTS = (
-    "a red circle on a blue background",
-    "a yellow flower with a red middle on a blue background",
-    "purple mountains under a black sky with a yellow moon",
-    "a green star on a white background",
-    "a large red heart in the center on a pink background",
-    "two blue houses under a yellow sun",
-)
+    "a red circle on a blue background", "a yellow flower with a red middle on a blue background",
+    "purple mountains under a black sky with a yellow moon", "a green star on a white background",
+    "a large red heart in the center on a pink background", "two blue houses under a yellow sun",
+)  # fmt: skip
 HOPPER = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
 
 
 def drawn(wanted: int) -> Iterator[Pixels]:
     """Draw pictures with the pocket model, with each of its LoRAs and without."""
-    from serve_app.engine import (
-        AdapterFile,
-        Engine,
-        EngineOptions,
-        RunRequest,
-    )  # here: tests take the rest of this file
+    from serve_app import engine  # here: tests take the rest of this file
 
     folder = ROOT / "models" / "pocket"
-    files = [None, *(AdapterFile(id=file.stem, path=file) for file in sorted((folder / "loras").glob("*.safetensors")))]
-    with Engine.load({"pocket": folder}, EngineOptions(exact=False)) as engine:
+    found = sorted((folder / "loras").glob("*.safetensors"))
+    files = [None, *(engine.AdapterFile(id=file.stem, path=file) for file in found)]
+    with engine.Engine.load({"pocket": folder}, engine.EngineOptions(exact=False)) as drawing:
         for index in range(wanted):
             adapter, prompt = files[index % len(files)], PROMPTS[index % len(PROMPTS)]
-            run = RunRequest(run_id=str(index), prompt=prompt, seed=index, adapter=adapter)
-            engine.add(replace(run, steps=STEPS, width=SIDE, height=SIDE))
-        while engine.has_work:
-            for run in engine.step():
+            asked = engine.RunRequest(run_id=str(index), prompt=prompt, seed=index, adapter=adapter, steps=STEPS)
+            drawing.add(asked)
+        while drawing.has_work:
+            for run in drawing.step():
                 assert run.image is not None, run.failure
                 yield run.image
 
@@ -119,11 +111,7 @@ def main() -> None:
             f"{name}: {wrong} of {len(scores)} found; score {statistics.pstdev(scores):.2f} σ, the highest {max(scores):.2f}"
         )
     large = np.asarray(Image.fromarray(pictures[0]).resize((1024, 1024)))
-    times: list[float] = []
-    for _ in range(20):
-        began = time.perf_counter()
-        mark.added_to(large)
-        times.append(1000 * (time.perf_counter() - began))
+    times = [1000 * each for each in timeit.repeat(lambda: mark.added_to(large), number=1, repeat=20)]
     print(f"1024²: {statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})")
 
 

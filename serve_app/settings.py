@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
     image_url_life: Life = timedelta(hours=24)
     png_job_id: bool = False
-    """Write the job's id into each image. Without it, the same request gives the same file, byte for byte."""
+    """Write the job's id into each image. Without it, and without marks, the same request gives the same file."""
     mark_images: bool = False
     """Mark every image as made by a model: by XMP, a signed C2PA manifest and a watermark."""
     marking_certificate: SomePath | None = None

@@ -57,7 +57,8 @@ def verify(
             lines.append(f"{file}: {marks}")
         else:
             facts.append({"file": str(file), **asdict(marks), "has_watermark": marks.has_watermark})
-            lines += [str(file), *(f"  {name}: {text}" for name, text in shown_marks(marks))]
+            rows = [*shown_marks(marks), *marks.settings.items()]
+            lines += [str(file), *(f"  {name}: {text}" for name, text in rows)]
     failed = any("error" in each or (each["manifest"] or {}).get("state") == "Invalid" for each in facts)
     return Result(facts={"files": facts}, shown="\n".join(lines), failed=failed)
 

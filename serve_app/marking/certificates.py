@@ -46,7 +46,7 @@ def read_credentials(certificate: Path, key: Path) -> Credentials:
         leaf, private = x509.load_pem_x509_certificates(chain)[0], load_pem_private_key(secret, password=None)
     except OSError as error:
         advice = "name ATELIER_MARKING_CERTIFICATE and ATELIER_MARKING_KEY, or try: atelier marking init"
-        raise BadMarking(f"{error.filename}: {error.strerror}; {advice}") from error
+        raise BadMarking(f"ATELIER_MARK_IMAGES: {error.filename}: {error.strerror}; {advice}") from error
     except (ValueError, TypeError) as error:
         raise BadMarking(f"{certificate} or {key}: is no PEM that can be read ({error})") from error
     begins, ends, now = leaf.not_valid_before_utc, leaf.not_valid_after_utc, datetime.now(UTC)

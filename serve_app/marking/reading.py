@@ -65,11 +65,13 @@ _WORDS: Mapping[str, str] = {
 
 
 def shown_marks(found: FoundMarks) -> list[tuple[str, str]]:
-    """Return what was found in words, label and text."""
+    """Return what was found in words, label and text, but for the drawing's settings, which are texts themselves."""
     manifest = found.manifest or {"state": "none", "problems": (), "signer": "", "source_type": "", "when": ""}
     watermark = "not looked for, since no service has its secret here"
     if found.score is not None:
-        watermark = f"{'found' if found.has_watermark else 'not found'}: score {found.score:.1f} of {THRESHOLD:.1f}"
+        watermark = (
+            f"{'found' if found.has_watermark else 'not found'}: score {found.score:.1f}, from {THRESHOLD:.1f} on"
+        )
     told = {
         "Picture": f"{found.format}, {found.width} × {found.height} pixels",
         "XMP": _words(found.source_type) or "none that says how it was made",
@@ -79,7 +81,7 @@ def shown_marks(found: FoundMarks) -> list[tuple[str, str]]:
         "C2PA, time": manifest["when"] and f"{manifest['when']}, by the signer's clock",
         "Watermark of this service": watermark,
     }
-    return [row for row in (told | dict(found.settings)).items() if row[1]]
+    return [(label, text) for label, text in told.items() if text]
 
 
 def _words(source_type: str) -> str:

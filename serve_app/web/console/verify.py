@@ -1,5 +1,7 @@
 """The page that reads what a picture says of how it was made. What is sent is kept nowhere."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.dependencies import jobs_of, loras_of, settings_of
@@ -17,22 +19,22 @@ _FILE = "file"
 
 @router.get("/verify")
 async def open_verify(request: Request, session: PageSession) -> Response:
-    return render(request, "verify.html", session, here="verify", notice="", rows=())
+    return render(request, "verify.html", session, here="verify", notice="", rows=(), settings={})
 
 
 @router.post("/verify")
 async def verify(request: Request, session: FormSession) -> Response:
     """Read a picture and show its marks; one counts as a request, so that nobody tries a watermark out for nothing."""
     try:
-        rows = await _marks(request, session)
+        rows, settings = await _marks(request, session)
     except AtelierError as error:
-        response = render(request, "verify.html", session, here="verify", rows=(), **refusal(error))
+        response = render(request, "verify.html", session, here="verify", rows=(), settings={}, **refusal(error))
         response.headers["Connection"] = "close"  # a part of the body may not have been read
         return response
-    return render(request, "verify.html", session, here="verify", notice="", rows=rows)
+    return render(request, "verify.html", session, here="verify", notice="", rows=rows, settings=settings)
 
 
-async def _marks(request: Request, session: ConsoleSession) -> list[tuple[str, str]]:
+async def _marks(request: Request, session: ConsoleSession) -> tuple[list[tuple[str, str]], Mapping[str, str]]:
     from serve_app.marking import reading  # here, so that commands start without Pillow
 
     jobs, places = jobs_of(request), loras_of(request).uploads
@@ -50,4 +52,4 @@ async def _marks(request: Request, session: ConsoleSession) -> list[tuple[str, s
         await owner_caller(request, session)
         async with jobs.uploads.decoding:
             found = await reading.read(folder / _FILE, folder / "luminance", settings_of(request).watermark_key)
-    return reading.shown_marks(found)
+    return reading.shown_marks(found), found.settings
