@@ -287,6 +287,10 @@ async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tup
         await asyncio.to_thread(require_usable, settings.redis_url)
     async with open_process(settings) as process:
         Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
+        if settings.mark_images:
+            from serve_app.marking.marker import usable_credentials  # here, so that commands start without Pillow
+
+            await asyncio.to_thread(usable_credentials, settings)
         accounts = AccountParts(process)
         loras = LoraParts(process, accounts)
         await loras.applied_catalog.apply_file_once()

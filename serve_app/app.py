@@ -81,6 +81,11 @@ async def with_last_slash(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{root}{request.scope['path'].removeprefix(root)}/", status_code=308)
 
 
+async def to_verify(request: Request) -> RedirectResponse:
+    """Lead to the page that reads the marks of a picture, which needs a session of the console."""
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/console/verify", status_code=307)
+
+
 def create_app(
     settings: Settings,
     *,
@@ -114,6 +119,7 @@ def create_app(
     for path, pages in (("/console", console), ("/operators", operator_pages)):
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
+    site.add_route("/verify", to_verify, methods=["GET"])
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
     bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

@@ -4,6 +4,7 @@ Each value is checked here, so that a wrong one stops the process with the varia
 """
 
 import difflib
+import hmac
 import json
 import logging
 import os
@@ -186,7 +187,15 @@ class Settings(BaseSettings):
     """Image URLs are signed with the first of these, key id → secret; all verify. Unset, one is made likewise."""
     image_url_life: Life = timedelta(hours=24)
     png_job_id: bool = False
-    """Write the job's id into each image. Without it, the same request gives the same file, byte for byte."""
+    """Write the job's id into each image. Without it, and without marks, the same request gives the same file."""
+    mark_images: bool = False
+    """Mark every image as made by a model: by XMP, a signed C2PA manifest and a watermark."""
+    marking_certificate: SomePath | None = None
+    """The certificate (PEM, its chain after it) that signs manifests; unset, `data_dir/marking/certificate.pem`."""
+    marking_key: SomePath | None = None
+    """Its private key (PEM); unset, `data_dir/marking/key.pem`."""
+    watermark_secret: Secret | None = None
+    """This secret chooses the pattern of the watermark. Unset, the pepper's lowest version does."""
     retention: Life = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: Life = timedelta(hours=24)
@@ -309,6 +318,23 @@ class Settings(BaseSettings):
     @property
     def has_pepper(self) -> bool:
         return self.pepper is not None or bool(self.peppers)
+
+    @property
+    def marking_files(self) -> tuple[Path, Path]:
+        """Return where the certificate is that signs manifests, and its key."""
+        folder = self.data_dir / "marking"
+        return self.marking_certificate or folder / "certificate.pem", self.marking_key or folder / "key.pem"
+
+    @property
+    def has_watermark_key(self) -> bool:
+        """Return whether there is a key without making one."""
+        return self.watermark_secret is not None or self.has_pepper or (self.data_dir / "secrets.json").exists()
+
+    @property
+    def watermark_key(self) -> bytes:
+        """Return the key of the watermark."""
+        secret = self.watermark_secret.get_secret_value().encode() if self.watermark_secret else self.pepper_bytes
+        return hmac.digest(secret, b"watermark", "sha256")
 
     @cached_property
     def url_keys(self) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import accounts, doctor, images, jobs, keys, loras, operators
+from serve_app.cli import accounts, doctor, images, jobs, keys, loras, marking, operators
 from serve_app.cli.command import OneLineErrors, command
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -34,7 +34,8 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
-for function in (accounts.audit, images.generate, images.upscale, doctor.restore, accounts.usage):
+app.add_typer(marking.app, name="marking")
+for function in (accounts.audit, images.generate, images.upscale, doctor.restore, accounts.usage, marking.verify):
     command(app, function.__name__)(function)
 command(loras.app, "try")(images.try_lora)
 

@@ -67,6 +67,9 @@ class Drawing:
     prompt_weights: Annotated[
         bool | None, typer.Option("--prompt-weights", help="Read (red:1.5) and [green] in prompts as weights.")
     ] = None
+    embed_settings: Annotated[
+        bool | None, typer.Option("--embed-settings", help="Write prompt and settings into the files, as A1111 does.")
+    ] = None
     output_format: Annotated[
         Literal["png", "jpeg", "webp"] | None, typer.Option("--format", help="The files: png by default.")
     ] = None

@@ -46,6 +46,8 @@ class GenerationOptions(JobOptions, total=False):
     seed: int | None
     prompt_weights: bool | None
     """Whether `(red:1.5)` and `[green]` in both prompts weight their words."""
+    embed_settings: bool | None
+    """Whether each file holds what it was drawn with, as A1111 and InvokeAI read it."""
     image_id: str | None
     """An image of the account to begin from; `strength` is how much of it is redrawn."""
     strength: float | None

@@ -149,6 +149,7 @@ class Record(Row):
     completed_at: datetime | None = None
     unknown_words: tuple[str, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    marking: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def is_final(self) -> bool:
@@ -269,6 +270,11 @@ class JobState:
     def request(self) -> Mapping[str, Any]:
         """What was asked for, such as `prompt`, `loras` and `steps`, defaults filled in."""
         return self._record.request
+
+    @property
+    def marking(self) -> Mapping[str, Any]:
+        """How a completed job's images are marked, by `source_type` and `marks`; empty where they are not."""
+        return self._record.marking
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.status} {self.progress} %>"

@@ -127,6 +127,8 @@ class Job:
     key_id: str = ""
     seconds: float | None = None
     timings: Timings | None = None
+    marks: tuple[str, ...] = ()
+    """How its images are marked as made by a model: `MARKS` of `marking/marker.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class _AnyGeneration(_AnyRequest):
     """They act together, each on the base model alone, in whatever order they are named."""
     prompt_weights: bool = False
     """Whether `(red:1.5)` and `[green]` in its prompts weight their words, as A1111 reads them."""
+    embed_settings: bool = False
+    """Whether each file holds what it was drawn with, as A1111 and InvokeAI read it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +158,8 @@ class GenerationRequest(_AnyGeneration):
     """How much of `image` is redrawn, above 0 and at most 1: it takes that part of the steps."""
     mask: Picture | None = None
     """White where `image` is redrawn, black where it is kept."""
+    from_upload: bool = False
+    """Whether `image` was uploaded, or made from what was: marks say that its images are composites."""
 
     @classmethod
     def made_of(cls, draft: GenerationDraft, seed: int, **resolved: Any) -> Self:
@@ -219,6 +223,8 @@ class UpscaleRequest(_AnyUpscale):
     source_uri: str
     source_width: int
     source_height: int
+    from_upload: bool = False
+    """Whether the image was uploaded, or made from what was."""
 
     @classmethod
     def made_of(cls, draft: UpscaleDraft, **source: Any) -> Self:

@@ -196,12 +196,18 @@ class JobQueue:
         return HeartbeatReply(reply)
 
     async def finish(
-        self, lease: Lease, images: Sequence[StoredImage], *, seconds: float, timings: Timings | None = None
+        self,
+        lease: Lease,
+        images: Sequence[StoredImage],
+        *,
+        seconds: float,
+        timings: Timings | None = None,
+        marks: Sequence[str] = (),
     ) -> CommitReply:
         """Commit an attempt's images.
 
         `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual
-        time and all estimates, and count as the account's usage. `timings` are for display.
+        time and all estimates, and count as the account's usage. `timings` and `marks` are for display.
         """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds: {seconds}")
@@ -210,6 +216,7 @@ class JobQueue:
             attempt=lease.attempt,
             seconds=seconds,
             result=pack_result(lease.job_id, Result(tuple(images), seconds, timings)),
+            marks=" ".join(marks),
             retention_ms=self._retention_ms,
             image_ids=[image.image_id for image in images],
         )

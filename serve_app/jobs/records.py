@@ -106,6 +106,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         key_id=fields.get("key", ""),
         seconds=result.seconds,
         timings=result.timings,
+        marks=tuple(fields.get("marks", "").split()),
     )
 
 

@@ -26,7 +26,7 @@ from serve_app.domain.requests import (
 )
 from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
-from serve_app.jobs.uploads import Uploads
+from serve_app.jobs.uploads import Upload, Uploads
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader, added_cost
 
@@ -72,7 +72,8 @@ class Resolution:
         adapters = [await self._adapter(caller, use.id, place) for place, use in enumerate(draft.loras)]
         base = _base_model(draft, adapters, await self.applied_catalog.applied_base_models())
         self._check_loras(draft, adapters)
-        image, mask = [await self._picture(caller, draft, name) for name in ("image_id", "mask_image_id")]
+        begun, masked = [await self._picture(caller, draft, name) for name in ("image_id", "mask_image_id")]
+        image, mask = begun and begun.image, masked and masked.image
         abilities = abilities_of(base.pipeline)
         width, height = _size(draft, base, abilities, image)
         _check_abilities(draft, base, abilities)
@@ -92,6 +93,7 @@ class Resolution:
             sampler=sampler,
             image=image and Picture(image.image_id, image.image_uri),
             mask=mask and Picture(mask.image_id, mask.image_uri),
+            from_upload=begun is not None and begun.from_upload,
         )
         cost = _cost(adapters, passes_of(sampler), free=self.max_rank)
         if image is None:
@@ -108,7 +110,7 @@ class Resolution:
             raise Forbidden(f"loras[{place}].id: must be a LoRA that you may use")
         return found.adapter
 
-    async def _picture(self, caller: Caller, draft: GenerationDraft, field: str) -> StoredImage | None:
+    async def _picture(self, caller: Caller, draft: GenerationDraft, field: str) -> Upload | None:
         image_id: str | None = getattr(draft, field)
         if image_id is None:
             return None
@@ -118,9 +120,13 @@ class Resolution:
             raise NotFound(f"{field}: your account has no such image") from None
 
     async def _upscale(self, caller: Caller, draft: UpscaleDraft) -> UpscaleRequest:
-        image = await self.uploads.stored(caller, draft.image_id, interface=draft.interface)
+        found = await self.uploads.stored(caller, draft.image_id, interface=draft.interface)
         request = UpscaleRequest.made_of(
-            draft, source_uri=image.image_uri, source_width=image.width, source_height=image.height
+            draft,
+            source_uri=found.image.image_uri,
+            source_width=found.image.width,
+            source_height=found.image.height,
+            from_upload=found.from_upload,
         )
         if request.width * request.height > MAX_OUTPUT_PIXELS:
             raise InvalidParameter(

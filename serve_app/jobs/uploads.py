@@ -46,13 +46,17 @@ _ID = re.compile(r"img_[a-z2-7]{26}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
-    """An image that an account has uploaded, or that its job `job_id` has made; `key_id` is the API key that asked."""
+    """An image that an account has uploaded, or that its job `job_id` has made; `key_id` is the API key that asked.
+
+    `from_upload` says of a job's image that it was drawn from an uploaded one.
+    """
 
     image: StoredImage
     key_id: str
     created_at: datetime
     expires_at: datetime
     job_id: str = ""
+    from_upload: bool = True
 
 
 class UploadRecords:
@@ -198,12 +202,12 @@ class Uploads:
             raise NotFound(NO_SUCH)
         return upload
 
-    async def stored(self, caller: Caller, image_id: str, *, interface: Variant | None = None) -> StoredImage:
+    async def stored(self, caller: Caller, image_id: str, *, interface: Variant | None = None) -> Upload:
         """Return an image that `find` finds, whose file is there. Raises `NotFound`."""
-        image = (await self.find(caller, image_id, interface=interface)).image
-        if not await self.images.exists(image.image_uri):
+        found = await self.find(caller, image_id, interface=interface)
+        if not await self.images.exists(found.image.image_uri):
             raise NotFound(NO_SUCH)
-        return image
+        return found
 
     async def delete(self, caller: Caller, image_id: str, *, by: Actor) -> None:
         """Delete an image that the account uploaded.
@@ -223,7 +227,14 @@ class Uploads:
     def _made(self, job: Job, image: StoredImage) -> Upload:
         made_at = job.finished_at or job.created_at
         expires_at = made_at + self.settings.retention
-        return Upload(image=image, key_id=job.key_id, created_at=made_at, expires_at=expires_at, job_id=job.id)
+        return Upload(
+            image=image,
+            key_id=job.key_id,
+            created_at=made_at,
+            expires_at=expires_at,
+            job_id=job.id,
+            from_upload=job.request is None or job.request.from_upload,
+        )
 
     @to_its_end
     async def _release(self, hold: Hold) -> None:

@@ -21,6 +21,7 @@ ADVICE = {
     "signing keys": "give every machine that has an ingress the same ATELIER_SIGNING_KEYS, in the same order",
     "storage": "give every machine the same ATELIER_STORAGE_URL and ATELIER_STORAGE_OPTIONS",
     "catalog": "put the same file at ATELIER_CATALOG on every machine",
+    "marking": "give every machine the same ATELIER_MARK_IMAGES, ATELIER_WATERMARK_SECRET and certificate",
     "code": "install the same version on every machine",
 }
 
@@ -33,6 +34,7 @@ def fingerprints(settings: Settings, nonce: bytes) -> dict[str, str]:
         "signing keys": lambda: _signing_keys(settings),
         "storage": lambda: json.dumps([settings.storage, settings.storage_options], sort_keys=True),
         "catalog": lambda: settings.catalog.read_text(encoding="utf-8"),
+        "marking": lambda: _marking(settings),
         "code": _code,
     }
     return {name: _digest(source, nonce) for name, source in sources.items()}
@@ -85,6 +87,11 @@ def _pepper(settings: Settings) -> str:
 
 def _signing_keys(settings: Settings) -> str:
     return _in_order(settings.url_keys) if settings.signing_keys else _secrets_file(settings, "ATELIER_SIGNING_KEYS")
+
+
+def _marking(settings: Settings) -> str:
+    secret = settings.watermark_secret.get_secret_value() if settings.watermark_secret else ""
+    return settings.marking_files[0].read_text() + secret if settings.mark_images else "off"
 
 
 def _secrets_file(settings: Settings, variable: str) -> str:

@@ -16,6 +16,7 @@ from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnava
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
 from serve_app.loras.weights import WeightStore
+from serve_app.marking.certificates import BadMarking
 from serve_app.operations.checks import (
     Check,
     check_data_directory,
@@ -223,6 +224,29 @@ async def _check_weights(
     return [ok("weights", f"{read}{rest} adapters read and checked")]
 
 
+EXPIRES_SOON = timedelta(days=30)
+
+
+def check_marking(settings: Settings) -> Iterable[Check]:
+    """Check the certificate that signs images, where they are marked."""
+    if not settings.mark_images:
+        return
+    from serve_app.marking.marker import usable_credentials  # here, so that commands start without Pillow
+
+    try:
+        found = usable_credentials(settings)
+    except BadMarking as error:
+        yield fail("marking", error.message, "correct that, and start the workers again: they make no images without")
+        return
+    told = f"signed by {found.organization}, until {found.ends:%Y-%m-%d}"
+    if found.is_development:
+        yield warn("marking", told, "fine to try it; customers' images need a certificate that others trust")
+    elif found.ends - datetime.now(UTC) < EXPIRES_SOON:
+        yield warn("marking", told, "get the next one now: with an expired certificate no image is made")
+    else:
+        yield ok("marking", told)
+
+
 MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
 """A report reads at most this many files of LoRAs, for at most this long, so that a person can wait for it."""
 
@@ -240,6 +264,7 @@ async def check_service(
             *check_privacy(settings),
             *check_secrets(settings),
             *check_redis(settings),
+            *check_marking(settings),
         ]
 
     machine, storage = await asyncio.to_thread(check_machine), await check_storage(settings)

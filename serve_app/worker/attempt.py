@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from datetime import timedelta
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
+from serve_app.domain.requests import GenerationRequest
 from serve_app.engine_options import WorkerTiming
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation, ModerationUnavailable
@@ -20,9 +21,13 @@ from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.workers import RecentAdapters
 from serve_app.log import log_ids
 from serve_app.loras.weights import WeightStore
+from serve_app.marking.certificates import BadMarking
+from serve_app.marking.drawing_texts import drawing_texts
+from serve_app.marking.marker import MARKS, Marker
+from serve_app.marking.xmp import SourceType
 from serve_app.store.process import Process
-from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, RunFailed, generation_failed
-from serve_app.worker.image_files import encode, write_previews
+from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, Pixels, RunFailed, generation_failed
+from serve_app.worker.image_files import encode, generator_name, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
 
@@ -88,13 +93,14 @@ class WorkerParts:
     """What a worker reads and writes, besides its executor."""
 
     def __init__(self, process: Process) -> None:
-        """Compose the parts. Raises `BadModeration`."""
+        """Compose the parts. Raises `BadModeration` and `BadMarking`."""
         redis, settings = process.redis, process.settings
         self.settings = settings
         self.queue = JobQueue(redis, settings)
         self.images = ImageStore(settings, process.measures)
         self.previews = PreviewStore(redis)
         self.moderation = Moderation(settings)
+        self.marker = Marker(settings) if settings.mark_images else None
         self.recent_adapters = RecentAdapters(redis)
         self.weights = WeightStore(settings)
         self.measures = process.measures
@@ -211,6 +217,9 @@ class Attempt:
             return Failed(generation_failed("The image could not be checked by moderation."), retry=True)
         except StoreUnavailable:
             return Failed(generation_failed("The image could not be stored."), retry=True)
+        except BadMarking as error:  # the certificate has expired since the start: an image without marks is none
+            log.error("job %s: its image could not be marked: %s", self._claim.lease.job_id, error.message)
+            return Failed(generation_failed("The image could not be marked as this service must."), retry=True)
         finally:
             self._started = True
             self._steps.forget(self._run_ids)
@@ -224,11 +233,9 @@ class Attempt:
         if run.image is None:
             failure = run.failure or generation_failed("The image could not be made.")
             raise RunFailed(failure, retry=failure.code is FailureCode.OUT_OF_MEMORY)
-        lease, loop = self._claim.lease, asyncio.get_running_loop()
-        pixels = run.image
-        named = lease.job_id if self._parts.settings.png_job_id else None
-        form = self._claim.request.output_format
-        content = await loop.run_in_executor(self._encoders, lambda: encode(pixels, form, job_id=named))
+        lease, form, pixels = self._claim.lease, self._claim.request.output_format, run.image
+        loop = asyncio.get_running_loop()
+        content = await loop.run_in_executor(self._encoders, self._encoded, index, pixels)
         verdict = await self._parts.moderation.image(
             account_id=self._claim.account_id, job_id=lease.job_id, content=content
         )
@@ -251,6 +258,22 @@ class Attempt:
             sha256=hashlib.sha256(content).hexdigest(),
             size_bytes=len(content),
         )
+
+    def _encoded(self, index: int, pixels: Pixels) -> bytes:
+        """Return the file of an image, marked where the service marks; a thread calls it."""
+        request, parts = self._claim.request, self._parts
+        job_id = self._claim.lease.job_id if parts.settings.png_job_id else None
+        texts: Mapping[str, str] = {}
+        if isinstance(request, GenerationRequest) and request.embed_settings:
+            texts = drawing_texts(request, index, generator_name())
+
+        def write(pixels: Pixels, xmp: str = "") -> bytes:
+            return encode(pixels, request.output_format, job_id=job_id, texts=texts, xmp=xmp)
+
+        if parts.marker is None:
+            return write(pixels)
+        source = SourceType.COMPOSITE if request.from_upload else SourceType.GENERATED
+        return parts.marker.mark(pixels, request.output_format, source, write)
 
     async def _heartbeat_until_lost(self) -> Outcome:
         every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
@@ -292,7 +315,13 @@ class Attempt:
         queue, lease = self._parts.queue, self._claim.lease
         if isinstance(outcome, Completed):
             return await retry_until_available(
-                lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds, timings=outcome.timings)
+                lambda: queue.finish(
+                    lease,
+                    outcome.images,
+                    seconds=outcome.seconds,
+                    timings=outcome.timings,
+                    marks=MARKS if self._parts.marker else (),
+                )
             )
         if isinstance(outcome, Failed):
             return await retry_until_available(lambda: queue.fail(lease, outcome.failure, retry=outcome.retry))

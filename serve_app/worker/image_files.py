@@ -1,11 +1,12 @@
 """Encodes images, and writes previews of a running job while somebody watches it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
+from typing import Any
 
 from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
@@ -13,6 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.requests import ImageFormat
 from serve_app.jobs.previews import Preview, PreviewStore
+from serve_app.marking.drawing_texts import A1111
 from serve_app.worker.executor import Executor, Pixels
 
 JPEG = {"quality": 95, "subsampling": "4:4:4"}
@@ -20,25 +22,41 @@ WEBP = {"quality": 95}
 """WebP is lossy here, since PNG has the exact pixels: lossless, it would be 7 % smaller and take twice as long."""
 
 
-def encode(pixels: Pixels, form: ImageFormat, *, job_id: str | None = None) -> bytes:
-    """Encode pixels; the same pixels give the same bytes.
+_NO_TEXTS: Mapping[str, str] = {}
 
-    A `job_id` is written next to the generator's name; then no two jobs give the same file.
+
+def encode(
+    pixels: Pixels, form: ImageFormat, *, job_id: str | None = None, texts: Mapping[str, str] = _NO_TEXTS, xmp: str = ""
+) -> bytes:
+    """Encode pixels; the same arguments give the same bytes.
+
+    A `job_id` is written next to the generator's name; then no two jobs give the same file. `texts` are those of
+    `drawing_texts`, of which a JPEG or WebP takes A1111's alone; `xmp` is a packet.
     """
     if form is ImageFormat.PNG:
-        return encode_png(pixels, job_id=job_id)
+        return encode_png(pixels, job_id=job_id, texts=texts, xmp=xmp)
     exif = Image.Exif()
     exif[ExifTags.Base.Software] = generator_name()
     if job_id is not None:
         exif[ExifTags.Base.ImageDescription] = f"Job {job_id}"
+    if A1111 in texts:
+        comment = b"UNICODE\0" + texts[A1111].encode("utf-16-be")
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
     out = BytesIO()
-    Image.fromarray(pixels).save(out, form, exif=exif, **(JPEG if form is ImageFormat.JPEG else WEBP))
+    more: dict[str, Any] = {"xmp": xmp.encode()} if xmp else {}
+    Image.fromarray(pixels).save(out, form, exif=exif, **(JPEG if form is ImageFormat.JPEG else WEBP), **more)
     return out.getvalue()
 
 
-def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
+def encode_png(
+    pixels: Pixels, *, job_id: str | None = None, texts: Mapping[str, str] = _NO_TEXTS, xmp: str = ""
+) -> bytes:
     """Encode pixels as a PNG, whose text chunks name the generator and, where it is given, the job."""
     text = PngInfo()
+    if xmp:
+        text.add_itxt("XML:com.adobe.xmp", xmp)
+    for name, value in texts.items():
+        text.add_text(name, value)
     if job_id is not None:
         text.add_text("Job", job_id)
     text.add_text("Software", generator_name())

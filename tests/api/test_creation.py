@@ -18,7 +18,7 @@ from serve_app.store.redis_client import connect
 from tests.api.app import LORA, LORA_FIELD, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
-from tests.support import adapter_id, adapter_of, plain_redis, png_of, store_image, wait_until, write_catalog
+from tests.support import adapter_id, adapter_of, existing, plain_redis, png_of, store_image, wait_until, write_catalog
 
 NEON = adapter_id("neon")
 SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
@@ -36,6 +36,7 @@ WHOLE: dict[str, Any] = {
     "num_images": 2,
     "seed": 2**64 - 1,
     "prompt_weights": True,
+    "embed_settings": True,
     "output_format": "webp",
     "priority": "low",
     "start_within": 60,
@@ -271,6 +272,7 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **of_any}
     shortest = await create(service, member, kind="upscale", image_id=image_id)
     usual = {"output_format": "png", "priority": "normal", "metadata": {}}
+    assert not existing((await job_of(service.resources, shortest.json()["id"])).request).from_upload
     assert shortest.json()["request"] == {"image_id": image_id, "scale_factor": 2, **usual}
     assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
     begun: dict[str, Any] = {**SHORTEST, "image_id": image_id, "steps": 1}

@@ -25,7 +25,7 @@ from serve_app.jobs.uploads import HELD_FOR, LEAST_COUNTED, Hold
 from serve_app.store.keys import redis_key
 from tests.api.app import ALL, LORA, Member, TestService, open_service, refused
 from tests.composition import Resources
-from tests.made_jobs import stored_image
+from tests.made_jobs import job_of, stored_image
 from tests.rewriting import later
 from tests.support import existing, plain_redis, png_of
 
@@ -431,6 +431,10 @@ async def test_a_job_takes_an_uploaded_picture_and_interface_a_does_not(service:
     refused(await service.client.delete(path, headers=member.b), 409, "job_unfinished", answer.json()["id"])
     job = await service.complete(answer.json()["id"])
     assert (job.images[0].width, job.images[0].height) == (2 * PHOTO.width, 2 * PHOTO.height)
+    for wish in ({"kind": "upscale"}, {"prompt": "a boat", "steps": 2}):  # what is made of it is marked as a composite
+        made_of_it = {**wish, "image_id": job.images[0].image_id}
+        later = (await service.client.post("/v1/jobs", json=made_of_it, headers=member.b)).json()
+        assert existing((await job_of(service.resources, later["id"])).request).from_upload, wish
     refused(await service.client.post("/v1/jobs", json=body, headers=other.b), 404, "not_found")
     of_a = await service.client.post("/v1/upscale", json={"image_id": image["id"]}, headers=member.a)
     refused(of_a, 404, "not_found")

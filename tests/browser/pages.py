@@ -20,6 +20,7 @@ CONSOLE: Mapping[str, tuple[str, ...]] = {
     "/loras": ("loras", "loras?find=nothing"),
     "/loras/new": ("loras/new",),
     "/loras/{lora_id}": ("loras/{lora}",),
+    "/verify": ("verify",),
     "/usage": ("usage",),
     "/settings": ("settings",),
     "/settings/{slug}": ("settings/api", "settings/api-keys", "settings/both"),

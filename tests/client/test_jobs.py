@@ -79,7 +79,7 @@ def test_every_option_is_asked_for_with_a_key_of_either_interface(
 ) -> None:
     options: GenerationOptions = {
         "base_model": "pocket", "negative_prompt": "boats", "sampler": "dpm++2m-karras", "steps": 9,
-        "guidance_scale": 3.0, "width": 320, "height": 256, "num_images": 2, "seed": 7, "prompt_weights": True,
+        "guidance_scale": 3.0, "width": 320, "height": 256, "num_images": 2, "seed": 7, "prompt_weights": True, "embed_settings": True,
         "output_format": "jpeg", "priority": "low", "start_within": 60, "metadata": {"order": "4711"},
     }  # fmt: skip
     with Client(live.base_url, key, interface=interface) as client:

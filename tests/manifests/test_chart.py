@@ -45,7 +45,7 @@ from tests.support import ROOT
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
-UPLOADED_TO = {"/v1/loras", "/v1/images", "/openai/", "/console/loras/new", "/console/pictures"}
+UPLOADED_TO = {"/v1/loras", "/v1/images", "/openai/", "/console/loras/new", "/console/pictures", "/console/verify"}
 
 
 def production(**values: Any) -> list[Document]:

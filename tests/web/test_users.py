@@ -19,6 +19,7 @@ PAGES: dict[str, set[Role]] = {
     "history": {OWN, M},
     "loras": {OWN, M},
     "loras/new": {OWN, M},
+    "verify": {OWN, M, B},
     "usage": {OWN, M, B},
     "usage.csv": {OWN, M, B},
     "settings": {OWN, M, B},

@@ -46,7 +46,7 @@ CHANGES: dict[str, Any] = {
     "mask": None,
 }
 """Another value for every field of a request that changes its pictures; what begins from an image has `begun`."""
-UNDRAWN = {"base_model", "output_format", "metadata", "priority", "start_within"}
+UNDRAWN = {"base_model", "output_format", "metadata", "priority", "start_within", "embed_settings", "from_upload"}
 INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
     (Variant.A, "prompt", "a blue star", "prompt", "a blue star"),
     (Variant.A, "lora_id", adapter_id("neon"), "loras", (LoraUse(adapter_id("neon")),)),
@@ -76,6 +76,8 @@ OF_JOBS = {
     "strength",
     "mask",
     "prompt_weights",
+    "embed_settings",
+    "from_upload",
     "output_format",
     "metadata",
     "priority",

@@ -116,19 +116,23 @@ async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, execut
         opened = Image.open(BytesIO(png))
         assert opened.size == (stored.width, stored.height) == (256, 256)
         assert opened.info["Software"].startswith("Atelier ")
-        assert "Job" not in opened.info
+        assert {"Job", "parameters"}.isdisjoint(opened.info)
 
 
-async def test_a_png_names_its_job_when_the_settings_ask_for_it(
+@pytest.mark.slow
+async def test_a_png_names_its_job_and_its_settings_where_that_is_asked_for(
     settings: Settings, redis_db: Any, engine: Engine
 ) -> None:
     async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
         async with working(
             resources, GenerationExecutor(engine, resources.catalog, resources.weights, resources.images)
         ):
-            done = await ended(resources, await draw(resources, picture()))
-        png = await resources.images.get(done.images[0].image_uri)
-    assert Image.open(BytesIO(png)).info["Job"] == done.id
+            done = await ended(resources, await draw(resources, replace(picture(n=2), embed_settings=True)))
+        png = await resources.images.get(done.images[1].image_uri)
+    told = Image.open(BytesIO(png)).info
+    assert told["Job"] == done.id
+    assert told["parameters"].startswith("a red circle <lora:model_outline")
+    assert ", Seed: 8, Size: 256x256" in told["parameters"]
 
 
 async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: Engine) -> None:

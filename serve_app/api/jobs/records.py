@@ -14,6 +14,7 @@ from serve_app.api.schemas import AnyJobId, Count, Failure, ImageId, Pixels, Res
 from serve_app.domain import jobs
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.marking.xmp import SourceType
 
 CURSOR = "[0-9]{1,14}-(?:gen|job|up)_[a-z2-7]{26}"
 Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{CURSOR}$"})]
@@ -29,6 +30,21 @@ class Timings(ResponseBody):
     load: Annotated[float, Field(description="Loading its LoRAs.")]
     denoise: Annotated[float, Field(description="Denoising and decoding all images.")]
     store: float
+
+
+class Marking(ResponseBody):
+    """How a job's images say to machines that a model made them."""
+
+    source_type: Annotated[
+        SourceType,
+        Field(
+            description="The IPTC's digital source type; a composite where an uploaded picture was edited or enlarged."
+        ),
+    ]
+    marks: Annotated[
+        list[Literal["xmp", "c2pa", "watermark"]],
+        Field(description="An XMP packet and a signed manifest of C2PA name the type; a watermark is in the pixels."),
+    ]
 
 
 class JobUsage(ResponseBody):
@@ -95,6 +111,9 @@ class CompletedJob(_AnyJob):
     images: list[Image]
     timings: Annotated[Timings | SkipJsonSchema[None], Field(description="Absent where they are not known.")] = None
     usage: Annotated[JobUsage | SkipJsonSchema[None], Field(description="Absent where it is not known.")] = None
+    marking: Annotated[
+        Marking | SkipJsonSchema[None], Field(description="Absent where this service marked no images.")
+    ] = None
 
 
 class EndedJob(_AnyJob):
@@ -161,7 +180,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _accounts_of(job: jobs.Job) -> dict[str, Any]:
-    """Return the `timings` and `usage` of a completed job, as far as they are known."""
+    """Return the `timings`, `usage` and `marking` of a completed job, as far as they are known."""
     known: dict[str, Any] = {}
     if job.timings is not None and job.started_at is not None:
         queue = (job.started_at - job.created_at).total_seconds()
@@ -172,6 +191,9 @@ def _accounts_of(job: jobs.Job) -> dict[str, Any]:
             "megapixel_steps": round(job.request.work, 6),
             "worker_seconds": job.seconds,
         }
+    if job.marks and job.request is not None:
+        source = SourceType.COMPOSITE if job.request.from_upload else SourceType.GENERATED
+        known["marking"] = {"source_type": source, "marks": list(job.marks)}
     return known
 
 

@@ -136,6 +136,13 @@ class GenerationWish(_AnyWish):
     prompt_weights: Annotated[
         bool, Field(description="Read `(red:1.5)` and `[green]` in both prompts as weights of their words.")
     ] = False
+    embed_settings: Annotated[
+        bool,
+        Field(
+            description="Write prompt, seed and other settings into each file, where A1111 and InvokeAI (of a PNG) read "
+            "them, and whoever has the image's address."
+        ),
+    ] = False
     image_id: Annotated[
         OptionalId,
         Field(description="An image of your account to begin from; a width and height asked for take its middle."),
@@ -223,6 +230,7 @@ class GenerationFields(ResponseBody):
     num_images: Count
     seeds: Annotated[list[SeedText], Field(description="That of each image, as decimal strings.")]
     prompt_weights: bool
+    embed_settings: bool
     image_id: OptionalImage = None
     strength: Annotated[float | SkipJsonSchema[None], Field(description="Present with `image_id`.")] = None
     mask_image_id: OptionalImage = None

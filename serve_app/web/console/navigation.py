@@ -95,6 +95,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/pictures": _DRAWING,
     "/history": _DRAWING,
     "/loras": _DRAWING,
+    "/verify": _ALL,
     "/usage": _ALL,
     "/usage.csv": _ALL,
     "/settings": _ALL,

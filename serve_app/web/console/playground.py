@@ -263,8 +263,8 @@ async def change_pictures(request: Request, session: FormSession) -> Response:
 async def open_picture(request: Request, session: PageSession, image_id: str) -> Response:
     """Serve a small copy of any picture of the account."""
     jobs = jobs_of(request)
-    image = await jobs.uploads.stored(uncounted_owner(request, session), image_id)
-    webp = await thumbnail(jobs.images, jobs.space.disk, image.image_uri)
+    found = await jobs.uploads.stored(uncounted_owner(request, session), image_id)
+    webp = await thumbnail(jobs.images, jobs.space.disk, found.image.image_uri)
     return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
 
 

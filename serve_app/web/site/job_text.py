@@ -28,6 +28,9 @@ _ADVICE: Mapping[FailureCode, str] = {
 }
 
 
+MARK_NAMES: Mapping[str, str] = {"xmp": "XMP", "c2pa": "a C2PA manifest", "watermark": "a watermark"}
+
+
 class Part(NamedTuple):
     """A row of a table: a label, and what it says, which may be an id."""
 
@@ -115,6 +118,8 @@ def timeline(job: Job) -> list[Part]:
             Part("Generated", measured_duration(timedelta(seconds=job.timings.denoise))),
             Part("Stored", measured_duration(timedelta(seconds=job.timings.store))),
         ]
+    if job.marks:
+        parts.append(Part("Marked by", ", ".join(MARK_NAMES.get(mark, mark) for mark in job.marks)))
     if job.finished_at is not None:
         parts.append(Part("Total", measured_duration(job.finished_at - job.created_at)))
     if job.seconds is not None:

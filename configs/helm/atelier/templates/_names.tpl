@@ -123,4 +123,5 @@ https://{{ .Values.gateway.host }}
 - {path: /openai/, pathType: Prefix}
 - {path: /console/loras/new, pathType: Exact}
 - {path: /console/pictures, pathType: Exact}
+- {path: /console/verify, pathType: Exact}
 {{- end -}}
