@@ -93,6 +93,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/playground": _DRAWING,
     "/compare": _DRAWING,
     "/pictures": _DRAWING,
+    "/pictures/verify": _ALL,
     "/history": _DRAWING,
     "/loras": _DRAWING,
     "/verify": _ALL,

@@ -122,6 +122,5 @@ https://{{ .Values.gateway.host }}
 - {path: /v1/images, pathType: Exact}
 - {path: /openai/, pathType: Prefix}
 - {path: /console/loras/new, pathType: Exact}
-- {path: /console/pictures, pathType: Exact}
-- {path: /console/verify, pathType: Exact}
+- {path: /console/pictures, pathType: Prefix}
 {{- end -}}
