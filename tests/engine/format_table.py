@@ -28,12 +28,12 @@ BASES: Mapping[str, str] = {
 }
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
-    "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
+    "test_a_peft_folder_gives_what_peft_makes": "PEFT folder",
     "test_what_diffusers_saves_gives_what_peft_makes": "diffusers",
-    "test_dora_under_other_names_gives_what_peft_makes": "PEFT, renamed",
+    "test_dora_under_other_names_gives_what_peft_makes": "PEFT renamed",
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
-    "test_every_spelling_gives_the_merged_result": "a merge by hand",
+    "test_every_spelling_gives_the_merged_result": "by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
 _HEAD = "| compared with | base models | formats |\n"
