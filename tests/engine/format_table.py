@@ -1,4 +1,4 @@
-"""Writes the table of docs/draw/lora-formats.md: every format of adapters that the tests compare, and its largest error.
+"""Writes the table of docs/draw/lora-formats.md: every format of adapters that the tests compare, by base models.
 
     python -m tests.engine.format_table
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from serve_app.settings import ROOT
-from tests.engine.latent_comparison import EVERY_WEIGHT, SOME_WEIGHTS, TOLERANCE, compared
+from tests.engine.latent_comparison import EVERY_WEIGHT, SOME_WEIGHTS, compared
 
 DOCUMENT = ROOT / "docs" / "draw" / "lora-formats.md"
 BASES: Mapping[str, str] = {
@@ -28,14 +28,15 @@ BASES: Mapping[str, str] = {
 }
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
-    "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
+    "test_a_peft_folder_gives_what_peft_makes": "PEFT folder",
     "test_what_diffusers_saves_gives_what_peft_makes": "diffusers",
-    "test_dora_under_other_names_gives_what_peft_makes": "PEFT, renamed",
+    "test_dora_under_other_names_gives_what_peft_makes": "PEFT renamed",
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
-    "test_every_spelling_gives_the_merged_result": "a merge by hand",
+    "test_every_spelling_gives_the_merged_result": "by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
+_HEAD = "| compared with | base models | formats |\n"
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
 _ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein)(?:-(\w+))?")
@@ -59,9 +60,20 @@ def main() -> int:
         if found := _TEST.search(test):
             name, base = of_row(found[2])
             errors.setdefault(Format(WRITERS[found[1]], name), {})[base] = error
-    words, head, _ = DOCUMENT.read_text(encoding="utf-8").partition("|---" * (2 + len(BASES)) + "|\n")
-    DOCUMENT.write_text(words + head + "".join(_line(each, errors[each]) for each in sorted(errors)), encoding="utf-8")
+    words = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)[0]
+    DOCUMENT.write_text(words + table(errors), encoding="utf-8")
     return 0
+
+
+def table(errors: Mapping[Format, Mapping[str, float]]) -> str:
+    """Return the table: of each writer, the formats that were compared on the same base models."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for each in sorted(errors, key=lambda each: (each.writer, -len(errors[each]), each.name)):
+        bases = ", ".join(title for base, title in BASES.items() if base in errors[each])
+        together.setdefault((each.writer, bases), []).append(f"`{each.name}`")
+    largest = max(error for by_base in errors.values() for error in by_base.values())
+    rows = (f"| {writer} | {bases} | {'; '.join(names)} |\n" for (writer, bases), names in together.items())
+    return f"{_HEAD}|---|---|---|\n{''.join(rows)}\nThe largest error was {largest:.0e}.\n"
 
 
 def of_row(row_id: str) -> tuple[str, str]:
@@ -97,14 +109,15 @@ def rows(*named: tuple[Any, ...], in_full: Collection[str] = ()) -> list[Any]:
 
 
 def documented() -> set[tuple[str, str, str]]:
-    """Writer, format and base model of every number in the document."""
-    lines = DOCUMENT.read_text(encoding="utf-8").partition("|---|")[2].splitlines()[1:]
+    """Writer, format and base model of every format in the document."""
+    lines = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)[2].partition("\n\n")[0].splitlines()[1:]
+    titles = {title: base for base, title in BASES.items()}
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {
-        (writer, name, base)
-        for writer, name, *errors in cells
-        for base, error in zip(BASES, errors, strict=True)
-        if error and float(error) <= TOLERANCE
+        (writer, name, titles[title])
+        for writer, bases, names in cells
+        for title in bases.split(", ")
+        for name in re.findall("`([^`]+)`", names)
     }
 
 
@@ -117,11 +130,6 @@ def rows_of(module: ModuleType) -> set[tuple[str, str, str]]:
         for test, row_id in ids
         if row_id.endswith("-every-weight")
     }
-
-
-def _line(each: Format, errors: Mapping[str, float]) -> str:
-    cells = (f"{errors[base]:.0e}" if base in errors else "" for base in BASES)
-    return f"| {each.writer} | {each.name} | {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":
