@@ -51,6 +51,7 @@ async def test_either_credential_shows_a_job_of_either_interface(
         "num_images": 1,
         "seeds": ["7"],
         "prompt_weights": False,
+        "embed_settings": False,
         **OF_ANY_JOB,
     }
 
