@@ -87,7 +87,8 @@ Atelier is ready.
   Console        {demo.sign_in_url}   (signs you in, once)
                  {demo.console_url}   (account {demo.account}, password {demo.console_password})
   Operators      {demo.base_url}/operators   (an operator is made by: atelier operators create NAME)
-  Documentation  {demo.base_url}/docs/a   {demo.base_url}/docs/b   {demo.base_url}/docs/jobs
+  Guide          {demo.base_url}/guide/
+  Reference      {demo.base_url}/docs/a   {demo.base_url}/docs/b   {demo.base_url}/docs/jobs
   Data           {data_dir}   (keys in {READY_FILE}, readable by you only)
   Logs           {logs}
 
