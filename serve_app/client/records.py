@@ -159,6 +159,7 @@ class Record(Row):
     completed_at: datetime | None = None
     unknown_words: tuple[str, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def is_final(self) -> bool:
@@ -277,6 +278,11 @@ class JobState:
     @property
     def completed_at(self) -> datetime | None:
         return self._record.completed_at
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds of a completed job by stage: `queue`, `load` its LoRAs, `denoise` and `store`; empty where unknown."""
+        return self._record.timings
 
     @property
     def request(self) -> Mapping[str, Any]:
