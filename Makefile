@@ -9,11 +9,13 @@ STAMP := .venv/.installed
 TOOLS := .venv/tools
 TOOLS_STAMP := $(TOOLS)/.installed
 GUIDE := $(or $(FOLDER),serve_app/web/guide/site)/llms.txt
+JUPYTER := .venv/jupyter
+JUPYTER_STAMP := $(JUPYTER)/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run guide quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
+.PHONY: help setup run guide notebook quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -50,6 +52,11 @@ $(GUIDE): $(shell find docs configs/guide -type f) CHANGELOG.md CONTRIBUTING.md 
 
 run: setup guide ## start everything, make a first image, print keys and curl lines (Ctrl-C stops)
 	@exec $(BIN)/atelier up $(ARGS)
+
+notebook: setup $(JUPYTER_STAMP) ## open the notebooks in JupyterLab; they draw with the service that `make run` has started
+	@exec $(JUPYTER)/bin/jupyter-lab --ServerApp.ip=127.0.0.1 --LabApp.news_url=None \
+		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate --LabApp.extension_manager=readonly \
+		$(ARGS) notebooks
 
 quick: WORKERS = logical
 quick: setup guide ## lint, types, import contracts and the fast tests, in about three minutes on two cores
@@ -98,9 +105,19 @@ pin-image: ## write the digest that the base image's tag has now into the Docker
 	[[ $$digest =~ ^sha256:[0-9a-f]{64}$$ ]] || { echo "no digest of $$name: $$digest" >&2; exit 1; }; \
 	sed -i "s|^ARG PYTHON_IMAGE=.*|ARG PYTHON_IMAGE=$$name@$$digest|" Dockerfile; echo "$$name@$$digest"
 
+# Installs what a file of hashes names into an environment of its own, which neither `make run` nor `make test` needs.
+define install_tools
+$(BIN)/python -m venv $(@D)
+$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $< 2> >(grep -v '^WARNING: Location' >&2)
+endef
+
 $(TOOLS_STAMP): configs/tools/requirements.txt | $(STAMP)
-	@$(BIN)/python -m venv $(TOOLS)
-	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $< 2> >(grep -v '^WARNING: Location' >&2)
+	@$(install_tools)
+	@touch $@
+
+$(JUPYTER_STAMP): configs/tools/jupyter.txt | $(STAMP)
+	@$(install_tools)
+	@$(BIN)/python -m ipykernel install --prefix $(JUPYTER) --name python3 >/dev/null 2> >(grep -v 'may not be found' >&2)  # so that kernels run the Python of .venv
 	@touch $@
 
 sbom: setup $(TOOLS_STAMP) ## write what the environment consists of as a CycloneDX SBOM (SBOM=sbom.json)

@@ -12,8 +12,8 @@ BURST_SHARE = 0.05
 """One account sends this share of an hour's jobs at once, each hour, with one LoRA."""
 BURST_GAP_MS = 100
 WAVE = 0.3
-"""The rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the first third is
-quiet."""
+"""Without a curve, the rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the
+first third is quiet."""
 HOUR_MS = 3_600_000
 
 
@@ -30,7 +30,8 @@ class OfferedLoad:
     """The requests of the simulated hours.
 
     They are `images_per_hour` on average, bursts included; the most popular of `loras` LoRAs is asked for `loras **
-    zipf` times as often as the least.
+    zipf` times as often as the least. `curve` has the rates at even distances over these hours, in any unit; between
+    two of them the rate goes straight, and from the last to the first.
     """
 
     images_per_hour: float
@@ -38,10 +39,23 @@ class OfferedLoad:
     loras: int = 300
     accounts: int = 40
     zipf: float = 1.0
+    curve: Sequence[float] = ()
 
     @property
     def end_ms(self) -> int:
         return int(self.hours * HOUR_MS)
+
+    def rate(self, at_ms: float) -> float:
+        """Return the rate at a time, as a multiple of its mean."""
+        if not self.curve:
+            return 1 - WAVE * math.cos(2 * math.pi * at_ms / self.end_ms)
+        place, part = divmod(at_ms / self.end_ms * len(self.curve), 1)
+        here, following = (self.curve[(int(place) + each) % len(self.curve)] for each in (0, 1))
+        return (here + part * (following - here)) * len(self.curve) / sum(self.curve)
+
+    @property
+    def highest_rate(self) -> float:
+        return max(self.curve) * len(self.curve) / sum(self.curve) if self.curve else 1 + WAVE
 
     def arrivals(self, seed: int) -> list[Arrival]:
         return sorted(_arrivals(self, random.Random(seed)))
@@ -56,9 +70,9 @@ def _arrivals(demand: OfferedLoad, rnd: random.Random) -> Iterator[Arrival]:
     def arrival(at: float, account: str, lora: str, *, in_burst: bool = False) -> Arrival:
         return Arrival(int(at), account, lora, rnd.choices(IMAGES, IMAGE_WEIGHTS)[0], in_burst)
 
-    at, highest = 0.0, jobs_per_hour * (1 - BURST_SHARE) * (1 + WAVE) / HOUR_MS
+    at, highest = 0.0, jobs_per_hour * (1 - BURST_SHARE) * demand.highest_rate / HOUR_MS
     while (at := at + rnd.expovariate(highest)) < demand.end_ms:
-        if rnd.random() * (1 + WAVE) < 1 - WAVE * math.cos(2 * math.pi * at / demand.end_ms):
+        if rnd.random() * demand.highest_rate < demand.rate(at):
             yield arrival(at, choose_account(rnd), choose_lora(rnd))
     for hour in range(math.ceil(demand.hours)):
         start = (hour + rnd.random()) * HOUR_MS

@@ -24,7 +24,7 @@ from serve_app.worker.prefetch import DRAWS
 from tests.jobs.logical_queue import LogicalQueue
 
 KIND = JobKind.GENERATION
-POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
+POLL_MS, SAMPLE_EVERY_MS = 500, 60_000
 LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
 REAPED_AT_ONCE = 100
 RECENT_ADAPTERS = 8_192
@@ -48,12 +48,13 @@ class Fleet:
     """A fleet of simulated generators.
 
     `scale` is the YAML's `replicas`; the shipped cluster's by default. `cold_start_ms` is from the decision to the
-    first claim.
+    first claim. Serve decides every second; a longer `scale_every_ms` makes a simulated day cheaper to compute.
     """
 
     scale: Scale = SHIPPED
     engine: Engine = ENGINE
     cold_start_ms: int = 60_000
+    scale_every_ms: int = 1_000
     node_losses: int = 0
     """How often, at even distances, a node dies with all its replicas; Serve starts others elsewhere."""
     node_replicas: int = 4
@@ -252,7 +253,7 @@ class Simulation:
         scale = self._fleet.scale
         self._target = min(max(wanted, scale.min_replicas), scale.max_replicas)
         self._start_and_stop()
-        self._at(self._now + SCALE_EVERY_MS, self._scale)
+        self._at(self._now + self._fleet.scale_every_ms, self._scale)
 
     def _wanted(self) -> int:
         pipeline = self._queue_now().sync.pipeline(transaction=False)

@@ -44,7 +44,7 @@ Network = IPv4Network | IPv6Network
 
 PREFIX = "ATELIER_"
 OTHERS_VARIABLES = (
-    *("ATELIER_URL", "ATELIER_BASE_URL", "ATELIER_KEY", "ATELIER_READY_FILE"),  # read by whoever calls a service
+    *("ATELIER_URL", "ATELIER_BASE_URL", "ATELIER_KEY"),  # read by whoever calls a service
     *("ATELIER_CONNECTIONS_PER_ADDRESS", "ATELIER_HAPROXY", "ATELIER_HTTP_HOST", "ATELIER_PROXY_SECRET"),  # the proxy's
     *("ATELIER_KUBERNETES_API", "ATELIER_KUBERNETES_IDENTITY"),  # read by the chart's job that makes an account
 )

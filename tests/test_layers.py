@@ -50,6 +50,7 @@ def test_a_layer_loads_no_library_that_it_does_not_need(unwanted: Mapping[str, s
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml")),
         "configs/helm/atelier",
         "notebooks/capacity.ipynb",
+        "notebooks/many_loras.ipynb",
         "notebooks/quickstart.ipynb",
         "notebooks/train_a_lora.ipynb",
         "benchmarks/RESULTS.md",

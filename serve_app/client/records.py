@@ -150,6 +150,7 @@ class Record(Row):
     unknown_words: tuple[str, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
     marking: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def is_final(self) -> bool:
@@ -265,6 +266,11 @@ class JobState:
     @property
     def completed_at(self) -> datetime | None:
         return self._record.completed_at
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds of a completed job by stage: `queue`, `load` its LoRAs, `denoise` and `store`; empty where unknown."""
+        return self._record.timings
 
     @property
     def request(self) -> Mapping[str, Any]:

@@ -1,12 +1,13 @@
 """In the simulated fleet every job ends, the oracle is a bound, and a seed gives the same figures."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fleet import images_per_hour, oracle, simulate
-from benchmarks.fleet_load import Arrival, OfferedLoad
+from benchmarks.fleet_load import WAVE, Arrival, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_simulation import SHIPPED, Fleet
 
@@ -43,7 +44,10 @@ def test_the_oracle_does_all_work_in_time_and_pays_for_starts() -> None:
     assert 0.5 + 15 / 60 <= dear <= 0.5 + 18 / 60
 
 
-def test_a_load_is_what_arrives() -> None:
-    demand = replace(LOAD, images_per_hour=9_000, hours=2.0)
-    images = sum(arrival.images for arrival in demand.arrivals(3))
-    assert 0.9 <= images / 18_000 <= 1.1
+@pytest.mark.parametrize(("curve", "middle"), [((), 0.5 + WAVE / math.pi), ((1, 3), 0.625), ((0, 1), 0.75)])
+def test_a_load_is_what_arrives_and_follows_its_curve(curve: tuple[float, ...], middle: float) -> None:
+    demand = replace(LOAD, images_per_hour=9_000, hours=2.0, curve=curve)
+    arrivals = demand.arrivals(3)
+    assert 0.9 <= sum(arrival.images for arrival in arrivals) / 18_000 <= 1.1
+    steady = [arrival.at / demand.end_ms for arrival in arrivals if not arrival.in_burst]
+    assert sum(0.25 <= at < 0.75 for at in steady) / len(steady) == pytest.approx(middle, abs=0.02)

@@ -53,9 +53,10 @@ def test_an_audit_is_green_only_when_something_was_looked_up(
     assert says in done.stdout + done.stderr
 
 
-def test_the_tools_are_installed_by_hash() -> None:
-    text = (TOOLS / "requirements.txt").read_text()
-    wanted = (TOOLS / "requirements.in").read_text().split()
+@pytest.mark.parametrize("name", ["requirements", "jupyter"])
+def test_the_tools_are_installed_by_hash(name: str) -> None:
+    text = (TOOLS / f"{name}.txt").read_text()
+    wanted = (TOOLS / f"{name}.in").read_text().split()
     entries = [entry for entry in text.replace("\\\n", " ").splitlines() if entry and not entry.startswith("#")]
     assert all("--hash=sha256:" in entry for entry in entries)
     assert {entry.partition("==")[0] for entry in entries} >= set(wanted)
