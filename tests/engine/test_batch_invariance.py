@@ -166,7 +166,7 @@ def test_each_start_warns_where_no_division_keeps_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [16, 32])
 def test_every_rank_in_use_is_measured(engine: Engine, model: BaseModel, files: list[AdapterFile], rank: int) -> None:
-    """Compare a rank of 4 beside one of 16, while the slots have ranks up to 24, or beside one of 24 that comes later."""
+    """Compare a rank of 4 beside one of 16, while slots have ranks up to 24, or beside one of 24 that comes later."""
     layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
 
     def depend_on_rank(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
