@@ -110,9 +110,10 @@ async def test_the_address_begins_where_the_caller_reached_us(
     service: TestService, member: Member, host: str, expected: str
 ) -> None:
     job = await service.complete(await service.submit(member))
-    answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a | {"Host": host})
-    assert answer.status_code == 200
-    assert answer.json()["images"][0]["url"].startswith(f"{expected}/files/")
+    for asked, begins in (("first.example", "http://first.example"), (host, expected)):
+        answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a | {"Host": asked})
+        assert answer.status_code == 200
+        assert answer.json()["images"][0]["url"].startswith(f"{begins}/files/")
 
 
 async def test_a_public_address_goes_before_the_caller_s(tmp_path_factory: pytest.TempPathFactory) -> None:

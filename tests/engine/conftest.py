@@ -80,6 +80,12 @@ def sd2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def lcm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stable Diffusion 1.x, distilled."""
+    return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "lcm", levels=1, distilled=True)
+
+
+@pytest.fixture(scope="session")
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
 

@@ -63,12 +63,13 @@ def test_an_abort_while_a_part_computes(
     assert after["short"].image is not None
 
 
-def test_an_abort_during_the_last_step(engine: Engine, loras: list[AdapterFile]) -> None:
-    def abort_in_last_step() -> None:
-        if engine.progress().get("short") == (2, 3):
+@pytest.mark.parametrize("done", [1, 2], ids=["the second", "the last"])
+def test_an_abort_during_a_step(engine: Engine, loras: list[AdapterFile], done: int) -> None:
+    def abort_in_step() -> None:
+        if engine.progress().get("short") == (done, 3):
             engine.abort("short")
 
-    with before_forward(component(engine, "unet"), abort_in_last_step):
+    with before_forward(component(engine, "unet"), abort_in_step):
         assert finish(engine, [replace(SHORT, adapter=loras[0])]) == {}
     after = finish(engine, [replace(SHORT, adapter=loras[1])])
     assert after["short"].image is not None

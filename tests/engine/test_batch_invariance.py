@@ -39,7 +39,7 @@ ADAPTERS = {
     "DoRA, everything": Adapter(20, tiny_models.EVERYTHING, text=True, dora=True),
     "DoRA per input, everything": Adapter(12, tiny_models.EVERYTHING, text=True, input_gains=True),
 }
-"""Ranks of every bucket, layers of every kind, text encoders, gains of outputs and inputs."""
+"""Ranks of every bucket that the tiny layers have, layers of every kind, text encoders, gains of both sides."""
 REQUEST = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=64)
 
 
@@ -164,21 +164,25 @@ def test_each_start_warns_where_no_division_keeps_bits(
 
 
 @pytest.mark.slow
-def test_every_rank_in_use_is_measured(engine: Engine, model: BaseModel, files: list[AdapterFile]) -> None:
-    """Compare a rank of 4 beside one of 24, while the slots have ranks up to 40."""
+@pytest.mark.parametrize("rank", [16, 32])
+def test_every_rank_in_use_is_measured(engine: Engine, model: BaseModel, files: list[AdapterFile], rank: int) -> None:
+    """Compare a rank of 4 beside one of 16, while slots have ranks up to 24, or beside one of 24 that comes later."""
     layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
 
     def depend_on_rank(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
-        return answer * 1.1 if layer.rank == 32 else answer
+        return answer * 1.1 if layer.rank == rank else answer
 
     layer.register_forward_hook(depend_on_rank)
     low, middle, high = (
-        replace(REQUEST, run_id=name, adapter=files[list(ADAPTERS).index(name)])
-        for name in ("low rank", "text encoder", "high rank, everything")
+        replace(REQUEST, run_id=name, steps=4, adapter=files[list(ADAPTERS).index(name)])
+        for name in ("low rank", "convolutions", "text encoder")
     )
-    finish(engine, [high, middle])  # what waits for its adapter would not stand beside the other
+    # What waits for its adapter would not stand beside the other.
+    for known in [[high, middle]] if rank == 16 else [[low, middle], [low, middle], [high]]:
+        finish(engine, known)
     alone = finish(engine, [low])[low.run_id].image
-    assert digest(alone) == digest(finish(engine, [low, middle])[low.run_id].image)
+    together = finish(engine, [low, middle if rank == 16 else high])
+    assert digest(alone) == digest(together[low.run_id].image)
 
 
 @pytest.mark.slow

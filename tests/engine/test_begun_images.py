@@ -52,8 +52,9 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         for strength, mask in product((*STRENGTHS, 1.0), (None, MASK))
     ]
     if family != "z_image":
-        remembering, drawing = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="euler-a", mask=MASK)
-        requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, drawing)]
+        remembering, twice = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="heun")
+        drawing = replace(REQUEST, sampler="euler-a", mask=MASK)
+        requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, twice, drawing)]
     requests += [replace(REQUEST, run_id="noise", image=None), replace(REQUEST, run_id="odd", steps=7, strength=0.5)]
     model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
     made = final_latents(model, requests)

@@ -107,10 +107,11 @@ def test_adapters_change_what_is_made(opened: Callable[[Path], Opened], sd: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "sampler"), [*product(["sd"], SAMPLERS), ("sd2", Sampler.DPMPP_2M), ("sdxl", Sampler.EULER)]
+    ("family", "sampler"),
+    [*product(["sd"], SAMPLERS), ("sd2", Sampler.DPMPP_2M), ("sdxl", Sampler.EULER), ("lcm", None)],
 )
 def test_every_sampler_and_guidance_ends_where_diffusers_does(
-    family: str, sampler: Sampler, opened: Callable[[Path], Opened], request: pytest.FixtureRequest
+    family: str, sampler: Sampler | None, opened: Callable[[Path], Opened], request: pytest.FixtureRequest
 ) -> None:
     requests = [
         RunRequest(run_id=f"{steps}-{guidance}", prompt="a cat", seed=steps, steps=steps, guidance=guidance,

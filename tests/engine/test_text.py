@@ -73,11 +73,11 @@ def test_weights_act_as_in_compel(name: str, hidden_states: Any, request: pytest
         for encoder in family.encoders.values()
     ]
     for prompt, theirs in WEIGHTED.items():
-        asked = RunRequest(run_id="w", prompt=prompt, guidance=1.0, prompt_weights=True)
+        asked = RunRequest(run_id="w", prompt=prompt, negative_prompt=prompt, prompt_weights=True)
         with torch.inference_mode():
             encoded = family.encode(asked, "")
             expected = torch.cat([reference(theirs) for reference in references], dim=-1)
-        assert encoded.context.shape == expected.shape
+        assert encoded.context.shape == (2, *expected.shape[1:])
         assert (encoded.context - expected).abs().max() <= TOLERANCE, prompt
 
 

@@ -20,10 +20,18 @@ TRAINING = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end":
 WINDOW = 16
 
 
-def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, levels: int = 2, seed: int = 0) -> Path:
+def write_sd(
+    folder: Path,
+    *,
+    prediction: str = "epsilon",
+    context: int = 32,
+    levels: int = 2,
+    distilled: bool = False,
+    seed: int = 0,
+) -> Path:
     """Write Stable Diffusion 1.x, or 2.x with v prediction; latents are an eighth of the image.
 
-    The UNet has `levels` levels.
+    The UNet has `levels` levels. Where it is `distilled` it takes its guidance as an input, as in LCM's checkpoints.
     """
     torch.manual_seed(seed)
     unet = diffusers.UNet2DConditionModel(
@@ -38,11 +46,12 @@ def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, le
         attention_head_dim=8,
         norm_num_groups=8,
         use_linear_projection=prediction != "epsilon",
+        time_cond_proj_dim=16 if distilled else None,
     )
-    scheduler = diffusers.DDIMScheduler(
+    scheduler = (diffusers.LCMScheduler if distilled else diffusers.DDIMScheduler)(
         **TRAINING, prediction_type=prediction, clip_sample=False, set_alpha_to_one=False, steps_offset=1
     )
-    diffusers.StableDiffusionPipeline(
+    (diffusers.LatentConsistencyModelPipeline if distilled else diffusers.StableDiffusionPipeline)(
         vae=tiny_vae(),
         text_encoder=transformers.CLIPTextModel(_text_config(context)),
         tokenizer=_tokenizer(folder / "vocabulary"),

@@ -140,6 +140,15 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     assert audit(redis_db, max_attempts=5) == []
 
 
+@pytest.mark.script_text
+async def test_a_commit_that_is_not_answered_is_made_again_and_keeps_its_images(resources: Resources) -> None:
+    losing = replacing("jobs/finish", "return 'ok'", "return redis.error_reply('TRYAGAIN the reply is lost')")
+    job_id = await accept(resources)
+    async with working(with_queue(resources, losing), ScriptedExecutor("image")):
+        await until(resources, job_id, JobState.COMPLETED, attempt=1)
+    assert len(_stored(resources)) == 1
+
+
 async def test_a_canceled_job_leaves_neither_runs_nor_images(resources: Resources) -> None:
     executor = ScriptedExecutor("image", "hang")
     job_id = await accept(resources, images=2)
