@@ -116,7 +116,7 @@ def test_the_engine_draws_many_loras_at_once_and_as_the_service_does(running: Pa
 @pytest.mark.xdist_group("ray")
 def test_a_lora_is_trained_offered_and_compared(running: Path) -> None:
     """It runs in a short form: four pictures and three steps, which train nothing that one would want to see."""
-    text, _ = run("train_a_lora", running, pictures=4, steps=3, size=128, drawing_steps=2)
+    text, _ = run("train_a_lora", running, pictures=4, steps=3, size=256, drawing_steps=2)
     assert "step 3 of 3" in text
     assert "rank 8" in text, "what the check found"
     assert (running / "notebooks" / "golden-frame" / "adapter_config.json").is_file()
