@@ -26,7 +26,7 @@ LOOKED_AT_ONCE = 500
 CALLS = 4
 """One page takes at most this many calls."""
 MOST_LOGS = 2_000
-"""A page over all logs is made of this many, those written last."""
+"""A page over all logs reads at most this many of them: those written last."""
 _ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
 
 

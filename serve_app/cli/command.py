@@ -170,9 +170,9 @@ class Result:
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options; of one whose type
-    is a dataclass, each field is an option. For a coroutine function the stores are opened, which may only with
-    `creates_data` create a data directory; a plain function gets `Settings` alone.
+    Its parameters of a type in `PARTS` are given to it; all others are its arguments and options, and each field of a
+    dataclass is an option. For a coroutine function the stores are opened, which create a missing data directory only
+    with `creates_data`; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:

@@ -13,7 +13,7 @@ from serve_app.client.records import Record
 _LORA_ID = re.compile(r"model_[a-z2-7]{26}")
 
 Loras = Mapping[str, float | None] | str
-"""LoRAs by name or id, each with its weight (None: the service's), or one alone, with `lora_weight` or that."""
+"""LoRAs by name or id with their weights (None is the service's default), or one LoRA that takes `lora_weight`."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -86,7 +86,7 @@ class Bodies:
         """Return the body that asks for a generation; a wrong option is refused before a name is looked up."""
         if loras is not None and lora_id is not None:
             raise TypeError("generate() takes either loras or lora_id")
-        if not isinstance(loras, Mapping | str | None):  # as of `map`, whose lists have one for each job
+        if not isinstance(loras, Mapping | str | None):  # `map` takes lists with one for each job
             raise TypeError(f"loras: must be a name, or {{name: weight}}, not {loras!r}")
         fields = given_options("generate", GenerationOptions, options)
         one, weight = loras if lora_id is None else lora_id, fields.pop("lora_weight", None)

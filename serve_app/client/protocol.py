@@ -154,7 +154,7 @@ class Service:
         return Record.read(response.json(), unknown_words=response.headers.get("X-Unknown-Words", ""))
 
     def call(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> Call:
-        """A call of the service with this client's key, as its interface wants it."""
+        """A call of the service with this client's key, sent as its interface wants it."""
         credential = {"Authorization": f"Bearer {self.key}"} if self.interface == "a" else {"X-API-Key": self.key}
         return Call(method, self.base_url + path, {**credential, **(headers or {})})
 

@@ -54,7 +54,7 @@ class Lanes:
     """The threads of one base model's passes. Only the step thread may use them."""
 
     def __init__(self, count: int) -> None:
-        """At most `count` passes run together, each with an equal share of torch's present threads."""
+        """Let at most `count` passes run together, each with an equal share of the threads that torch has now."""
         self.count = count
         self._threads = torch.get_num_threads()
         self._share = 0

@@ -17,7 +17,7 @@ GRID = 256
 CELL = 2
 """One sign covers a square of this many cells: what is finer does not survive JPEG at half the size."""
 FALSE_POSITIVES = 1e-6
-"""At most this share of pictures without the pattern, whatever they show, is taken for marked."""
+"""The bound of the share of unmarked pictures, whatever they show, that are taken for marked."""
 THRESHOLD = math.sqrt(2 * math.log(1 / FALSE_POSITIVES))
 """A picture is marked from this score on, 5.26. Of a picture that does not know the secret the score is a sum of weights
 times signs that are tossed like coins, divided by the root of the sum of squared weights; Hoeffding's inequality (1963)

@@ -130,9 +130,9 @@ async def _remove_deleted(parts: Housekeeping) -> None:
 async def sweep(images: ImageStore, jobs: JobReader, uploads: UploadRecords, settings: Settings) -> int:
     """Remove the objects that no record names; return how many.
 
-    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything; and every
-    upload with a record. An object without a record is removed only when its date is past retention, so that a service
-    connected to an empty Redis by mistake deletes nothing.
+    What the record of an ended job lists stays, with its thumbnails, and so does everything of an unfinished job and
+    every upload with a record. An object without a record is removed only when its date is past retention, so that a
+    service that was connected to an empty Redis by mistake deletes nothing.
     """
     removed = 0
     for owner in await images.folders(IMAGES):

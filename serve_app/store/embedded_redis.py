@@ -2,8 +2,8 @@
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
 it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
-killed server comes back with everything it had confirmed. A server that does not answer is never given a second one
-beside it: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+killed server comes back with everything it had confirmed. No second server is ever started
+while one does not answer: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
 
 `python -m serve_app.store.embedded_redis DATA_DIR` stops the server when its standard input has ended and nobody uses
 the server any more.
@@ -165,7 +165,7 @@ def _main(data_dir: Path) -> None:
 
 
 def _other_clients(home: Path) -> int | None:
-    """Return how many connections the server has beside this one; None while it does not answer."""
+    """Return how many connections the server has besides this one; None while it does not answer."""
     with _client(_socket_path(home)) as client, suppress(redis.RedisError):
         return len(client.client_list()) - 1  # pyright: ignore[reportArgumentType]
     return None

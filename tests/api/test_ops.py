@@ -16,7 +16,7 @@ from tests.support import memory_limit, mounted_disk, plain_redis, wait_until
 
 
 async def test_the_service_says_whether_it_is_ready(tmp_path: Path) -> None:
-    """While a generator that is to be there is missing, polls are answered and jobs accepted."""
+    """A service without the generator that it should have still answers polls and accepts jobs."""
 
     async def always(_kind: str) -> bool:
         return True

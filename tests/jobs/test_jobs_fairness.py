@@ -21,7 +21,7 @@ from tests.made_jobs import new_job, stored_image
 from tests.support import existing
 
 WORK = 30 * 512 * 512 / 1e6
-"""Of one image at the default size and steps, in megapixel-steps."""
+"""The work of one image at the default size and steps, in megapixel-steps."""
 COST = round(WORK, 3) * DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION]
 """Seconds charged for it before anything was measured."""
 FAR = timedelta(hours=1)

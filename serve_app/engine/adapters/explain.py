@@ -41,7 +41,7 @@ _OF_ADAPTERS = re.compile("|".join(["lora|hada_|lokr_|magnitude|on_input|alpha$"
 _WEIGHT = re.compile(r"\.(weight|bias)$")
 
 OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
-ONLY_LORAS = "this service loads LoRAs beside a base model, no other networks"
+ONLY_LORAS = "this service loads LoRAs onto a base model, no other networks"
 WHOLE_MODEL = "choose the LoRA's own file; an operator may add this one as a base model"
 ARCHITECTURES = [(marks.layers, marks.name) for marks in MARKS if marks.layers]
 """Diffusion transformers by the names of their blocks, in files and in a base model."""

@@ -82,7 +82,7 @@ class Flux2KleinFamily(TransformerFamily):
     begins_from_images = False
     convert = staticmethod(of_diffusers)
     max_encoded_prompts = 32
-    """In 16 bits each takes 7.9 MB with the 4B model, and 12.6 MB with the 9B."""
+    """Each encoded prompt takes 7.9 MB in 16 bits with the 4B model, and 12.6 MB with the 9B."""
 
     def __init__(self, pipeline: Any, options: EngineOptions, **given: Any) -> None:
         super().__init__(pipeline, options, **given)

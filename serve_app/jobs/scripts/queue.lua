@@ -92,8 +92,8 @@ local function indexes_of(job)
   return {'base:' .. job.base}
 end
 
--- Put a job that waits or backs off into the indexes beside the queues: those of its plan, its LoRAs, and of the time by
--- which it must have been started once. Samples that the service draws by itself have no plan.
+-- Put a job that waits or backs off into the indexes other than the queues: those of its plan, its LoRAs, and of the
+-- time by which it must have been started once. Samples that the service draws by itself have no plan.
 local function start_waiting(job)
   if job.plan ~= '' then redis.call('ZADD', plan_age_of(job), job.waiting_since, job.id) end
   for _, index in ipairs(indexes_of(job)) do

@@ -62,7 +62,7 @@ def form_error(error: AtelierError) -> FormError:
 
 
 def found_parts(adapter: Adapter) -> list[Part]:
-    """List what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
+    """List what is known of a LoRA; the files of those in the operator's catalog were not inspected."""
     parts = [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
