@@ -33,9 +33,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("start_by:*", "zset", WAITING, "pool → waiting job ids by when they must have been started once (ms)"),
     Key("delay:*", "zset", WAITING, "pool → job ids backing off, by due time (ms)"),
     Key("lease:*", "zset", "permanent: empty when nothing runs", "pool → running job ids by lease deadline (ms)"),
-    Key(
-        "pools", "set", "permanent: until nothing is left of them", "pools of groups other than `default`: `pools.lua`"
-    ),
+    Key("pools", "set", "permanent: until nothing is left of them", "pools of groups, save `default`: `pools.lua`"),
     Key("quarantine:*", "zset", WAITING, "pool → waiting jobs that lost two workers, by sequence"),
     Key("quarantine_worker:*", "string", "the lease", "pool → the worker that runs quarantined jobs one at a time"),
     Key("claimed:*", "set", "a day after the last claim", "pool:worker → ids of the jobs it runs"),
