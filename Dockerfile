@@ -38,6 +38,17 @@ RUN if [ -n "$CPU_TORCH_INDEX" ]; then \
     else \
       pip install --require-hashes --no-deps -r /tmp/requirements.txt; \
     fi
+# Triton compiles one C module at its first launch. It is compiled here (47 kB in the image), because a compiler with its
+# headers would take 192 MiB there, by Debian's Installed-Size of gcc, libc6-dev and what they need.
+COPY configs/image/build_triton_module.py serve_app/engine/triton_module.py /tmp/
+# The compiler stays in this stage: whichever version Debian has now is the one with its fixes.
+# hadolint ignore=DL3008
+RUN if [ -z "$CPU_TORCH_INDEX" ]; then \
+      apt-get update \
+      && apt-get install --yes --no-install-recommends gcc libc6-dev \
+      && rm -rf /var/lib/apt/lists/* \
+      && python /tmp/build_triton_module.py /tmp/triton_module.py; \
+    fi
 COPY . /opt/atelier
 RUN pip install --no-deps --no-build-isolation --no-index --editable /opt/atelier \
  && python -m compileall -q /opt/atelier
@@ -50,7 +61,8 @@ RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp atelier \
 COPY --from=models /models /models
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/atelier /opt/atelier
-# Nothing is written outside /tmp, /dev/shm and /var/lib/atelier, so that the root file system can be read-only.
+# Nothing is written outside /tmp, /dev/shm and /var/lib/atelier, so that the root file system can be read-only. Kernels are
+# compiled into /tmp/.triton, which may therefore not be mounted `noexec`.
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -122,6 +122,9 @@ GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory in use on the workers'
 WORKER_MEMORY = _gauge(
     "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "pool", "device", "use"
 )
+KERNEL_ACTIVE = _gauge(
+    "kernel_active", "Workers on which a kernel of the engine runs; 0: all use torch's.", "pool", "kernel"
+)
 
 # Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")

@@ -13,12 +13,13 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.engine.device import DeviceQueues, is_out_of_memory, lora_kernel, module_bytes, spare_memory, torch_dtype
+from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family, Pause, Placement, no_pause
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.findings import Findings, circumstances
 from serve_app.engine.gathered_rows import AddLora, row_bytes
+from serve_app.engine.kernels import lora_kernel
 from serve_app.engine.lora_layers import LoRALinear
 from serve_app.engine.run import BatchKey, Conditioning, EncodedImage, Measured, Run, RunRequest
 from serve_app.engine.runner import Runner, begin, seeded_generator

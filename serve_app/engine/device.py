@@ -1,21 +1,16 @@
 """Chooses the device and the number type, orders its work, finds memory for adapters, and recognizes its lack."""
 
 import ctypes
-import logging
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.gathered_rows import AddLora
 from serve_app.engine_options import EngineOptions
-
-log = logging.getLogger(__name__)
 
 
 def torch_device(options: EngineOptions) -> torch.device:
@@ -28,42 +23,6 @@ def torch_dtype(options: EngineOptions) -> torch.dtype:
     if options.dtype != "auto":
         return getattr(torch, options.dtype)
     return torch.float32 if torch_device(options).type == "cpu" else torch.bfloat16
-
-
-def lora_kernel(options: EngineOptions) -> AddLora | None:
-    """Return the kernel that adds adapters' changes to numbers of 16 bits, or None where torch's products do."""
-
-    def load() -> Any:
-        from serve_app.engine import lora_kernels  # it takes Triton, which is not everywhere
-
-        return lora_kernels
-
-    return None if torch_dtype(options) == torch.float32 else getattr(_tried(load, options), "add_lora", None)
-
-
-def unet_kernels(options: EngineOptions) -> Any:
-    """Return the module of a UNet's kernels, or None where torch's own operators do."""
-
-    def load() -> Any:
-        from serve_app.engine import unet_kernels
-
-        return unet_kernels
-
-    return _tried(load, options)
-
-
-def _tried(load: Callable[[], Any], options: EngineOptions) -> Any:
-    """Return a module of Triton kernels if they work here, or None. They are for NVIDIA GPUs since Ampere."""
-    device, dtype = torch_device(options), torch_dtype(options)
-    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    try:
-        kernels = load()
-        kernels.check(device, dtype)
-    except Exception:
-        log.warning("torch's own operators are used: Triton kernels do not work here", exc_info=True)
-        return None
-    return kernels
 
 
 def upload(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -24,6 +24,7 @@ from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.weights import place, watched
+from serve_app.engine.kernels import log_kernels
 from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
 from serve_app.engine.run import (
@@ -286,7 +287,7 @@ class Engine:
         """Load base models by name, or one that is named after its folder or file.
 
         Raises OSError or ValueError for a base model, MemoryError before anything is read where they cannot fit.
-        What is measured about exactness is kept in the folder `findings`, so that the next engine need not measure it.
+        What is measured about exactness is kept in `findings`, so that the next engine need not measure it.
         Another thread calls `tell` with how much has been read.
         """
         options = options or EngineOptions()
@@ -306,6 +307,7 @@ class Engine:
                     name, source, options, engine._on_loaded, shared, placements[name]
                 )
         engine.queues.settle()
+        log_kernels()
         return engine
 
     def try_out(self, width: int, height: int) -> dict[str, float]:

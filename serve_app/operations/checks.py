@@ -136,6 +136,21 @@ def check_gpu() -> Iterable[Check]:
         yield ok("gpu", line)
     if "+cpu" in version("torch"):
         yield warn("gpu", f"torch {version('torch')} is built without CUDA", "install a CUDA build of torch")
+    yield from _check_kernels()
+
+
+TRY_KERNELS = [sys.executable, "-c", "from serve_app.engine.kernels import main; main()"]
+
+
+def _check_kernels() -> Iterable[Check]:
+    """Try the engine's kernels as a start does, in a process of its own: this one loads no torch."""
+    try:
+        done = subprocess.run(TRY_KERNELS, capture_output=True, text=True, timeout=180, check=False)
+    except subprocess.TimeoutExpired:
+        yield warn("kernels", "they took too long to be tried", "see what a generator's log says of them")
+        return
+    found = done.stdout.strip() or "they could not be tried: " + done.stderr.strip().rpartition("\n")[2]
+    yield warn("kernels", found, "see docs/operate/sizing.md") if done.returncode else ok("kernels", found)
 
 
 def cannot_listen(host: str, port: int) -> str | None:

@@ -132,6 +132,10 @@ class Executor(ABC):
         """Return what the memory is used for, for operators."""
         return ()
 
+    def kernels(self) -> Mapping[str, bool]:
+        """Return whether each kernel that is for this device runs; one that does not has fallen back to torch."""
+        return {}
+
     async def prefetch(self, lora_id: str) -> str | None:
         """Read a LoRA into free memory; return its digest, or None where it is here, unknown, or has no space.
 

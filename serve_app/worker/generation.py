@@ -25,6 +25,7 @@ from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunReque
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.outlines import outlined_table
 from serve_app.engine.families.weights import shown_bytes
+from serve_app.engine.kernels import kernel_outcomes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
 from serve_app.jobs.images import ImageStore
@@ -163,6 +164,9 @@ class GenerationExecutor(Executor):
             adapter_cache=sum(model.pool.host_bytes for model in models),
         )
 
+    def kernels(self) -> Mapping[str, bool]:
+        return {name: not why for name, why in kernel_outcomes().items()}
+
     def loaded_models(self) -> LoadedModels:
         """Return the base models, and the LoRAs in slots, also as parts of several that act as one."""
         resident = {part.partition("*")[0] for each in self._engine.resident_adapters for part in each.split("+")}
@@ -234,7 +238,7 @@ def load_engine(
 ) -> Engine:
     """Load the base models and try them out; threads and memory as in `prepare_device`, the time as in `warm_up`.
 
-    What is measured about exactness is kept in the folder `findings`. `tell` is told of the progress, also by other
+    What is measured about exactness is kept in `findings`. `tell` is told of the progress, also by other
     threads. Raises MemoryError where the base models cannot fit, and torch.OutOfMemoryError where an image of the
     smallest size does not.
     """

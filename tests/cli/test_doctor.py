@@ -228,6 +228,30 @@ def test_a_redis_that_is_not_there_fails_and_a_person_sees_marks_and_advice(atel
     assert "start it, or correct ATELIER_REDIS_URL" in out
 
 
+@pytest.mark.slow
+def test_kernels_that_fall_back_on_a_card_are_named_with_what_it_costs(atelier: Atelier, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 580.159.04'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    found = _finding(
+        atelier,
+        "kernels",
+        env={"PATH": str(tmp_path), "CC": ""},
+        level="warn",
+        found="lora does not (Triton has no C compiler: install gcc and libc6-dev",
+        advice="docs/operate/sizing.md",
+    )
+    assert "a step of SDXL 1.2 times as long" in found["found"]
+    (tmp_path / "gcc").symlink_to("/bin/true")
+    _finding(
+        atelier,
+        "kernels",
+        env={"PATH": str(tmp_path)},
+        level="warn",
+        found="unet does not (Torch not compiled with CUDA",
+    )
+    assert not _findings(atelier, "kernels", env={"PATH": "/nonexistent"}), "without a card there is nothing to say"
+
+
 def _finding(
     atelier: Atelier,
     name: str,

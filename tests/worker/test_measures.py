@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.metrics import METRICS
-from serve_app.engine import Engine, EngineOptions
+from serve_app.engine import Engine, EngineOptions, kernels
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.reports import report
 from tests.api.app import BODY_B, TestService, open_service
@@ -22,7 +22,11 @@ Exported = dict[str, dict[tuple[str, ...], float]]
 
 @pytest.fixture(scope="module")
 async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Exported]:
-    with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=2, exact=False)) as engine:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Engine.load({"pocket": POCKET}, EngineOptions(max_rows=2, exact=False)) as engine,
+    ):
+        patch.setattr(kernels, "_outcomes", {"lora": "", "unet": "Triton has no C compiler"})  # as on a card
         async with open_service(tmp_path_factory.mktemp("service")) as service:
             yield await _after_a_job(service, engine)
 
@@ -73,6 +77,11 @@ def test_a_job_leaves_its_numbers(exported: Exported) -> None:
     assert exported["atelier_runs_limit"][kind] > 0
     assert exported["atelier_workers"][kind] == 1
     assert exported["atelier_adapters_resident"][kind] == 1
+
+
+def test_a_kernel_that_fell_back_is_told(exported: Exported) -> None:
+    kind = JobKind.GENERATION.value
+    assert exported["atelier_kernel_active"] == {("lora", kind): 1, ("unet", kind): 0}
 
 
 def test_memory_is_counted_by_use(exported: Exported) -> None:

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from serve_app.domain.families import UNET_SAMPLERS
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.domain.samplers import parse_sampler
-from serve_app.engine.device import torch_device, torch_dtype, unet_kernels
+from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_pipeline, make_part
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.family import Pause, Placement, latent_rgb, limit_decoding, no_pause
 from serve_app.engine.families.unet_blocks import run_constants, use_blocks, use_kernels
+from serve_app.engine.kernels import unet_kernels
 from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
