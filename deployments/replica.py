@@ -19,6 +19,7 @@ from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import ROOT
 from serve_app.store.process import Process, open_process, watch_loop
+from serve_app.store.storage import StoredFiles
 from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 from serve_app.worker.worker import Worker
@@ -30,7 +31,7 @@ TELL_S = 1.0
 LOG_S = 10.0
 """It logs its progress this often, while that changes."""
 FINDINGS = "findings"
-"""The folder of the data directory where replicas keep what they measured about exactness."""
+"""The folder of the storage where replicas keep what they measured about exactness."""
 
 
 class Progress:
@@ -106,7 +107,7 @@ class Generator(WorkReplica):
                 threads=args.threads,
                 memory_share=args.memory_share,
                 warm_up_time=warm_up_time,
-                findings=process.settings.data_dir.resolve() / FINDINGS,
+                findings=StoredFiles(process.settings, FINDINGS),
                 tell=self._progress,
             )
             await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)

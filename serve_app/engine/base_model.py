@@ -17,7 +17,7 @@ from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family, Pause, Placement, no_pause
 from serve_app.engine.families.registry import load_family
-from serve_app.engine.findings import Findings, circumstances
+from serve_app.engine.findings import Findings, Shelf, circumstances
 from serve_app.engine.gathered_rows import AddLora, row_bytes
 from serve_app.engine.kernels import lora_kernel
 from serve_app.engine.lora_layers import LoRALinear
@@ -46,8 +46,8 @@ class Shared(NamedTuple):
     base_models: int = 1
     """How many share the device's memory."""
     measured: Measured | None = None
-    findings: Path | None = None
-    """The folder in which what is measured about exactness is kept."""
+    findings: Shelf | Path | None = None
+    """Where what is measured about exactness is kept."""
     queues: DeviceQueues | None = None
 
 

@@ -24,6 +24,7 @@ from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.weights import place, watched
+from serve_app.engine.findings import Shelf
 from serve_app.engine.kernels import log_kernels
 from serve_app.engine.lanes import threads_of
 from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
@@ -281,7 +282,7 @@ class Engine:
         base_models: Source | Mapping[str, Source],
         options: EngineOptions | None = None,
         *,
-        findings: Path | None = None,
+        findings: Shelf | Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> "Engine":
         """Load base models by name, or one that is named after its folder or file.

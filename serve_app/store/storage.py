@@ -5,6 +5,7 @@ New jobs are refused before the disk of the embedded Redis or of local images is
 
 import asyncio
 import importlib
+import logging
 import os
 import stat
 import time
@@ -17,9 +18,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import fsspec
 
+from serve_app.atomic_files import write_atomically
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.settings import Settings
 from serve_app.store.measures import CHECK_EVERY_S, MemoryReserve, RedisMemory
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 """One call may take this long. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
@@ -66,6 +70,42 @@ def storage_errors() -> tuple[type[Exception], ...]:
             continue
         found += [getattr(library, name) for name in names]
     return tuple(found)
+
+
+class StoredFiles:
+    """Small files in a folder of the storage, for threads that cannot await it.
+
+    `read` raises OSError after `TIMEOUT_S` at the latest; `write` returns at once, and a file that could not be stored
+    is told in the log.
+    """
+
+    def __init__(self, settings: Settings, folder: str) -> None:
+        self._files, root = open_filesystem(settings.storage, settings.storage_options)
+        self._root = f"{root.rstrip('/')}/{folder}"
+
+    def read(self, folder: str) -> Mapping[str, bytes]:
+        """Return the files of a folder by their names; none where there is no such folder."""
+        try:
+            found = STORAGE.submit(self._read, f"{self._root}/{folder}").result(TIMEOUT_S)
+        except storage_errors() as error:
+            raise OSError(f"the storage failed at read ({type(error).__name__})") from error
+        return {path.rpartition("/")[2]: content for path, content in found.items()}
+
+    def _read(self, folder: str) -> dict[str, bytes]:
+        paths = self._files.find(folder)
+        return self._files.cat(paths, on_error="omit") if paths else {}
+
+    def write(self, folder: str, name: str, content: bytes) -> None:
+        STORAGE.submit(self._write, f"{self._root}/{folder}/{name}", content)
+
+    def _write(self, path: str, content: bytes) -> None:
+        try:
+            if "file" in self._files.protocol:
+                write_atomically(Path(path), content)
+            else:
+                self._files.pipe_file(path, content)
+        except storage_errors() as error:
+            log.warning("%s could not be stored (%s)", path, type(error).__name__)
 
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

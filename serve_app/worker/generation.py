@@ -25,6 +25,7 @@ from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunReque
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.outlines import outlined_table
 from serve_app.engine.families.weights import shown_bytes
+from serve_app.engine.findings import Shelf
 from serve_app.engine.kernels import kernel_outcomes
 from serve_app.engine.run import take
 from serve_app.engine_options import EngineOptions
@@ -233,7 +234,7 @@ def load_engine(
     threads: int | None = None,
     memory_share: float | None = None,
     warm_up_time: timedelta | None = None,
-    findings: Path | None = None,
+    findings: Shelf | Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Engine:
     """Load the base models and try them out; threads and memory as in `prepare_device`, the time as in `warm_up`.

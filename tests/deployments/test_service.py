@@ -118,7 +118,9 @@ def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> N
     assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
-    assert len(list((service.data_dir / FINDINGS).iterdir())) == 1, "both replicas found the same circumstances"
+    assert len(list((service.data_dir / "images" / FINDINGS).iterdir())) == 1, (
+        "both replicas found the same circumstances"
+    )
 
 
 def test_a_killed_ingress_loses_no_accepted_job_and_callers_get_a_503_at_worst(service: Service) -> None:
