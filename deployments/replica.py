@@ -19,7 +19,7 @@ from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import ROOT
 from serve_app.store.process import Process, open_process, watch_loop
-from serve_app.store.storage import StoredFiles
+from serve_app.store.storage import FINDINGS, StoredFiles
 from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 from serve_app.worker.worker import Worker
@@ -30,8 +30,6 @@ TELL_S = 1.0
 """A replica that starts reports its progress to Redis this often."""
 LOG_S = 10.0
 """It logs its progress this often, while that changes."""
-FINDINGS = "findings"
-"""The folder of the storage where replicas keep what they measured about exactness."""
 
 
 class Progress:

@@ -125,6 +125,9 @@ WORKER_MEMORY = _gauge(
 KERNEL_ACTIVE = _gauge(
     "kernel_active", "Workers on which a kernel of the engine runs; 0: all use torch's.", "pool", "kernel"
 )
+PICTURES_CHANGED = _gauge(
+    "pictures_changed", "Workers that draw otherwise than the versions before an update.", "pool", "base_model"
+)
 
 # Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")

@@ -13,11 +13,12 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.canary import look
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
-from serve_app.engine.families.checkpoint import Source
+from serve_app.engine.families.checkpoint import Source, as_checkpoint
 from serve_app.engine.families.family import Family, Pause, Placement, no_pause
 from serve_app.engine.families.registry import load_family
-from serve_app.engine.findings import Findings, Shelf, circumstances
+from serve_app.engine.findings import Findings, Shelf, circumstances, shelf_of
 from serve_app.engine.gathered_rows import AddLora, row_bytes
 from serve_app.engine.kernels import lora_kernel
 from serve_app.engine.lora_layers import LoRALinear
@@ -61,6 +62,8 @@ class BaseModel:
         """Another thread calls `on_loaded` when an adapter was read."""
         self.name = name
         self.family = family
+        self.changed = ""
+        """How it draws otherwise than it did before, as `try_out` found; empty where it does not."""
         self.weight_bytes = module_bytes(family.modules, family.device)
         self._encoding = threading.RLock()
         self._encoders_have: tuple[str, float] | None = None
@@ -85,11 +88,16 @@ class BaseModel:
             on_loaded=on_loaded,
             measured=shared.measured,
         )
-        known = circumstances(
+        self._shelf, self._told = shelf_of(shared.findings), tuple[object, ...]()
+        self._known = circumstances(
             self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
         )
         self.runner = Runner(
-            family, self.adapter_slots, Findings(shared.findings, known), max_rows=options.max_rows, exact=options.exact
+            family,
+            self.adapter_slots,
+            Findings(self._shelf, self._known),
+            max_rows=options.max_rows,
+            exact=options.exact,
         )
 
     @classmethod
@@ -108,7 +116,9 @@ class BaseModel:
         except (OSError, ValueError) as error:
             kind = next((kind for kind in (FileNotFoundError, OSError) if isinstance(error, kind)), ValueError)
             raise kind(f"base model {name}: {error}") from error
-        return cls(name, family, options, on_loaded, shared)
+        model = cls(name, family, options, on_loaded, shared)
+        model._told = (as_checkpoint(source).clip_skip,)
+        return model
 
     @property
     def denoiser(self) -> nn.Module:
@@ -222,13 +232,16 @@ class BaseModel:
 
     @torch.inference_mode()
     def try_out(self, width: int, height: int) -> float:
-        """Compute a pass and decode an image of this size, with whatever bits.
+        """Compute a pass and decode an image of this size, and tell where it is not drawn as it was (`canary.py`).
 
         Return how many seconds at least `measure` will take, by the time of that pass; 0 where all is known.
         """
-        run = self.sample(width, height)
-        seconds = self.runner.try_out(run)
-        self.decode(run)
+        run = self.sample(width, height, "a red cat on a mat")
+        seconds, output = self.runner.try_out(run)
+        prompt = [run.conditioning.context, *run.conditioning.added.values()]
+        drew = {"prompt": prompt, "denoising": [output], "decoding": [self.decode(run)]}
+        if self._shelf is not None:
+            self.changed = look(self.name, self.family.modules, self._known, self._told, drew, self._shelf)
         return seconds
 
     @torch.inference_mode()
@@ -238,9 +251,9 @@ class BaseModel:
         self.runner.denoise([run])
         self.decode(run)
 
-    def sample(self, width: int, height: int) -> Run:
+    def sample(self, width: int, height: int, prompt: str = "") -> Run:
         """Start a run like those that an image of this size needs."""
-        request = RunRequest(run_id="warm-up", prompt="", width=width, height=height)
+        request = RunRequest(run_id="warm-up", prompt=prompt, width=width, height=height)
         conditioning = self.encode(request)
         assert conditioning is not None, "only an adapter is ever waited for"
         run = self.start(request, conditioning, 0.0)

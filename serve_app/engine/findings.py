@@ -57,12 +57,16 @@ class Folder:
         write_atomically(self._path / folder / name, content)
 
 
+def shelf_of(place: Shelf | Path | None) -> Shelf | None:
+    return Folder(place) if isinstance(place, Path) else place
+
+
 class Findings:
     """Findings by name: in memory alone, or on a shelf too, which is read once."""
 
     def __init__(self, shelf: Shelf | Path | None, circumstances: Mapping[str, object]) -> None:
         self._circumstances = dict(circumstances)
-        self._shelf = Folder(shelf) if isinstance(shelf, Path) else shelf
+        self._shelf = shelf_of(shelf)
         self._folder = _digest(json.dumps(self._circumstances, sort_keys=True))[:32]
         self._found = {} if self._shelf is None else self._read(self._shelf)
 

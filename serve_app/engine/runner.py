@@ -70,13 +70,16 @@ class Runner:
         if any(run.is_done for run in runs):
             self._last_batch = None  # an idle engine keeps no inputs
 
-    def try_out(self, run: Run) -> float:
-        """Compute a pass of the run's rows; return how many seconds at least the measuring of its key will take."""
+    def try_out(self, run: Run) -> tuple[float, Tensor]:
+        """Compute a pass of the run's rows, each with a random adapter, from random latents, always the same.
+
+        Return how many seconds at least the measuring of its key will take, and the output [rows, channels, …].
+        """
         probe = Probe(self.family, self.adapter_slots, self.lanes, run.batch_key, run.conditioning, run.rows)
         began = time.monotonic()
-        probe.output(probe.in_order([run.rows]), self.adapter_slots.widest_layout).cpu()
+        output = probe.output(probe.in_order([run.rows]), self.adapter_slots.widest_layout).cpu()
         rows = 0 if self.invariance is None else self.invariance.rows_to_measure(run.batch_key)
-        return (time.monotonic() - began) / run.rows * rows
+        return (time.monotonic() - began) / run.rows * rows, output
 
     def measure(self, runs: Sequence[Run], *, within_s: float = math.inf) -> bool:
         """Begin passes that measure the runs' key for at most `within_s` seconds; return whether they can be stepped."""

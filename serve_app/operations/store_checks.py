@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from serve_app.domain.canary import FOLDER, Drawing, latest_differences
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
 from serve_app.jobs.images import ImageStore
@@ -33,6 +34,7 @@ from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
 from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
 from serve_app.store.redis_process import server_binary, version_of
+from serve_app.store.storage import FINDINGS, StoredFiles
 
 MEMORY_WARNING = 0.8
 """The doctor warns from this share of maxmemory on, as the alert rule does: before new jobs are refused."""
@@ -171,7 +173,19 @@ async def check_storage(settings: Settings) -> list[Check]:
     if not same:
         found = f"{settings.storage}: the object read differs from the object written"
         return [fail("storage", found, "use another storage")]
-    return [ok("storage", f"{settings.storage}: written, read, deleted")]
+    return [ok("storage", f"{settings.storage}: written, read, deleted"), *await _check_pictures(settings)]
+
+
+async def _check_pictures(settings: Settings) -> Iterable[Check]:
+    """Say of each base model and card whether the last update changed what it draws, as its workers found."""
+    advice = "see docs/understand/same-bytes.md: images that customers keep seeds of come out otherwise now"
+    try:
+        kept = Drawing.read(await asyncio.to_thread(StoredFiles(settings, FINDINGS).read, FOLDER))
+    except OSError as error:
+        return [warn("pictures", str(error), STORAGE_ADVICE)]
+    return [warn("pictures", changed, advice) for changed in latest_differences(kept)] or [
+        ok("pictures", f"{len(kept)} drawn at starts, as before" if kept else "none drawn at a start yet")
+    ]
 
 
 async def check_catalog(settings: Settings, *, limit: int | None, weights_within: timedelta) -> list[Check]:

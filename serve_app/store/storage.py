@@ -72,6 +72,10 @@ def storage_errors() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
+FINDINGS = "findings"
+"""The folder of the storage where generators keep what they measured about exactness, and what they drew at a start."""
+
+
 class StoredFiles:
     """Small files in a folder of the storage, for threads that cannot await it.
 

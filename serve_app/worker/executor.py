@@ -132,6 +132,10 @@ class Executor(ABC):
         """Return what the memory is used for, for operators."""
         return ()
 
+    def changed_pictures(self) -> Mapping[str, bool]:
+        """Return of each base model whether it draws otherwise than it did before an update."""
+        return {}
+
     def kernels(self) -> Mapping[str, bool]:
         """Return whether each kernel that is for this device runs; one that does not has fallen back to torch."""
         return {}

@@ -165,6 +165,9 @@ class GenerationExecutor(Executor):
             adapter_cache=sum(model.pool.host_bytes for model in models),
         )
 
+    def changed_pictures(self) -> Mapping[str, bool]:
+        return {name: bool(model.changed) for name, model in self._engine.base_models.items()}
+
     def kernels(self) -> Mapping[str, bool]:
         return {name: not why for name, why in kernel_outcomes().items()}
 

@@ -15,8 +15,10 @@ import yaml
 
 from deployments.local import only_one
 from deployments.runtime import runtime_home
+from serve_app.domain.canary import FOLDER, Drawing
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.redis_inspection import DURABLE
+from serve_app.store.storage import FINDINGS
 from tests.cli.conftest import Atelier
 from tests.live import Live
 from tests.support import free_port, serving
@@ -250,6 +252,20 @@ def test_kernels_that_fall_back_on_a_card_are_named_with_what_it_costs(atelier: 
         found="unet does not (Torch not compiled with CUDA",
     )
     assert not _findings(atelier, "kernels", env={"PATH": "/nonexistent"}), "without a card there is nothing to say"
+
+
+@pytest.mark.slow
+def test_an_update_that_changed_pictures_is_told(atelier: Atelier, tmp_path: Path) -> None:
+    storage = {"ATELIER_STORAGE_URL": (tmp_path / "storage").as_uri()}
+    drawn = Drawing("sdxl", "an H200", "k", {"torch": "2.12"}, {"denoising": "a"}, "2026-11-01T00:00:00+00:00")
+    folder = tmp_path / "storage" / FINDINGS / FOLDER
+    folder.mkdir(parents=True)
+    _finding(atelier, "pictures", env=storage, level="ok", found="none drawn")
+    for torch, digest in (("2.12", "a"), ("2.13", "b")):
+        now = drawn._replace(versions={"torch": torch}, drew={"denoising": digest}, at=f"{drawn.at}{torch}")
+        (folder / f"{torch}.json").write_bytes(now.written())
+    told = "sdxl on an H200 does not draw what it drew before (denoising) with torch 2.12 → 2.13"
+    _finding(atelier, "pictures", env=storage, level="warn", found=told, advice="docs/understand/same-bytes.md")
 
 
 def _finding(

@@ -17,11 +17,12 @@ import httpx
 import pytest
 from PIL import Image
 
-from deployments.replica import FINDINGS
 from deployments.runtime import runtime_home
 from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.domain.canary import FOLDER
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
+from serve_app.store.storage import FINDINGS
 from tests.attack.raw import breach, exchange
 from tests.composition import open_resources
 from tests.deployments.service import STOP_LIMIT_S, Event, Service
@@ -118,9 +119,9 @@ def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> N
     assert (rest[-1].name, rest[-1].data["status"]) == ("end", "completed")
     again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
-    assert len(list((service.data_dir / "images" / FINDINGS).iterdir())) == 1, (
-        "both replicas found the same circumstances"
-    )
+    found = {folder.name for folder in (service.data_dir / "images" / FINDINGS).iterdir()}
+    assert len(found - {FOLDER}) == 1, "both replicas found the same circumstances"
+    assert len([*(service.data_dir / "images" / FINDINGS / FOLDER).iterdir()]) == 1, "and drew the same at their start"
 
 
 def test_a_killed_ingress_loses_no_accepted_job_and_callers_get_a_503_at_worst(service: Service) -> None:

@@ -82,6 +82,7 @@ def test_a_job_leaves_its_numbers(exported: Exported) -> None:
 def test_a_kernel_that_fell_back_is_told(exported: Exported) -> None:
     kind = JobKind.GENERATION.value
     assert exported["atelier_kernel_active"] == {("lora", kind): 1, ("unet", kind): 0}
+    assert exported["atelier_pictures_changed"] == {("pocket", kind): 0}
 
 
 def test_memory_is_counted_by_use(exported: Exported) -> None:
