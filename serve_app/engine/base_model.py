@@ -13,6 +13,8 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.attention import OF_TORCH, choose
+from serve_app.engine.batch_invariance import ROW_MULTIPLES
 from serve_app.engine.canary import look
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source, as_checkpoint
@@ -89,8 +91,15 @@ class BaseModel:
             measured=shared.measured,
         )
         self._shelf, self._told = shelf_of(shared.findings), tuple[object, ...]()
+        on_gpu = family.device.type == "cuda"
+        attention = choose(self.denoiser, self.compute, (*ROW_MULTIPLES, options.max_rows)) if on_gpu else OF_TORCH
         self._known = circumstances(
-            self.denoiser, family.device, options, lanes=len(family.lanes), by_kernel=add_lora is not None
+            self.denoiser,
+            family.device,
+            options,
+            lanes=len(family.lanes),
+            by_kernel=add_lora is not None,
+            attention=attention,
         )
         self.runner = Runner(
             family,
@@ -167,6 +176,16 @@ class BaseModel:
             encoded = self.family.autoencoder.encode(begun, self.family.latent_shape(begun))
             self._last_image = request, encoded
         return encoded
+
+    @torch.inference_mode()
+    def compute(self, side: int = 512) -> None:
+        """Compute a pass of random rows of an image this wide and high, with no adapter, before there is a runner."""
+        request = RunRequest(run_id="first", prompt="", width=side, height=side)
+        encoded = self.encode(request)
+        assert encoded is not None, "only an adapter is ever waited for"
+        conditioning = self.family.prepare(encoded)
+        latents = torch.randn(conditioning.rows, *self.family.latent_shape(request)).to(self.family.device)
+        self.family.denoise(latents, torch.full_like(latents[:, 0, 0, 0], 500), conditioning)
 
     def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:
         """Start a run, which holds its adapter's slot; None while the adapter is packed or no slot is free.

@@ -66,7 +66,7 @@ def _divided(circumstances: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[
     *options, _by_kernel = circumstances["options"]
     versions = dict(circumstances["versions"])
     versions |= {name: _digest(circumstances[name])[:8] for name in ("settings", "kernels", "build")}
-    versions["engine"] = circumstances["engine"][:8]
+    versions |= {"engine": circumstances["engine"][:8], "attention": circumstances["attention"]}
     hardware = circumstances["hardware"]
     if isinstance(hardware, str):
         return [f"a CPU ({hardware[:8]})"], options, versions

@@ -103,17 +103,18 @@ class Findings:
 
 
 def circumstances(
-    denoiser: nn.Module, device: torch.device, options: EngineOptions, *, lanes: int, by_kernel: bool
+    denoiser: nn.Module, device: torch.device, options: EngineOptions, *, lanes: int, by_kernel: bool, attention: str
 ) -> dict[str, object]:
     """Return, as JSON has it, all that the bits of a forward pass may depend on besides its numbers.
 
-    `by_kernel` tells whether a kernel of the engine's own adds the adapters.
+    `by_kernel` tells whether a kernel of the engine's own adds the adapters, `attention` by which operator it attends.
     """
     weights = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in denoiser.state_dict().items()]
     return {
         "hardware": _card(device) if device.type == "cuda" else _digest(_processor()),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(LIBRARY_SETTINGS)},
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "diffusers", "transformers")},
+        "attention": attention,
         "kernels": sorted(name for name, why in kernel_outcomes().items() if not why),
         "build": _digest(torch.__config__.show()),
         "engine": _digest(*(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))),

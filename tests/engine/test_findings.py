@@ -118,7 +118,7 @@ def test_a_card_is_known_by_its_driver_and_cudnn(tmp_path: Path, monkeypatch: py
 
     def of_card() -> object:
         device, net = torch.device("cuda"), torch.nn.Linear(2, 2)
-        return findings.circumstances(net, device, OPTIONS, lanes=1, by_kernel=True)["hardware"]
+        return findings.circumstances(net, device, OPTIONS, lanes=1, by_kernel=True, attention="")["hardware"]
 
     seen = [of_card()]
     (tmp_path / "version").write_text("NVRM version: Kernel Module 580.159.04\nGCC version: 12")

@@ -233,12 +233,6 @@ def turned(x: Tensor, rope: Tensor) -> Tensor:
     return torch.view_as_real(pairs * rope).flatten(3).to(x.dtype)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what heads [rows, tokens, heads, width] attend to, as [rows, tokens, heads · width]."""
-    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
-
-
 def _without_head(encoder: Any) -> Any:
     """Return a language model without the layer that makes words of what it understood, for nothing is written here."""
     return getattr(encoder, "model", encoder)

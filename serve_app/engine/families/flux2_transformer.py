@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.families.dit import MAX_TOKENS, attended, normed, turned
+from serve_app.engine.attention import Attends
+from serve_app.engine.families.dit import MAX_TOKENS, normed, turned
 from serve_app.engine.lora_layers import shrink_together
 
 REFERENCE_TIME = 10
@@ -125,7 +126,7 @@ class DoubleBlock(nn.Module):
         return _modulated(x, by.shift, by.scale, self.eps)
 
 
-class JointAttention(nn.Module):
+class JointAttention(Attends):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.width: int = plain.head_dim
@@ -140,7 +141,7 @@ class JointAttention(nn.Module):
         of_image = self._heads(image, (self.to_q, self.to_k, self.to_v))
         q = torch.cat([normed(self.norm_added_q, of_text[0]), normed(self.norm_q, of_image[0])], 1)
         k = torch.cat([normed(self.norm_added_k, of_text[1]), normed(self.norm_k, of_image[1])], 1)
-        made = attended(turned(q, rope), turned(k, rope), torch.cat([of_text[2], of_image[2]], 1))
+        made = self.attended(turned(q, rope), turned(k, rope), torch.cat([of_text[2], of_image[2]], 1))
         text, image = made.split([text.shape[1], image.shape[1]], 1)
         return self.to_add_out(text), self.to_out[0](image)
 
@@ -172,7 +173,7 @@ class SingleBlock(nn.Module):
         return _within_range(torch.addcmul(x, by.gate, changed))
 
 
-class ParallelAttention(nn.Module):
+class ParallelAttention(Attends):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.width: int = plain.head_dim
@@ -183,7 +184,7 @@ class ParallelAttention(nn.Module):
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         *heads, gate, up = self.to_qkv_mlp_proj(x).split(self.parts, 2)
         q, k, v = (each.unflatten(2, (-1, self.width)) for each in heads)
-        made = attended(turned(normed(self.norm_q, q), rope), turned(normed(self.norm_k, k), rope), v)
+        made = self.attended(turned(normed(self.norm_q, q), rope), turned(normed(self.norm_k, k), rope), v)
         return self.to_out(torch.cat([made, F.silu(gate).mul_(up)], 2))
 
 

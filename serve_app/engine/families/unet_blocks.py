@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.engine.attention import Attends
 from serve_app.engine.lora_layers import shrink_together
 
 _BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "CrossAttnUpBlock2D", "UpBlock2D", None}
@@ -131,15 +132,15 @@ def _given_embedding(*, added_cond_kwargs: Mapping[str, Tensor] | None, **_: obj
     return (added_cond_kwargs or {}).get("embedded")
 
 
-class Attention(nn.Module):
+class Attention(Attends):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.heads: int = plain.heads
         self.to_q, self.to_k, self.to_v, self.to_out = plain.to_q, plain.to_k, plain.to_v, plain.to_out
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        q, k, v = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in (queries, keys, values))
-        return self.to_out[0](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        q, k, v = (each.unflatten(2, (self.heads, -1)) for each in (queries, keys, values))
+        return self.to_out[0](self.attended(q, k, v))
 
 
 class SelfAttention(Attention):

@@ -1,0 +1,151 @@
+"""Chooses the operator by which a base model attends, once at its load, so that nothing chooses another in between.
+
+torch's own function picks one anew at each call, by shapes, alignment and switches of the whole process: a row might be
+summed by another kernel than its neighbour was. So on a GPU the first of `CANDIDATES` that keeps a row's bits at every
+number of rows is called by name in all places. The order is fixed, since two generators that measured speed might choose
+differently; it is torch's own, which is that of speed on cards since Hopper.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Queries, keys and values [rows, heads, tokens, width], and what is added to their products or None → the same."""
+OF_TORCH = "torch's choice"
+aten: Any = torch.ops.aten
+
+
+def of_torch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, _whole(bias, q, k), False)[0]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is not None:
+        raise NotImplementedError("flash attention takes no mask")
+    return aten._scaled_dot_product_flash_attention(q, k, v)[0]
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    return aten._scaled_dot_product_efficient_attention(q, k, v, _whole(bias, q, k), False)[0]
+
+
+def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    return aten._scaled_dot_product_attention_math(q, k, v, bias)[0]
+
+
+def _whole(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    return None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+
+
+CANDIDATES: Mapping[str, Operator] = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}
+
+
+class Attends(nn.Module):
+    """A layer that attends by the operator of its base model."""
+
+    operator: Operator = staticmethod(of_torch)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return what heads [rows, tokens, heads, width] attend to, as [rows, tokens, heads · width]."""
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        return self.operator(q, k, v, bias).transpose(1, 2).flatten(2)
+
+
+def choose(
+    denoiser: nn.Module,
+    compute: Callable[[], object],
+    row_counts: Sequence[int],
+    candidates: Mapping[str, Operator] = CANDIDATES,
+) -> str:
+    """Let the denoiser's layers attend by the first candidate that keeps a row's bits; return its name.
+
+    `compute` computes a pass, whose calls are tried with random numbers at each of `row_counts`. torch goes on choosing
+    where no candidate computes what torch does, or keeps bits.
+    """
+    with _recorded(denoiser) as calls:
+        compute()
+    for name, operator in candidates.items():
+        if all(_keeps_bits(operator, call, row_counts) for call in calls):
+            _use(denoiser, operator)
+            return name
+    log.warning("no operator of attention keeps a row's bits at %s rows", ", ".join(map(str, row_counts)))
+    _use(denoiser, of_torch)
+    return OF_TORCH
+
+
+class Call(NamedTuple):
+    """What a layer gave the operator in a pass."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+
+    def resembling(self, rows: int) -> "Call":
+        """Return random numbers of so many rows; the bias of the first, which has a meaning, is that of all."""
+        bias = None if self.bias is None else self.bias[:1].expand(rows, *self.bias.shape[1:])
+        return Call(_resembling(self.q, rows), _resembling(self.k, rows), _resembling(self.v, rows), bias)
+
+    def first(self, rows: int) -> "Call":
+        return Call(self.q[:rows], self.k[:rows], self.v[:rows], None if self.bias is None else self.bias[:rows])
+
+
+@contextmanager
+def _recorded(denoiser: nn.Module) -> Generator[Sequence[Call]]:
+    """Record one call of each shape."""
+    seen: dict[object, Call] = {}
+
+    def operator(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        shape = tuple((each.shape[1:], each.stride()) for each in (q, k, v)), bias is None
+        seen.setdefault(shape, Call(q, k, v, bias))
+        return of_torch(q, k, v, bias)
+
+    calls: list[Call] = []
+    _use(denoiser, operator)
+    try:
+        yield calls
+    finally:
+        _use(denoiser, of_torch)
+        calls += seen.values()
+
+
+def _resembling(tensor: Tensor, rows: int) -> Tensor:
+    """Return random numbers of so many rows that lie in memory as those of `tensor`."""
+    inner = sorted(range(1, tensor.dim()), key=lambda each: -tensor.stride(each))
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(rows, *(tensor.shape[each] for each in inner), generator=generator)
+    places = [0, *(1 + inner.index(each) for each in range(1, tensor.dim()))]
+    return numbers.to(tensor.device, tensor.dtype).permute(places)
+
+
+def _keeps_bits(operator: Operator, call: Call, row_counts: Sequence[int]) -> bool:
+    """Whether the operator takes the call, computes what torch does, and the first rows of all at every row count."""
+    *counts, most = sorted(row_counts)
+
+    given = call.resembling(most)
+    try:
+        whole = operator(*given)
+        if not torch.allclose(whole, of_torch(*given), rtol=0.05, atol=0.02):
+            return False
+        return all(torch.equal(operator(*given.first(rows)), whole[:rows]) for rows in counts)
+    except (RuntimeError, NotImplementedError) as error:
+        log.debug("an operator of attention is not for this card or shape: %s", error)
+        return False
+
+
+def _use(denoiser: nn.Module, operator: Operator) -> None:
+    for layer in denoiser.modules():
+        if isinstance(layer, Attends):
+            layer.operator = operator
