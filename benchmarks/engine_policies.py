@@ -170,6 +170,7 @@ def _one_by_one(
     wall, cpu = time.perf_counter(), time.process_time()
     for some in (requests[first : first + at_once] for first in range(0, len(requests), at_once)):
         request = some[0]
+        some = [*some, *[request] * (at_once - len(some))]  # a compiled model is compiled for one number of jobs
         apply(request)
         made = pipeline(
             [one.prompt for one in some],
