@@ -21,7 +21,8 @@ WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))  # importi
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return the benchmark, whose pieces are processes of their own that lack these libraries."""
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    started = f"open({str(tmp_path / 'started')!r}, 'a').write('one more ')\n"
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT + started)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     monkeypatch.setenv("OUT", str(tmp_path))
 
@@ -39,6 +40,7 @@ def test_a_rehearsal_tells_of_each_piece_and_is_taken_up_again(tmp_path: Path, g
     gpu("--only", "attention")
     failed = read(tmp_path / "record" / "no-card.json")["attention"]
     assert failed["failure"].splitlines()[-1] == "RuntimeError: torch finds no CUDA card"
+    assert (tmp_path / "started").read_text(), "a piece has an interpreter of its own: a forked one would inherit CUDA"
 
     record = tmp_path / "record" / "rehearsal.json"
     gpu("--tiny", "--only", "attention")
