@@ -57,7 +57,8 @@ class BenchmarkModel(NamedTuple):
         """Return a fresh engine over a copy of the model, so that no two engines share state."""
         options = replace(self.options, **changes)
         engine = Engine(options)
-        family = FAMILIES[FAMILY_OF[self.name]](copy.deepcopy(self.pipeline), options)  # pyright: ignore[reportCallIssue]
+        make: Any = FAMILIES[FAMILY_OF[self.name]]
+        family = make(copy.deepcopy(self.pipeline), options)
         shared = Shared(findings=self.findings)
         engine.base_models = {self.name: BaseModel(self.name, family, options, engine.live.wake, shared)}
         return engine

@@ -7,8 +7,8 @@
     python -m benchmarks.gpu_tables               # then: the tables of RESULTS.md
 
 It needs torch with its Triton, diffusers, transformers, peft, safetensors, numpy, pillow and this checkout; neither Ray
-nor Redis, and no weights: models have the true size and random numbers. Where torch, transformers and peft are there and
-nothing can be downloaded, carry these wheels (CPython's version and platform are of the other machine):
+nor Redis, and no weights: models have the true size and random numbers. Where torch, transformers and peft are there,
+and nothing can be downloaded, carry these wheels:
 
     pip download --no-deps --dest wheels diffusers==0.42.1                              # here; 6 MB, pure Python
     pip install --no-deps --no-index --find-links wheels --target site diffusers        # there
@@ -18,8 +18,8 @@ diffusers imports filelock, huggingface_hub, numpy, pillow, regex, requests and 
 of them to carry too. `compiled-sdxl` also takes a C compiler.
 
 Pieces come in order of what is unknown: the first seven take ten minutes together. Each runs in a process of its own
-with a limit, and what it found is in the file at once, so that a later call, or another machine that was given the file,
-goes on with what is missing. Then come pieces that failed, and those measured with another engine's code. Where the
+with a limit, and what it found is in the file at once, so that a later call, or another machine that was given the
+file, goes on with what is missing. Then come pieces that failed, and those measured with another engine's code. Where the
 variable OUT names a folder, the file is copied there. Where a command may take ten minutes at most: `--minutes 9.5`,
 twice.
 """
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def left(file: Path) -> list[Piece]:
-    """Return the pieces never tried, then those that failed or were cut, those of another engine's code, and skipped."""
+    """Return the pieces never tried, those that failed or were cut, those of another engine's code, and skipped ones."""
     known, code = read(file), engine_code()
     never = [piece for piece in PIECES if piece.name not in known]
     failed = [piece for piece in PIECES if "failure" in known.get(piece.name, {})]
@@ -102,7 +102,7 @@ def _measure_apart(piece: Piece, setup: Setup) -> None:
 
 
 def measure(name: str, setup: Setup) -> None:
-    """Measure a piece, and write what it found or how it failed, with the seconds from when its process imported this."""
+    """Measure a piece, and write what it found or how it failed, with its seconds without imports."""
     (piece,) = (piece for piece in PIECES if piece.name == name)
     began = time.monotonic()
     told: dict[str, Any] = {}

@@ -367,7 +367,7 @@ def _place(pool: Any, file: AdapterFile) -> None:
 
 
 def _trace(setup: Setup, benchmark: BenchmarkModel, engine: Engine) -> dict[str, Any]:
-    """Count what full steps launch, and the gaps between: in the steady state, and when a run gives place to another."""
+    """Count what full steps launch, and the gaps between: in the steady state, and when a run takes another's place."""
     runs = engine.options.runs
     long = [replace(one, steps=999) for one in setup.requests(benchmark, runs + TRACED, len(benchmark.adapters))]
     late = iter(long[runs:])
