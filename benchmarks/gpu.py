@@ -19,9 +19,9 @@ of them to carry too. `compiled-sdxl` also takes a C compiler.
 
 Pieces come in order of what is unknown: the first seven take ten minutes together. Each runs in a process of its own
 with a limit, and what it found is in the file at once, so that a later call, or another machine that was given the
-file, goes on with what is missing. Then come pieces that failed, and those measured with another engine's code. Where the
-variable OUT names a folder, the file is copied there. Where a command may take ten minutes at most: `--minutes 9.5`,
-twice.
+file, goes on with what is missing. Then come pieces that failed, and those measured with another engine's code. Where
+the variable OUT names a folder, the file is copied there. Where a command may take ten minutes at most:
+`--minutes 9.5`, twice.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def left(file: Path) -> list[Piece]:
-    """Return the pieces never tried, those that failed or were cut, those of another engine's code, and skipped ones."""
+    """Return the pieces never tried, then those that failed, those of another engine's code, and skipped ones."""
     known, code = read(file), engine_code()
     never = [piece for piece in PIECES if piece.name not in known]
     failed = [piece for piece in PIECES if "failure" in known.get(piece.name, {})]

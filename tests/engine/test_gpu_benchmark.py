@@ -1,4 +1,4 @@
-"""`make gpu` needs the engine's libraries alone, tells what failed, was skipped or cut, and goes on where it stopped."""
+"""`make gpu` needs the engine's libraries alone, tells what failed or was cut, and goes on where it stopped."""
 
 import os
 import sys
