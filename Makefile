@@ -127,8 +127,9 @@ sbom: setup $(TOOLS_STAMP) ## write what the environment consists of as a Cyclon
 audit: setup $(TOOLS_STAMP) ## look up known holes of every package of the environment; needs a network
 	@$(TOOLS)/bin/python configs/tools/audit.py $(TOOLS)/bin/pip-audit "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-gpu: setup ## measure the engine on this machine's GPU, piece by piece, into var/gpu/gpu.md; ARGS=--tiny rehearses on a CPU
+gpu: setup ## measure the engine on this machine's GPU for eleven minutes, into benchmarks/gpu/ and RESULTS.md; ARGS=--tiny rehearses on a CPU
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+	@$(BIN)/python -m benchmarks.gpu_tables
 
 clean: ## remove the environment, caches and what builds left; data under var/ stays
 	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -1,4 +1,4 @@
-"""Models of the engine benchmark: the pocket model, or SD 1.5 and SDXL with random weights."""
+"""Models of the engine benchmark: the pocket model, or SD 1.5, SDXL, Z-Image and klein with random weights."""
 
 import copy
 import hashlib
@@ -6,17 +6,28 @@ import itertools
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest
-from serve_app.engine.base_model import BaseModel
+from serve_app.engine.base_model import BaseModel, Shared
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import load_pipeline
-from serve_app.engine.families.unet import UNetFamily
-from tests.engine.true_models import ATTENTION, TRANSFORMER, random_adapter, random_pipeline
+from serve_app.engine.families.registry import FAMILIES
+from tests.engine.tiny_flux2_klein import BLOCK_LINEARS, write_flux2_klein
+from tests.engine.tiny_z_image import write_z_image
+from tests.engine.true_models import (
+    ATTENTION,
+    TRANSFORMER,
+    diffusers,
+    random_adapter,
+    random_flux2_klein,
+    random_pipeline,
+    random_z_image,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 POCKET = ROOT / "models" / "pocket"
@@ -28,6 +39,9 @@ PROMPTS = (
 )
 
 
+FAMILY_OF = {"pocket": "sd", "sd15": "sd", "sdxl": "sdxl", "z-image": "z-image", "klein": "flux2-klein"}
+
+
 class BenchmarkModel(NamedTuple):
     """A model, its adapters as files, and the size its images are made at."""
 
@@ -36,13 +50,17 @@ class BenchmarkModel(NamedTuple):
     adapters: list[AdapterFile]
     side: int
     options: EngineOptions
+    findings: Path | None = None
+    """Where engines keep what they measured of exactness, so that the next one need not."""
 
     def engine(self, **changes: Any) -> Engine:
         """Return a fresh engine over a copy of the model, so that no two engines share state."""
         options = replace(self.options, **changes)
         engine = Engine(options)
-        family = UNetFamily(copy.deepcopy(self.pipeline), options)
-        engine.base_models = {self.name: BaseModel(self.name, family, options, lambda: None)}
+        make: Any = FAMILIES[FAMILY_OF[self.name]]
+        family = make(copy.deepcopy(self.pipeline), options)
+        shared = Shared(findings=self.findings)
+        engine.base_models = {self.name: BaseModel(self.name, family, options, engine.live.wake, shared)}
         return engine
 
     @property
@@ -82,23 +100,44 @@ def wall(device: torch.device) -> float:
 def make_model(
     name: str, options: EngineOptions, into: Path, *, adapters: int, rank: int, side: int, tiny: bool = False
 ) -> BenchmarkModel:
-    """Return the model `name`: pocket, sd15 or sdxl.
+    """Return the model `name` of `FAMILY_OF`.
 
     `rank` is that of the adapters made here; the pocket model brings eight of its own.
     """
     torch.manual_seed(0)
     device, dtype = torch_device(options), torch_dtype(options)
-    pipeline = load_pipeline(POCKET, dtype) if name == "pocket" else random_pipeline(name, device, tiny=tiny)
+    pipeline = load_pipeline(POCKET, dtype) if name == "pocket" else _random(name, device, into, tiny=tiny)
     pipeline.to(device, dtype)
-    for part in (pipeline.unet, pipeline.vae):  # for every policy alike
+    denoiser, targets = ("unet", TRANSFORMER) if hasattr(pipeline, "unet") else ("transformer", TRANSFORMERS[name][2])
+    for part in (pipeline.unet, pipeline.vae) if denoiser == "unet" else ():  # for every policy alike
         part.to(memory_format=torch.channels_last)
     pipeline.set_progress_bar_config(disable=True)
     own = sorted((POCKET / "loras").glob("*.safetensors")) if name == "pocket" else []
     files = [Path(shutil.copy(file, into)) for file in own]  # the same bytes to the end, whatever is trained meanwhile
-    targets = ("conv1", "conv2", *ATTENTION) if name == "pocket" else TRANSFORMER
+    targets = ("conv1", "conv2", *ATTENTION) if name == "pocket" else targets
     files += [
-        random_adapter(pipeline.unet, into / f"random{i}.safetensors", rank, i, targets)
+        random_adapter(getattr(pipeline, denoiser), into / f"random{i}.safetensors", rank, i, targets, denoiser)
         for i in range(adapters - len(files))
     ]
     ready = [AdapterFile(hashlib.sha256(file.read_bytes()).hexdigest(), file) for file in files]
     return BenchmarkModel(name, pipeline, ready[:adapters], side, options)
+
+
+TRANSFORMERS = {
+    "z-image": (random_z_image, write_z_image, (*ATTENTION, "w1", "w2", "w3")),
+    "klein": (random_flux2_klein, partial(write_flux2_klein, distilled=True), BLOCK_LINEARS),
+}
+"""What makes each, what writes a tiny one, and the layers that adapters change."""
+
+
+def _random(name: str, device: torch.device, into: Path, *, tiny: bool) -> Any:
+    if name not in TRANSFORMERS:
+        return random_pipeline(name, device, tiny=tiny)
+    make, write, _ = TRANSFORMERS[name]
+    if tiny:
+        return diffusers.DiffusionPipeline.from_pretrained(str(write(into / "tiny")))
+    pipeline = make(device)
+    for token in ("x_pad_token", "cap_pad_token"):  # these alone have no numbers yet
+        if hasattr(pipeline.transformer, token):
+            torch.nn.init.normal_(getattr(pipeline.transformer, token))
+    return pipeline

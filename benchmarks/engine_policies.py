@@ -52,13 +52,13 @@ def at_its_best(results: Mapping[int, Sequence[Result]]) -> tuple[int, Sequence[
 def ours(benchmark: BenchmarkModel) -> Policy:
     """Any adapters in one batch."""
     engine = benchmark.engine()
-    return lambda requests: _drive(engine, requests)
+    return lambda requests: drive(engine, requests)
 
 
 def bare(benchmark: BenchmarkModel) -> Policy:
     """Ours with the adapters left out: what they cost. No policy: its images differ."""
     engine = benchmark.engine()
-    return lambda requests: _drive(engine, [replace(request, adapter=None) for request in requests])
+    return lambda requests: drive(engine, [replace(request, adapter=None) for request in requests])
 
 
 def one_adapter_per_batch(benchmark: BenchmarkModel) -> Policy:
@@ -68,7 +68,7 @@ def one_adapter_per_batch(benchmark: BenchmarkModel) -> Policy:
     """
     engine = benchmark.engine(exact=False)
     engine.scheduler = OneAdapterPerBatch(max_runs=benchmark.options.runs, max_rows=benchmark.options.max_rows)
-    return lambda requests: _drive(engine, requests)
+    return lambda requests: drive(engine, requests)
 
 
 class OneAdapterPerBatch(Scheduler):
@@ -117,14 +117,32 @@ def load_per_job(benchmark: BenchmarkModel) -> Policy:
     return lambda requests: _one_by_one(pipeline, requests, apply, pipeline.unload_lora_weights)
 
 
+COMPILED_JOBS = 8
+"""Jobs of one call of the compiled pipeline: with guidance as many rows as ours have."""
+
+
+def compiled(benchmark: BenchmarkModel) -> Policy:
+    """Diffusers' pipeline at its fastest: one adapter fused into it, compiled, several jobs a call.
+
+    It is for jobs of one size that all have that adapter; one call draws at one scale and guidance.
+    """
+    pipeline, (file, *_) = _pipeline(benchmark), benchmark.adapters
+    pipeline.load_lora_weights(str(file.path.parent), weight_name=file.path.name)
+    pipeline.fuse_lora()
+    pipeline.unload_lora_weights()
+    backend = "inductor" if benchmark.device.type == "cuda" else "eager"
+    pipeline.unet = torch.compile(pipeline.unet, backend=backend)  # pyright: ignore[reportUnknownMemberType]
+    return lambda requests: _one_by_one(pipeline, requests, lambda _: None, lambda: None, at_once=COMPILED_JOBS)
+
+
 def _pipeline(benchmark: BenchmarkModel) -> Any:
     pipeline = copy.deepcopy(benchmark.pipeline)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def _drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
-    """All the requests at once; the engine takes them as its capacity allows."""
+def drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
+    """Draw all the requests at once; the engine takes them as its capacity allows."""
     images: dict[str, np.ndarray] = {}
     latencies: dict[str, float] = {}
     wall, cpu = time.perf_counter(), time.process_time()
@@ -139,23 +157,31 @@ def _drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
 
 
 def _one_by_one(
-    pipeline: Any, requests: Sequence[RunRequest], apply: Callable[[RunRequest], None], unload: Callable[[], None]
+    pipeline: Any,
+    requests: Sequence[RunRequest],
+    apply: Callable[[RunRequest], None],
+    unload: Callable[[], None],
+    *,
+    at_once: int = 1,
 ) -> Result:
+    """Draw one call of the pipeline after the other; several jobs `at_once` are drawn as the first of them asks."""
     images: dict[str, np.ndarray] = {}
     latencies: dict[str, float] = {}
     wall, cpu = time.perf_counter(), time.process_time()
-    for request in requests:
+    for some in (requests[first : first + at_once] for first in range(0, len(requests), at_once)):
+        request = some[0]
+        some = [*some, *[request] * (at_once - len(some))]  # a compiled model is compiled for one number of jobs
         apply(request)
         made = pipeline(
-            request.prompt,
-            negative_prompt=request.negative_prompt or None,
-            generator=torch.Generator().manual_seed(request.seed),
+            [one.prompt for one in some],
+            negative_prompt=[one.negative_prompt for one in some] if request.negative_prompt else None,
+            generator=[torch.Generator().manual_seed(one.seed) for one in some],
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
             width=request.width,
             height=request.height,
-        ).images[0]
-        images[request.run_id] = np.asarray(made)
-        latencies[request.run_id] = time.perf_counter() - wall
+        ).images
+        for one, image in zip(some, made, strict=True):
+            images[one.run_id], latencies[one.run_id] = np.asarray(image), time.perf_counter() - wall
         unload()
     return Result(images, latencies, time.perf_counter() - wall, time.process_time() - cpu)

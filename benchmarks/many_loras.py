@@ -38,6 +38,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from benchmarks.many_loras_jobs import GUIDANCE, LORAS, Job, workload
 from benchmarks.serve import atelier_up
 from benchmarks.servers import roomy_settings, spread
 from serve_app.client import AsyncClient
@@ -46,48 +47,12 @@ from serve_app.settings import ROOT
 from tests.composition import open_resources
 
 POCKET = ROOT / "models" / "pocket"
-LORAS = 64
-STEPS, SIZES, WEIGHTS = (20, 25, 30), ((512, 512), (512, 512), (512, 512), (768, 512)), (0.5, 0.75, 1.0)
-GUIDANCE = 7.5
-PROMPTS = (
-    "a red circle on a blue background",
-    "a green star on a white background",
-    "purple mountains under a black sky with a yellow moon",
-    "a yellow flower with a red middle on a blue background",
-)
 SAME_PICTURE = 2.0
 """Pictures of one job may differ by this many 8-bit levels in the mean: kernels round, nothing else may differ."""
 
 
-class Job(NamedTuple):
-    number: int
-    prompt: str
-    lora: int
-    weight: float
-    width: int
-    height: int
-    steps: int
-
-
 Draw = Callable[[Job], Awaitable[bytes]]
 """Draws one picture with the job's number as its seed; returns the PNG."""
-
-
-def workload(count: int) -> list[Job]:
-    """Return the benchmark's jobs: LoRA k is wanted 1/(k + 1) times as often as the first (Zipf's law, exponent 1)."""
-    chance = random.Random(0)
-    popularity = [1 / (k + 1) for k in range(LORAS)]
-    return [
-        Job(
-            number,
-            chance.choice(PROMPTS),
-            chance.choices(range(LORAS), popularity)[0],
-            chance.choice(WEIGHTS),
-            *chance.choice(SIZES),
-            chance.choice(STEPS),
-        )
-        for number in range(count)
-    ]
 
 
 def lora_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Keeps what was measured about a base model's arithmetic, so that the next process, on any machine, need not measure it.
+"""Keeps what was measured about a base model's arithmetic: the next process, on any machine, need not measure it.
 
 It holds only while nothing changes that bits may depend on: the processor, or the card and its driver, the libraries,
 this engine's code, the model's structure and the options. These together name a folder, which has a file for each

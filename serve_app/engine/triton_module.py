@@ -1,7 +1,7 @@
 """Hands Triton its one C module, which launches kernels, where there is no C compiler.
 
-Triton compiles it at the first launch, once for each cache. The image has no compiler: `configs/image/build_triton_module.py`
-compiles the module into its environment when it is built.
+Triton compiles it at the first launch, once for each cache. The image has no compiler: when it is built,
+`configs/image/build_triton_module.py` compiles the module into its environment.
 """
 
 import hashlib

@@ -5,18 +5,21 @@
 
 import copy
 import hashlib
+import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from serve_app.engine import AdapterFile, Engine, RunRequest
-from tests.engine.run_engine import final_latents, finish
+from serve_app.engine import AdapterFile, Engine, Finished, RunRequest, as_one
+from serve_app.engine.families.family import Family
+from tests.engine.run_engine import begun_at_random, final_latents, finish
 
 Latents = Mapping[str, Tensor]
 """Final latents by run id, in float32 on the CPU."""
@@ -50,33 +53,82 @@ def furthest(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-class Company(NamedTuple):
-    """Images made in random company, and how many of them have the bytes of one made alone on another engine."""
-
-    same: int
-    made: int
-    rows_alone: dict[float, int]
-    """The rows of a lone run's pass by its guidance: what the probe found necessary."""
+FULL_ROWS = 16
+"""So many runs are guided: the first of them fill the widest pass."""
 
 
-def bytes_in_company(new_engine: Callable[[], Engine], requests: Sequence[RunRequest], seed: int = 0) -> Company:
-    """Make images in random company and alone, with and without guidance, by several samplers and step counts."""
-    chance = random.Random(seed)
-    requests = [
-        replace(one, guidance=chance.choice((1.0, 5.0)), steps=chance.randint(1, 3),
-                sampler=chance.choice((None, "ddim", "dpm++2m-karras", "euler-a")))
-        for one in requests
-    ]  # fmt: skip
-    together, waiting = dict[str, str](), requests[::-1]
+def varied(number: int, plain: RunRequest, files: Sequence[AdapterFile], family: Family) -> RunRequest:
+    """Return a request that differs from its neighbours in all that a run may, the same whenever it is drawn."""
+    chance = random.Random(f"run {number}")
+    parts = chance.sample(files, chance.choice((1, 1, 1, min(3, len(files)))))
+    applied = as_one((file, chance.choice((0.5, 1.0, -0.5))) for file in parts)
+    samplers = (None, "ddim", "dpm++2m-karras", "euler-a") if family.denoiser == "unet" else (None,)
+    request = replace(
+        plain, run_id=f"{number}", seed=number, adapter=applied.adapter, scale=applied.scale,
+        guidance=5.0 if number < FULL_ROWS else chance.choice((1.0, 5.0)), steps=chance.randint(2, 3),
+        sampler=chance.choice(samplers),
+    )  # fmt: skip
+    return begun_at_random(request, chance, masks=family.begins_from_images)
+
+
+def drawn_in_company(engine: Engine, draw: Callable[[int], RunRequest], most: int, until: float) -> dict[str, str]:
+    """Return the outcomes of runs that join and leave in waves, the first of which fills the widest batch.
+
+    No run begins after the time `until` of `time.monotonic`.
+    """
+    chance, begun, together = random.Random(most), 0, dict[str, str]()
+    while engine.has_work or (begun < most and (not begun or time.monotonic() < until)):
+        joining = chance.choice((0, 1, 2, 3, engine.options.runs)) if begun else engine.options.runs
+        for _ in range(min(most - begun, joining) if time.monotonic() < until or not begun else 0):
+            engine.add(draw(begun))
+            begun += 1
+        together |= {ended.run_id: outcome(ended) for ended in engine.step()}
+    return together
+
+
+def bytes_in_company(
+    new_engine: Callable[[], Engine],
+    draw: Callable[[int], RunRequest],
+    most: int,
+    *,
+    until: float = math.inf,
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Make images in random company, then each alone on another engine, as after a restart; as many as time allows.
+
+    `tell` is told what is known after every few. An image that failed counts as made, and its failure as its bytes.
+    """
+    found: dict[str, Any] = {}
     with new_engine() as engine:
-        rows = {guidance: _rows_alone(engine, replace(requests[0], guidance=guidance)) for guidance in (1.0, 5.0)}
-        while waiting or engine.has_work:
-            for _ in range(min(len(waiting), chance.randint(0, 3))):
-                engine.add(waiting.pop())
-            together |= {ended.run_id: _digest(ended.image) for ended in engine.step()}
+        found["rows of a lone run's pass, by guidance"] = {
+            guidance: _rows_alone(engine, replace(draw(0), guidance=guidance, image=None, mask=None))
+            for guidance in (1.0, 5.0)
+        }
+        now = time.monotonic()
+        together = drawn_in_company(engine, draw, most, until if until == math.inf else now + (until - now) * 0.4)
+        found["rows of the widest pass"] = max(step.rows for step in engine.measured.steps)
+    differing, same = list[str](), 0
     with new_engine() as engine:
-        alone = {one.run_id: _digest(finish(engine, [one])[one.run_id].image) for one in requests}
-    return Company(sum(alone[run_id] == together[run_id] for run_id in alone), len(alone), rows)
+        for made, run_id in enumerate(sorted(together, key=int), 1):
+            if time.monotonic() >= until:
+                break
+            request = draw(int(run_id))
+            if outcome(finish(engine, [request])[run_id]) == together[run_id]:
+                same += 1
+            else:
+                begun = "no image" if request.image is None else "an image" if request.mask is None else "a mask"
+                differing.append(
+                    f"{run_id}: {request.steps} steps, guidance {request.guidance}, {request.sampler}, {begun}"
+                )
+            found |= {
+                "same bytes": f"{same} of {made}",
+                "failures": sum(len(together[f"{i}"]) != DIGEST for i in range(made)),
+                "first that differ": differing[:8],
+                "digests": [together[f"{i}"] for i in range(min(made, 8))],
+            }
+            if made % 8 == 0:
+                tell(found)
+    return found
 
 
 def _rows_alone(engine: Engine, request: RunRequest) -> int:
@@ -88,8 +140,13 @@ def _rows_alone(engine: Engine, request: RunRequest) -> int:
     return rows[-1]
 
 
-def _digest(image: Any) -> str:
-    return hashlib.sha256(image.tobytes()).hexdigest()
+DIGEST = 64
+"""The length of a digest, which no failure has."""
+
+
+def outcome(ended: Finished) -> str:
+    """Return the digest of a run's image, or its failure in words."""
+    return f"failed: {ended.failure}" if ended.image is None else hashlib.sha256(ended.image.tobytes()).hexdigest()
 
 
 def trace_steps(step: Callable[[], object], device: torch.device, count: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a process measured about exactness serves the next one, on whatever machine, under the same circumstances alone."""
+"""What a process measured about exactness serves the next one, on any machine, under the same circumstances alone."""
 
 import json
 import shutil
