@@ -52,6 +52,17 @@ def unet_kernels(options: EngineOptions) -> Any:
     return _tried(load, options)
 
 
+def float8_kernels(options: EngineOptions) -> Any:
+    """Return the module of a kernel that turns numbers into float8, or None where torch's own operators do."""
+
+    def load() -> Any:
+        from serve_app.engine import float8_kernels
+
+        return float8_kernels
+
+    return _tried(load, options)
+
+
 def _tried(load: Callable[[], Any], options: EngineOptions) -> Any:
     """Return a module of Triton kernels if they work here, or None. They are for NVIDIA GPUs since Ampere."""
     device, dtype = torch_device(options), torch_dtype(options)
