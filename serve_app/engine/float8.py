@@ -94,8 +94,8 @@ def refuse_without_float8(device: torch.device, dtype: torch.dtype) -> None:
         return
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         raise ValueError(
-            f"precision: {FP8} needs an NVIDIA GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later, "
-            f"and {device} is none: leave `precision` out"
+            f"precision: {FP8} needs an NVIDIA GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or "
+            f"later, and {device} is none: leave `precision` out"
         )
     if dtype != torch.bfloat16:
         raise ValueError(f"precision: {FP8} goes with bfloat16, not {dtype}: leave the engine's `dtype` out")
