@@ -39,12 +39,8 @@ WRITERS: Mapping[str, str] = {
 """Whose own result a row is compared with, by the test that does it."""
 FUSED = ", fused"
 """Ends the name of a format whose queries, keys and values are one layer."""
-MARKS: Mapping[frozenset[str], str] = {
-    frozenset(): "",
-    frozenset({"z_image"}): "†",
-    frozenset({"z_image", "flux2_klein"}): "‡",
-}
-"""By the base models on which a format was compared fused as well: what stands behind its name in the list."""
+MARKS: Mapping[str, Collection[str]] = {"": [], "†": ["z_image"], "‡": ["z_image", "flux2_klein"]}
+"""What stands behind a format's name in the list: on which base models it was compared fused as well."""
 _HEAD = "- LyCORIS\n"
 """Where the list begins: below each writer are lines of base models and formats."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
@@ -78,22 +74,19 @@ def main() -> int:
 def listed(errors: Mapping[Format, Mapping[str, float]]) -> str:
     """Return the list: of each writer, the formats that were compared on the same base models."""
     together: dict[tuple[str, str], list[str]] = {}
-    alone = [
-        each for each in errors if Format(each.writer, each.name.removesuffix(FUSED)) not in errors.keys() - {each}
-    ]
-    for each in sorted(alone, key=lambda each: (each.writer, -len(errors[each]), each.name)):
+    plain = [each for each in errors if (each.writer, each.name.removesuffix(FUSED)) not in errors.keys() - {each}]
+    for each in sorted(plain, key=lambda each: (each.writer, -len(errors[each]), each.name)):
         bases = ", ".join(title for base, title in BASES.items() if base in errors[each])
         fused = errors.get(Format(each.writer, each.name + FUSED), {})
-        together.setdefault((each.writer, bases), []).append(f"`{each.name}`{MARKS[frozenset(fused)]}")
+        (mark,) = (mark for mark, on in MARKS.items() if set(on) == set(fused))
+        together.setdefault((each.writer, bases), []).append(f"`{each.name}`{mark}")
     largest = max(error for by_base in errors.values() for error in by_base.values())
-    lines = dict[str, list[str]]()
+    text = ""
     for (writer, bases), names in together.items():
-        formats = f"    - {bases}: {'; '.join(names)}"
-        lines.setdefault(f"- {writer}", []).append(
-            fill(formats, 120, subsequent_indent=" " * 6, break_on_hyphens=False)
-        )
-    text = "\n".join("\n".join([writer, *below]) for writer, below in lines.items())
-    return f"{text}\n\nThe largest error was {largest:.0e}.\n"
+        text += "" if f"- {writer}\n" in text else f"- {writer}\n"
+        entry = f"    - {bases}: {'; '.join(names)}"
+        text += fill(entry, 120, subsequent_indent=" " * 6, break_on_hyphens=False) + "\n"
+    return f"{text}\nThe largest error was {largest:.0e}.\n"
 
 
 def of_row(row_id: str) -> tuple[str, str]:
@@ -132,14 +125,13 @@ def documented() -> set[tuple[str, str, str]]:
     """Writer, format and base model of every format in the document."""
     _, head, text = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)
     titles = {title: base for base, title in BASES.items()}
-    fused_on = {mark: bases for bases, mark in MARKS.items()}
     found, writer = set[tuple[str, str, str]](), ""
     for entry in re.split(r"\n(?= *- )", (head + text).partition("\n\n")[0]):
         bases, _, names = " ".join(entry.split()).removeprefix("- ").partition(": ")
         writer = writer if names else bases
         for name, mark in re.findall("`([^`]+)`([†‡]?)", names):
             found |= {(writer, name, titles[title]) for title in bases.split(", ")}
-            found |= {(writer, name + FUSED, base) for base in fused_on[mark]}
+            found |= {(writer, name + FUSED, base) for base in MARKS[mark]}
     return found
 
 
