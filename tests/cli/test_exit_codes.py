@@ -15,23 +15,26 @@ from tests.cli.conftest import Atelier
 from tests.support import write_catalog
 
 
-def _commands(group: Any, *words: str) -> Iterator[str]:
+def _commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
     if not hasattr(group, "commands"):
-        yield " ".join(words)
+        yield " ".join(words), group
     for name, each in getattr(group, "commands", {}).items():
         yield from _commands(each, *words, name)
 
 
-COMMANDS = [each for each in _commands(typer.main.get_command(app)) if each != "mcp"]
+COMMANDS = {name: each for name, each in _commands(typer.main.get_command(app)) if name != "mcp"}
 """All but the server of MCP, which asks the service by its address and speaks to a program."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Atelier, command: str) -> None:
-    ended = atelier(*command.split(), "--help")
+def test_every_command_takes_the_shared_options_and_shows_its_whole_help(atelier: Atelier, command: str) -> None:
+    ended = atelier(*command.split(), "--help", env={"COLUMNS": "400"})
     assert ended.code == 0
     for option in ("--json", "--data-dir", "--redis-url"):
         assert option in ended.out
+    said = [(each.help or "").replace("`", "") for each in (COMMANDS[command], *COMMANDS[command].params)]
+    shown = " ".join(ended.out.replace("│", " ").split())
+    assert [text for text in said if " ".join(text.split()) not in shown] == []
 
 
 @pytest.mark.parametrize(
