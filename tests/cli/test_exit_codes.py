@@ -152,5 +152,11 @@ def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("atelier: Redis at 127.0.0.1:9 cannot be reached (")
+    loading = (
+        "import sys\nclass CtrlC:\n def find_spec(name, *_):\n  if name == 'serve_app.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC)\nfrom deployments.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", loading, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
     heavy = "import serve_app.cli, sys; print({'torch', 'ray', 'diffusers', 'PIL'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
