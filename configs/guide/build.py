@@ -41,6 +41,8 @@ BESIDE = {
 NOWHERE = "http://atelier.invalid"
 """Zensical wants a host for pages that may be shown anywhere: it is taken out of them again."""
 POLICY = "content-security-policy.txt"
+BESIDE_IT = ".atelier-guide-"
+"""A folder with this name and an ending holds a site on its way; one that is there before was left by a killed build."""
 LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 INLINE_SCRIPT = re.compile(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>(.*?)</script>", re.DOTALL)
 COMPRESSED = {".html", ".css", ".js", ".json", ".md", ".svg", ".txt"}
@@ -72,7 +74,9 @@ def main(into: Path) -> None:
         for file in [each for each in site.rglob("*") if each.suffix in COMPRESSED]:
             _write(file.with_name(f"{file.name}.gz"), gzip.compress(file.read_bytes(), mtime=0))
         into.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="site-", dir=into.parent) as beside:  # a build that breaks off leaves no half
+        for left in into.parent.glob(f"{BESIDE_IT}*"):
+            shutil.rmtree(left)
+        with TemporaryDirectory(prefix=BESIDE_IT, dir=into.parent) as beside:  # so that nobody ever meets a half
             shutil.copytree(site, new := Path(beside) / "new")
             if into.exists():
                 into.rename(Path(beside) / "old")

@@ -87,6 +87,7 @@ def test_all_that_a_page_names_is_there_behind_a_prefix_too(guide: str) -> None:
 
 def test_builds_wait_for_each_other_and_touch_no_other_folder(tmp_path: Path) -> None:
     build = (sys.executable, ROOT / "configs" / "guide" / "build.py")
+    (tmp_path / ".atelier-guide-killed" / "old").mkdir(parents=True)
     at_once = [subprocess.Popen([*build, tmp_path / "guide"], stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [each.wait(120) for each in at_once] == [0, 0]
     assert {each.name for each in tmp_path.iterdir()} == {"guide"}
