@@ -91,9 +91,8 @@ def read_manifest(content: bytes, media_type: str) -> Mapping[str, Any] | None:
             with reader:
                 store, state = json.loads(reader.json()), str(reader.get_validation_state())
     except c2pa.C2paError as error:
-        told = str(error)
-        address = told.removeprefix("Remote: must fetch remote manifests from url ")
-        return _unread("Invalid" if address == told else "Elsewhere", address)
+        address = str(error).removeprefix("Remote: must fetch remote manifests from url ")
+        return _unread("Invalid" if address == str(error) else "Elsewhere", address)
     manifest = store["manifests"][store["active_manifest"]]
     signature = manifest.get("signature_info", {})
     actions = [

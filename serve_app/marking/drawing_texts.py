@@ -34,15 +34,13 @@ def _a1111(request: GenerationRequest, seed: int, generator: str) -> str:
         "Sampler": _A1111_NAMES.get(sampler, sampler),
         "Schedule type": spacing and _SPACINGS.get(spacing, ""),
         "CFG scale": f"{request.guidance_scale:g}",
-        "Seed": seed,
+        "Seed": str(seed),
         "Size": f"{request.width}x{request.height}",
         "Model": request.base_model,
         "Denoising strength": f"{request.strength:g}" if request.image else "",
         "Version": generator,
     }
-    return f"{request.prompt}{loras}{negative}\n" + ", ".join(
-        f"{name}: {row}" for name, row in rows.items() if row not in ("", None)
-    )
+    return f"{request.prompt}{loras}{negative}\n" + ", ".join(f"{name}: {row}" for name, row in rows.items() if row)
 
 
 def _invokeai(request: GenerationRequest, seed: int, generator: str) -> Mapping[str, object]:

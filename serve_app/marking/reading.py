@@ -29,8 +29,7 @@ MAX_FILE_BYTES = 64 * 1000 * 1000
 """A file of more bytes is not read: an enlarged picture of 16 megapixels has fewer as a PNG."""
 MAX_PIXELS = 50 << 20
 MEMORY = 768 << 20
-"""Reading may take this many bytes beyond what the libraries take: 50 megapixels twice in RGBA, and the file. A WebP's
-decoder takes 16 bytes a pixel, so that some 40 megapixels of it fit."""
+"""Reading may take this many bytes beyond the libraries': enough for 50 megapixels, or 40 of a WebP (16 bytes each)."""
 READ_LIMIT_S, LIMIT_S = 5.0, 30.0
 """Reading may take this much processor time, and this long on a busy machine."""
 LONGEST_TEXT = 20_000
@@ -62,7 +61,6 @@ _WORDS: Mapping[str, str] = {
     "Trusted": "nothing has changed since it was signed",
     "Invalid": "it was changed, or its signature does not hold",
     "Ended": "signed by a certificate that has ended since; without a time stamp it cannot be shown when it was signed",
-    "Unread": "nothing was looked for",
     "Elsewhere": "its manifest is at an address, from which nothing is fetched",
 }
 

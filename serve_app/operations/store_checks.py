@@ -231,16 +231,15 @@ def check_marking(settings: Settings) -> Iterable[Check]:
     """Check the certificate that signs images, where they are marked."""
     if not settings.mark_images:
         return
-    if settings.redis_url and not any(file.exists() for file in settings.marking_files):
-        told = f"there is no certificate at {settings.marking_files[0]}"
-        yield warn("marking", told, "fine on a machine without workers; others make no images")
-        return
     from serve_app.marking.marker import usable_credentials  # here, so that commands start without Pillow
 
     try:
         found = usable_credentials(settings)
     except BadMarking as error:
-        yield fail("marking", error.message, "correct that: workers take no jobs without a certificate that signs")
+        if settings.redis_url and not any(file.exists() for file in settings.marking_files):
+            yield warn("marking", error.message, "fine on a machine without workers; others make no images")
+        else:
+            yield fail("marking", error.message, "correct that: workers take no jobs without a certificate that signs")
         return
     told = f"signed by {found.organization}, until {found.ends:%Y-%m-%d}"
     if found.is_development:

@@ -52,15 +52,13 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The worker drains, or lacks the base model or a certificate: the job returns to its place in the queue, after a
-    pause."""
+    """The worker drains, or lacks what the job needs: the job returns to its place in the queue, after a pause."""
 
     pause: timedelta = timedelta()
 
 
 NOT_LOADED_PAUSE = timedelta(seconds=15)
-"""A job whose base model or certificate a worker lacks is offered again after this long. Generators that restart take
-longer."""
+"""A job is offered again this long after a worker lacked what it needs. Generators that restart take longer."""
 
 
 Outcome = Completed | Failed | LeaseLost | Released

@@ -11,6 +11,7 @@ from serve_app.domain.jobs import Claim
 from serve_app.jobs.queue import new_nonce
 from serve_app.log import log_ids
 from serve_app.marking.certificates import CertificateEnded
+from serve_app.marking.marker import Marker
 from serve_app.store.process import repeat
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor
@@ -141,19 +142,17 @@ class Worker:
         capacity = self._executor.free_runs - sum(attempt.pending_runs for attempt in self._attempts.values())
         if capacity <= 0 or self.open_jobs >= self._timing.open_jobs or self._is_stuck:
             return []
-        if not await self._can_mark():
+        if self._parts.marker is not None and not await self._can_mark(self._parts.marker):
             capacity = 0  # it asks all the same, and so is known to live
         return await self._parts.queue.claim(
             self._name, pool=self._executor.pool, nonce=nonce, resident=self._executor.resident, limit=capacity
         )
 
-    async def _can_mark(self) -> bool:
+    async def _can_mark(self, marker: Marker) -> bool:
         """Return whether images can be marked. Where the certificate has ended, jobs wait in the queue for the next."""
-        if self._parts.marker is None:
-            return True
         lacked, self._lacks_certificate = self._lacks_certificate, True
         try:
-            await asyncio.to_thread(self._parts.marker.renew)
+            await asyncio.to_thread(marker.renew)
             self._lacks_certificate = False
         except CertificateEnded as error:
             if not lacked:
