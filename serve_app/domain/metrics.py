@@ -122,6 +122,7 @@ GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Memory in use on the workers'
 WORKER_MEMORY = _gauge(
     "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "pool", "device", "use"
 )
+WORKERS_UNABLE_TO_MARK = _gauge("workers_unable_to_mark", "Workers whose certificate for marks has ended.", "pool")
 
 # Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")

@@ -236,13 +236,16 @@ def check_marking(settings: Settings) -> Iterable[Check]:
     try:
         found = usable_credentials(settings)
     except BadMarking as error:
-        yield fail("marking", error.message, "correct that, and start the workers again: they make no images without")
+        if settings.redis_url and not any(file.exists() for file in settings.marking_files):
+            yield warn("marking", error.message, "fine on a machine without workers; others make no images")
+        else:
+            yield fail("marking", error.message, "correct that: workers take no jobs without a certificate that signs")
         return
     told = f"signed by {found.organization}, until {found.ends:%Y-%m-%d}"
     if found.is_development:
         yield warn("marking", told, "fine to try it; customers' images need a certificate that others trust")
     elif found.ends - datetime.now(UTC) < EXPIRES_SOON:
-        yield warn("marking", told, "get the next one now: with an expired certificate no image is made")
+        yield warn("marking", told, "get the next one now: once it has ended, workers take no jobs")
     else:
         yield ok("marking", told)
 
