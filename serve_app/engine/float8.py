@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import ScalingType
 
 from serve_app.domain.catalog import FP8
 from serve_app.engine.device import float8_kernels, torch_device, torch_dtype
@@ -61,7 +60,7 @@ class Float8Linear(nn.Module):
         return multiply(codes, scale, x.dtype).view(*x.shape[:-1], -1)
 
     def _multiply(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        by_row = ScalingType.RowWise
+        by_row = F.ScalingType.RowWise  # newer than the oldest torch that the rest of the engine runs on
         return F.scaled_mm(
             codes, self.codes.t(), scale, by_row, self.scale.t(), by_row,
             bias=self.bias, output_dtype=dtype, use_fast_accum=True,
