@@ -161,7 +161,20 @@ def _main(data_dir: Path) -> None:
                 return
             break
         time.sleep(POLL_S)
-    stop_redis(data_dir)
+    if not is_service_up(data_dir):  # while that starts, nobody is connected for seconds
+        stop_redis(data_dir)
+
+
+def is_service_up(data_dir: Path) -> bool:
+    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
+    try:
+        with (data_dir / "up.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _other_clients(home: Path) -> int | None:
