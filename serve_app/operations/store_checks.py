@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import fcntl
 import secrets
 import stat
 import time
@@ -28,7 +27,7 @@ from serve_app.operations.checks import (
     warn,
 )
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import require_readable_files, running_redis
+from serve_app.store.embedded_redis import is_service_up, require_readable_files, running_redis
 from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
 from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
@@ -122,7 +121,7 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
 
 def _not_running(settings: Settings) -> Iterable[Check]:
     """Check the embedded Redis that does not run: under a running service it has ended, else it will be started."""
-    if is_service_up(settings):
+    if is_service_up(settings.data_dir):
         log = settings.data_dir.resolve() / "redis" / "redis.log"
         advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
         yield fail("redis", "the service runs, and its embedded Redis does not", advice)
@@ -135,18 +134,6 @@ def _not_running(settings: Settings) -> Iterable[Check]:
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")
-
-
-def is_service_up(settings: Settings) -> bool:
-    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
-    try:
-        with (settings.data_dir / "up.lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _wanted(settings: Mapping[str, str]) -> str:
