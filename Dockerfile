@@ -1,5 +1,5 @@
 # The image of every pod, and of a whole service in one container:
-#   docker build -t atelier:0.1.0 .
+#   make guide && docker build -t atelier:0.1.0 .
 #   docker run --rm --read-only --tmpfs /tmp:exec --shm-size 2g -v atelier:/var/lib/atelier -p 8000:8000 atelier:0.1.0
 #
 # Python packages are installed by the hashes of configs/image/requirements.txt. The base image is named by its tag, until
@@ -50,6 +50,7 @@ RUN if [ -z "$CPU_TORCH_INDEX" ]; then \
       && python /tmp/build_triton_module.py /tmp/triton_module.py; \
     fi
 COPY . /opt/atelier
+RUN test -f /opt/atelier/serve_app/web/guide/site/llms.txt || { echo 'No guide for /guide: run "make guide" first' >&2; exit 1; }
 RUN pip install --no-deps --no-build-isolation --no-index --editable /opt/atelier \
  && python -m compileall -q /opt/atelier
 

@@ -2,11 +2,18 @@
 
 import sys
 
-NOT_INSTALLED = 2
-"""The exit code is that of bad usage."""
+NOT_INSTALLED, INTERRUPTED = 2, 130
+"""The exit codes are those of bad usage and of Ctrl-C."""
 
 
 def main() -> None:
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are loaded, which takes seconds: a command answers it itself
+        sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
     if sys.argv[1:] == ["mcp"]:  # it needs none of the service's packages, which take seconds to load
         from deployments.mcp_server import main as serve
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from deployments.pools import Pool, ReplicaDemand, fits_alone
 from deployments.ray_internals import is_spread, off_the_loop, serve_controller
-from deployments.requirements import SECRETS, Secret, of_one_machine
+from deployments.requirements import SECRETS, of_one_machine
 from serve_app.operations.checks import Check, fail, ok, warn
 from serve_app.operations.fingerprints import differences, fingerprints
 from serve_app.settings import Settings
@@ -18,7 +18,8 @@ from serve_app.settings import Settings
 ANSWER_LIMIT_S = 60.0
 """All nodes answer side by side within this time: each starts a worker process of Ray, which takes seconds."""
 CONTROLLER_LIMIT_S = 30.0
-INGRESS, HOUSEKEEPER = "ingress", "housekeeper"
+INGRESS = "ingress"
+SIGNING = frozenset({INGRESS, "housekeeper"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +29,6 @@ class Node:
     node_id: str
     address: str
     deployments: frozenset[str]
-
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that its replicas use: ingress and housekeeper (for webhooks) sign addresses of images."""
-        return SECRETS if self.deployments & {INGRESS, HOUSEKEEPER} else ("pepper",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +103,23 @@ def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
     return checks + differences({address: found for address, found in digests.items() if found})
 
 
-def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
-    """Collect what the check needs to know of a node; this runs there, in the environment that its replicas get."""
+def node_facts(deployments: frozenset[str], nonce: bytes) -> NodeFacts:
+    """Collect what the check needs to know of a node; this runs there, in the environment that its replicas get.
+
+    Ingress and housekeeper (for webhooks) sign addresses of images, and all others make images, which may be marked.
+    """
     try:
         settings = Settings()
     except ValidationError as error:
         first = error.errors()[0]
         return NodeFacts(broken=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     digests = fingerprints(settings, nonce)
-    if "signing_keys" not in secrets_used:
+    signs, makes = (bool(each) for each in (deployments & SIGNING, deployments - SIGNING))
+    if not signs:
         del digests["signing keys"]
-    return NodeFacts(own=list(of_one_machine(settings, secrets_used)), digests=digests)
+    if not makes:
+        del digests["certificate"]
+    return NodeFacts(own=list(of_one_machine(settings, SECRETS if signs else ("pepper",))), digests=digests)
 
 
 def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
@@ -131,7 +133,7 @@ def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
     calls: dict[Any, str] = {}
     for node in nodes:
         here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        calls[task.options(scheduling_strategy=here).remote(node.secrets, nonce)] = node.node_id
+        calls[task.options(scheduling_strategy=here).remote(node.deployments, nonce)] = node.node_id
     done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_LIMIT_S) if calls else ([], [])
     answers: dict[str, NodeFacts] = {}
     for call in done:

@@ -1,17 +1,20 @@
 """Measures branch coverage of the Lua scripts, as a pytest plugin: `pytest -p tests.lua_coverage`.
 
+It also has coverage.py measure the programs that read customers' files, which get an environment of their own.
 It prints a table at the end. Every condition of an `if`, an `elseif` or a `while` reports its outcome with `redis.log`,
 which changes no data. The tests run instrumented copies of the scripts; the log of each server of `volatile_redis` is
 read when all tests have ended. Tests that rewrite or damage a script's text are marked `script_text` and run the
 scripts as they are.
 """
 
+import asyncio
 import os
 import re
 import shutil
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,13 @@ def _position(name: str, text: str, index: int) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    start = asyncio.create_subprocess_exec
+
+    def measured(*command: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
+        told = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
+        return start(*command, env=env and env | told, **options)
+
+    asyncio.create_subprocess_exec = measured
     if hasattr(config, "workerinput"):
         return
     shutil.rmtree(FOLDER, ignore_errors=True)

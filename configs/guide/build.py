@@ -6,6 +6,7 @@ Zensical makes the pages, and fails for a link that leads nowhere. Added to them
 with `.md`, an `llms.txt`, compressed copies for servers that send them, and the content policy that the pages need.
 """
 
+import fcntl
 import gzip
 import os
 import re
@@ -40,13 +41,18 @@ BESIDE = {
 NOWHERE = "http://atelier.invalid"
 """Zensical wants a host for pages that may be shown anywhere: it is taken out of them again."""
 POLICY = "content-security-policy.txt"
+BESIDE_IT = ".atelier-guide-"
+"""A folder with this name and an ending holds a site on its way; one that is there before was left by a killed build."""
 LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 INLINE_SCRIPT = re.compile(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>(.*?)</script>", re.DOTALL)
 COMPRESSED = {".html", ".css", ".js", ".json", ".md", ".svg", ".txt"}
 
 
 def main(into: Path) -> None:
-    with TemporaryDirectory() as folder:
+    if into.exists() and not (into / POLICY).exists() and (into.is_file() or any(into.iterdir())):
+        sys.exit(f"{into} holds something else than a guide: name a folder that is empty, or not there yet")
+    with open(__file__) as own, TemporaryDirectory() as folder:
+        fcntl.flock(own, fcntl.LOCK_EX)  # another build waits, as of a second `make`
         project = Path(folder)
         shutil.copytree(HERE, project, dirs_exist_ok=True)
         places = {ROOT / source: Path(place) for source, place in _places()}
@@ -60,15 +66,21 @@ def main(into: Path) -> None:
         (site / "sitemap.xml").unlink()  # it would need the host
         for page in site.rglob("*.html"):
             text = page.read_text().replace(NOWHERE, "").replace('"base":"/guide"', '"base":"/guide/"')  # of its 404
-            page.write_text(text)
+            page.write_text(re.sub(r"\s*<link rel=.canonical.*?>", "", text))  # it would need the host, too
         for page in (project / "docs").rglob("*.md"):
             shutil.copy(page, site / page.relative_to(project / "docs"))
         _write(site / "llms.txt", "\n".join(_index(settings, project / "docs")).encode())
         _write(site / POLICY, _policy(site).encode())
         for file in [each for each in site.rglob("*") if each.suffix in COMPRESSED]:
             _write(file.with_name(f"{file.name}.gz"), gzip.compress(file.read_bytes(), mtime=0))
-        shutil.rmtree(into, ignore_errors=True)
-        shutil.copytree(site, into)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        for left in into.parent.glob(f"{BESIDE_IT}*"):
+            shutil.rmtree(left)
+        with TemporaryDirectory(prefix=BESIDE_IT, dir=into.parent) as beside:  # so that nobody ever meets a half
+            shutil.copytree(site, new := Path(beside) / "new")
+            if into.exists():
+                into.rename(Path(beside) / "old")
+            new.rename(into)
 
 
 def _places() -> Iterator[tuple[str, str]]:

@@ -200,8 +200,8 @@ def api_app(
 ) -> FastAPI:
     """Build the application of one OpenAPI document.
 
-    `tags` are the groups of path operations, with a line about each; `webhooks` are what it sends by itself. The application takes the router's routes
-    themselves: `include_router` matches each request twice, which costs a poll 3 %.
+    `tags` are the groups of path operations, with a line about each; `webhooks` are what it sends by itself. The
+    application takes the router's routes themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
     app = json_app(routes=router.routes, title=title)
     app.state.credentials = credentials

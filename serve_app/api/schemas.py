@@ -102,12 +102,10 @@ PageSize = Annotated[int, Query(ge=1, le=200, description="Page size.")]
 
 def page_after(pattern: str) -> Any:
     """Return a dependency: the place in a listing after which a page begins. It raises `InvalidParameter`."""
-    schema, next_page = (
-        WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"}),
-        "`next_cursor` of the previous page.",
-    )
+    schema = WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"})
+    query = Query(description="`next_cursor` of the previous page.")
 
-    async def read(cursor: Annotated[str | None, schema, Query(description=next_page)] = None) -> Position | None:
+    async def read(cursor: Annotated[str | None, schema, query] = None) -> Position | None:
         place = None if cursor is None else Position.read(cursor, pattern)
         if place is None and cursor is not None:
             raise InvalidParameter("cursor: must be the next_cursor of a previous page")

@@ -229,9 +229,8 @@ async def generate(
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
     headers |= await unknown_words_header(request, acceptance, body.prompt)
     seconds = max(1, ceil(time_left(acceptance.job).total_seconds()))
-    queued = Acknowledgement(
-        run_id=acceptance.job.id, status="queued", estimated_time=seconds
-    )  # whatever happened since
+    # It is called queued whatever has happened since: a retry is answered as the first request was.
+    queued = Acknowledgement(run_id=acceptance.job.id, status="queued", estimated_time=seconds)
     return json_response(queued, headers=headers)
 
 

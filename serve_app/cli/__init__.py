@@ -11,7 +11,10 @@ import typer
 from serve_app.cli import accounts, doctor, images, jobs, keys, loras, marking, operators
 from serve_app.cli.command import OneLineErrors, command
 
-app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # rich's own would take [green] in a help text for a colour, and not show it
+)  # fmt: skip
 
 
 def _print_version(asked: bool) -> None:

@@ -33,7 +33,7 @@ class Delivery:
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write; several images get -1, -2, … By default named by the job's id, in this directory."
+            help="File or folder to write; several images get -1, -2, … By default named by the job's id, in this folder."
         ),
     ] = None
     open_images: Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")] = False
@@ -44,6 +44,10 @@ class Delivery:
         str | None, typer.Option(envvar=KEY_VARIABLE, help="An API key; by default that of the local service.")
     ] = None
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the images.")] = 600.0
+
+    def file(self, name: str) -> Path:
+        """Return the file to write, which has this name unless the caller has named one."""
+        return self.out if self.out is not None and not self.out.is_dir() else (self.out or Path()) / name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,7 @@ def try_lora(
 @contextmanager
 def _client(settings: Settings, delivery: Delivery, interface: Literal["a", "b"] = "a") -> Generator[Client]:
     """Raises `BadUsage` before anything is generated where the images could not be written afterwards."""
-    folder = delivery.out.resolve().parent if delivery.out else Path.cwd()
+    folder = delivery.file("x").resolve().parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise BadUsage(f"--out: cannot write in {folder}")
     base_url, key, ready_file = delivery.base_url, delivery.key, settings.data_dir / READY_FILE
@@ -184,7 +188,7 @@ def _wait_and_save(job: Job, delivery: Delivery, *, doing: str) -> Result:
         raise Failed(f"stopped; the service was asked to cancel {job.id}") from None
     seconds = time.monotonic() - began
     images = [
-        (image, _output_path(delivery.out or Path(job.id + image.suffix), place, len(job.images)))
+        (image, _output_path(delivery.file(f"{job.id}{image.suffix}"), place, len(job.images)))
         for place, image in enumerate(job.images)
     ]
     for image, file in images:

@@ -58,7 +58,8 @@ def verify(
         else:
             facts.append({"file": str(file), **asdict(marks), "has_watermark": marks.has_watermark})
             rows = [*shown_marks(marks), *marks.settings.items()]
-            lines += [str(file), *(f"  {name}: {text}" for name, text in rows)]
+            shown = (f"{name}: {text}".replace("\n", "\n      ") for name, text in rows)  # no text begins a line
+            lines += [str(file), *(f"  {row}" for row in shown)]
     failed = any("error" in each or (each["manifest"] or {}).get("state") == "Invalid" for each in facts)
     return Result(facts={"files": facts}, shown="\n".join(lines), failed=failed)
 

@@ -49,10 +49,8 @@ class Job(JobCalls[Image, "Job", None]):
                 following.response.close()
 
     def _embedded(self, image: Image) -> str:
-        picture = b64encode(
-            image.download()
-        ).decode()  # itself, which a notebook shows when the service has forgotten it
-        return f"data:{image.media_type};base64,{picture}"
+        """Return the picture itself, which a notebook still shows when the service has forgotten it."""
+        return f"data:{image.media_type};base64,{b64encode(image.download()).decode()}"
 
 
 class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], list[Usage], None]):
@@ -160,9 +158,7 @@ class AsyncClient(
                 action = advance(operation, outcome)
                 try:
                     outcome = await self._perform(action)
-                except (
-                    asyncio.CancelledError
-                ) as canceled:  # in a task of its own, or anyio would cancel each next await
+                except asyncio.CancelledError as canceled:  # the rest is a task, or anyio would cancel each next await
                     return await asyncio.shield(asyncio.create_task(self.execute(operation, canceled)))
                 except BaseException as error:  # noqa: BLE001 the operation raises it, and may cancel jobs before
                     outcome = error

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from serve_app.domain.digests import NO_DIGESTS, Digests
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 
+FP8 = "fp8"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModel:
@@ -34,6 +36,8 @@ class BaseModel:
     """Another text encoder's folder, for a base model whose file holds none; empty means the base model's own."""
     tokenizer: str = ""
     """Another tokenizer's folder; empty means the base model's own."""
+    precision: str = ""
+    """`fp8` computes its large products in float8; empty means the generators' number type."""
     group: str = DEFAULT_GROUP
     """The group of generators that load it."""
     pipeline: str = ""

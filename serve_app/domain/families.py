@@ -55,8 +55,8 @@ class Marks(NamedTuple):
 
 
 def with_article(name: str) -> str:
-    """Return `an SDXL`, `a Z-Image`: of the names here, those with S begin with a letter that is spelled out."""
-    return f"{'an' if name.startswith('S') else 'a'} {name}"
+    """Return `an SDXL`, `an Anima`, `a Z-Image`: SD and LTX are spelled out."""
+    return f"{'an' if name.startswith(('SD', 'LTX', 'A', 'E', 'I')) else 'a'} {name}"
 
 
 class Family(NamedTuple):
@@ -94,22 +94,58 @@ FAMILIES: Mapping[str, Family] = {
               "(attention|feed_forward|adaLN_modulation)[._]"),
     ]),
 }  # fmt: skip
-"""The families by name. Where a file has marks of several, the first of them is named."""
+"""The families by name."""
+_BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
+"""Blocks called just that: `transformer_blocks`, `double_blocks` and their like are of others."""
+_IN_BLOCK = r"(?:^|[._])transformer_blocks[._]\d+[._]"
+_ENDS = "(?![A-Za-z0-9])"
 OTHERS: Sequence[Marks] = (
+    Marks("Krea 2", declared="krea[_-]?2", repository="Krea-2",
+          layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
+          rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
+    Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner"),
+    Marks("Anima or Cosmos", declared="cosmos", repository="Cosmos",
+          layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"
+          rf"|{_BLOCK}((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]){_ENDS}"
+          rf"|{_IN_BLOCK}norm[123][._]linear_[12]{_ENDS}"),
+    Marks("Qwen-Image 2.1", declared="qwen[_-]image[_-]2", repository="Qwen-Image-2",
+          layers=rf"img_mlp[._](gate_up|gate_layer|proj|out){_ENDS}"),
+    Marks("Qwen-Image", declared="qwen[_-]image", repository="Qwen-Image",
+          layers=r"(img|txt)_mod[._]1|(img|txt)_mlp[._]net"),
+    Marks("FLUX.3", declared=r"flux\.?3", repository=r"FLUX\.3",
+          layers=rf"mode_blocks|ref_time_in|single_blocks[._]\d+[._](q_proj|attn_out|mlp_in){_ENDS}"),
+    Marks("Chroma", declared="chroma", repository="Chroma", layers="distilled_guidance_layer"),
+    Marks("HunyuanVideo or HunyuanImage", declared="hunyuan", repository="Hunyuan",
+          layers=r"individual_token_refiner|context_embedder[._]token_refiner|(img|txt)_mlp[._]fc"),
+    Marks("MiniMax H3", declared="minimax", repository="MiniMax-H3", layers=r"token_refiner[._](refiner_)?blocks"),
+    Marks("HiDream", declared="hidream", repository="HiDream", layers="(double|single)_stream_blocks"),
+    Marks("AuraFlow", declared="auraflow", repository="AuraFlow", layers="double_layers|joint_transformer_blocks"),
+    Marks("SD 3", declared="sd3|stable-diffusion-3", repository="stable-diffusion-3", checkpoint=r"joint_blocks\..+",
+          layers="joint_blocks"),
+    Marks("Lumina 2", declared="lumina", repository="Lumina",
+          layers=rf"(layers|_refiner)[._]\d+[._](attn[._]to_|feed_forward[._]linear_[123]{_ENDS})"),
+    Marks("Ideogram 4", declared="ideogram", repository="ideogram",
+          layers=rf"layers[._]\d+[._](attention[._]o{_ENDS}|adaln_modulation)|final_layer[._]adaln_modulation"),
+    Marks("Bria FIBO 2", declared="fibo", repository="FIBO", layers="perceiver[._]layers"),
+    Marks("ERNIE-Image", declared="ernie[_-]image", repository="ERNIE-Image",
+          layers=r"layers[._]\d+[._]self_attention"),
+    Marks("LTX-2", declared="ltx[a-z]*[_-]?2", repository="LTX-2", layers="av_ca_|av_cross_attn|audio_"),
+    Marks("LTX", declared="ltx", repository="LTX", layers="patchify_proj"),
+    Marks("Sana", declared="sana", repository="Sana", layers="q_linear|kv_linear|ff[._]conv_(inverted|point)"),
+    Marks("Wan", declared="wan", repository="Wan",
+          layers=rf"{_BLOCK}((self|cross)_attn[._][qkvo]{_ENDS}|ffn[._]|attn[12][._]to_)"),
     Marks("FLUX.1", checkpoint=r"double_blocks\.\d+\.img_mod\..+",
           layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
           r"|single_transformer_blocks[._]\d+[._](attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)"),
-    Marks("Flux", declared="flux", repository="FLUX",
-          layers=r"(^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]"),
-    Marks("SD 3", declared="sd3|stable-diffusion-3", repository="stable-diffusion-3", checkpoint=r"joint_blocks\..+",
-          layers=r"(^|[._])(joint_blocks|joint_transformer_blocks)[._]"),
-    Marks("Qwen-Image", declared="qwen[_-]image", repository="Qwen-Image",
-          layers=r"(^|[._])transformer_blocks[._]\d+[._](img|txt)_(mlp|mod)[._]"),
-    Marks("Wan", declared="wan", layers=r"(^|[._])blocks[._]\d+[._]((self|cross)_attn[._][qkvo]\.|ffn[._])"),
     Marks("SDXL refiner", text_width=1280),
 )  # fmt: skip
-"""Architectures without a family here, whose files are refused by name."""
-MARKS = (*(marks for family in FAMILIES.values() for marks in family.marks), *OTHERS)
+"""Architectures without a family here, whose files are refused by name; where a file has marks of several, the first
+of them is named."""
+FLUX = Marks("Flux", declared="flux", repository="FLUX",
+             layers=r"(^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]")  # fmt: skip
+"""What several architectures have, of which sizes may tell one."""
+MARKS = (*OTHERS, *(marks for family in FAMILIES.values() for marks in family.marks), FLUX)
+"""The more particular ones come first."""
 
 BY_PIPELINE = {pipeline: family.abilities for family in FAMILIES.values() for pipeline in family.pipelines}
 UNKNOWN = _SD._replace(longest_side=1536, rounds_down=False, samplers=tuple(Sampler))

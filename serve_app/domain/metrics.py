@@ -128,6 +128,7 @@ KERNEL_ACTIVE = _gauge(
 PICTURES_CHANGED = _gauge(
     "pictures_changed", "Workers that draw otherwise than the versions before an update.", "pool", "base_model"
 )
+WORKERS_UNABLE_TO_MARK = _gauge("workers_unable_to_mark", "Workers whose certificate for marks has ended.", "pool")
 
 # Every process measures these.
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")

@@ -158,8 +158,8 @@ class GenerationRequest(_AnyGeneration):
     """How much of `image` is redrawn, above 0 and at most 1: it takes that part of the steps."""
     mask: Picture | None = None
     """White where `image` is redrawn, black where it is kept."""
-    from_upload: bool = False
-    """Whether `image` was uploaded, or made from what was: marks say that its images are composites."""
+    from_upload: bool | None = None
+    """Whether `image` was uploaded, or made from what was; `is_composite` reads it."""
 
     @classmethod
     def made_of(cls, draft: GenerationDraft, seed: int, **resolved: Any) -> Self:
@@ -223,8 +223,8 @@ class UpscaleRequest(_AnyUpscale):
     source_uri: str
     source_width: int
     source_height: int
-    from_upload: bool = False
-    """Whether the image was uploaded, or made from what was."""
+    from_upload: bool | None = None
+    """Whether the image was uploaded, or made from what was; `is_composite` reads it."""
 
     @classmethod
     def made_of(cls, draft: UpscaleDraft, **source: Any) -> Self:
@@ -267,6 +267,14 @@ def _told(cls: type[Draft | Request], source: Draft | Request) -> dict[str, Any]
 def loras_of(asked: Draft | Request) -> tuple[LoraUse, ...]:
     """Return the LoRAs of a generation; an upscale has none."""
     return asked.loras if isinstance(asked, _AnyGeneration) else ()
+
+
+def is_composite(request: Request) -> bool:
+    """Return whether its images are made from somebody's picture too, not by a model alone, which marks say.
+
+    Records of before 28 November 2026 do not tell: each that begins from an image may be one.
+    """
+    return bool(request.picture_ids) if request.from_upload is None else request.from_upload
 
 
 def digests_of(draft: Draft, request: Request | None, *, start_within: int | None = None) -> Digests:

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 FALLBACKS: Mapping[str, str] = {
     "lora": "torch's products add LoRAs, which makes a step of SDXL about 1.1 times as long (estimated)",
     "unet": "torch's group norm and GEGLU make a step of SDXL 1.2 times as long (329 ms for 275 on an H200)",
+    "float8": "torch's operators read what is rounded to float8 four times, which costs more than float8 gains (estimated)",
 }
 """What it costs that a kernel does not run, by the kernel's name: benchmarks/RESULTS.md has the figures."""
 
@@ -32,6 +33,11 @@ def lora_kernel(options: EngineOptions) -> AddLora | None:
 def unet_kernels(options: EngineOptions) -> Any:
     """Return the module of a UNet's kernels, or None where torch's own operators do."""
     return _tried("unet", options)
+
+
+def float8_kernels(options: EngineOptions) -> Any:
+    """Return the module of a kernel that turns numbers into float8, or None where torch's own operators do."""
+    return _tried("float8", options)
 
 
 def _tried(name: str, options: EngineOptions) -> Any:

@@ -8,7 +8,7 @@ applied as two small products.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ the product of a single position has this many."""
 
 FACTORS_RANK = 32
 """The rank of a LoRA that takes as long as the copies of `add_factors` (22 to 38 at five sizes, measured on CPU)."""
+
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Factors(NamedTuple):
@@ -80,6 +83,7 @@ class LoRALayer(nn.Module):
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.base = base
+        self.shape = base.weight.shape
 
     @property
     def rank(self) -> int:
@@ -91,25 +95,21 @@ class LoRALayer(nn.Module):
         return self.base.weight
 
     @property
-    def shape(self) -> torch.Size:
-        return self.weight.shape
-
-    @property
     def bias(self) -> Tensor | None:
         return self.base.bias
 
     @property
     def fan_in(self) -> int:
-        return math.prod(self.weight.shape[1:])
+        return math.prod(self.shape[1:])
 
     @property
     def fan_out(self) -> int:
-        return self.weight.shape[0]
+        return self.shape[0]
 
     @property
     def channels(self) -> int:
         """Return how many inputs, or channels of the input, have a gain of their own."""
-        return self.weight.shape[1]
+        return self.shape[1]
 
     def up_rank(self, rank: int) -> int:
         """Return the rank that an `up` of `rank` is padded to with zeros."""
@@ -141,16 +141,22 @@ def _apply_gain(y: Tensor, change: Change) -> Tensor:
 
 
 class LoRALinear(LoRALayer):
+    base: nn.Linear | nn.Conv2d
+
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__(base)
-        self._multiply = onednn_linear if _has_onednn_linear(base.weight) else F.linear
+        self._multiply: Linear | None = linear_of(base.weight.device)
+
+    def use(self, base: Any) -> None:
+        """Let a module with a weight and bias of the same shapes compute x·weightᵀ + bias in its own way."""
+        self.base, self._multiply = base, None
 
     def forward(self, x: Tensor, shrunk: Tensor | None = None) -> Tensor:
         """x is [rows, …, in]; `shrunk` is this layer's part of `shrink_together`, where that has been called."""
         change, rows = self.change, x.shape[0]
         if change is not None and change.input_gain is not None:
             x = x * change.input_gain.view(rows, *(1,) * (x.dim() - 2), -1)
-        y = self._multiply(x, self.base.weight.flatten(1), self.base.bias)
+        y = self._multiply(x, self.base.weight.flatten(1), self.base.bias) if self._multiply else self.base(x)
         if change is None:
             return y
         flat, inputs = y.view(rows, -1, y.shape[-1]), x.reshape(rows, -1, x.shape[-1])
@@ -238,13 +244,13 @@ class LoRAConv(LoRALayer):
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
         """[rows, rank·kernel size, channels] to fold, else [rows, rank, channels, kernel, kernel]."""
-        channels = self.weight.shape[1]
+        channels = self.shape[1]
         if self.folds:
             return flat.view(-1, rank * math.prod(self.base.kernel_size), channels)
         return flat.view(-1, rank, *self.base.kernel_size, channels).permute(0, 1, 4, 2, 3)
 
     def arrange_down(self, down: Tensor) -> Tensor:
-        kernels = down.view(-1, *self.weight.shape[1:])
+        kernels = down.view(-1, *self.shape[1:])
         return (kernels.flip(2, 3) if self.folds else kernels).permute(0, 2, 3, 1)  # fold writes where conv2d reads
 
 
@@ -318,12 +324,10 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def _has_onednn_linear(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+def linear_of(device: torch.device) -> Linear:
+    """Return what computes x·weightᵀ + bias on this device."""
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return onednn_linear if device.type == "cpu" and has_onednn else F.linear
 
 
 def _sliding(layer: nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

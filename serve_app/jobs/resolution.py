@@ -93,7 +93,7 @@ class Resolution:
             sampler=sampler,
             image=image and Picture(image.image_id, image.image_uri),
             mask=mask and Picture(mask.image_id, mask.image_uri),
-            from_upload=begun is not None and begun.from_upload,
+            from_upload=begun and begun.from_upload,
         )
         cost = _cost(adapters, passes_of(sampler), free=self.max_rank)
         if image is None:

@@ -23,7 +23,7 @@ from serve_app.domain.audit import Actor
 from serve_app.domain.durations import Position, from_epoch_ms, milliseconds
 from serve_app.domain.errors import Forbidden, IdempotencyConflict, ImageQuotaExceeded, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Job, StoredImage, new_image_id
-from serve_app.domain.requests import Variant
+from serve_app.domain.requests import Variant, is_composite
 from serve_app.jobs.deletion import JobDeletion
 from serve_app.jobs.history import LOOKED_AT_ONCE, JobReader, PageSearch
 from serve_app.jobs.images import ImageStore
@@ -233,7 +233,7 @@ class Uploads:
             created_at=made_at,
             expires_at=expires_at,
             job_id=job.id,
-            from_upload=job.request is None or job.request.from_upload,
+            from_upload=job.request is None or is_composite(job.request),
         )
 
     @to_its_end

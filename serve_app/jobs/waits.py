@@ -101,7 +101,8 @@ class SharedCalls:
 
 def _shared_key(caller: Caller, idempotency_key: str) -> str:
     digest = hashlib.sha256(idempotency_key.encode()).hexdigest()
-    return redis_key("shared_calls", caller.account_id, caller.variant, digest)
+    # `shared_calls` is of another type: versions of 27 November 2026 counted callers there.
+    return redis_key("shared_waiters", caller.account_id, caller.variant, digest)
 
 
 @dataclass(slots=True)

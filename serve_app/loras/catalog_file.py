@@ -46,7 +46,7 @@ import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
-from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.catalog import FP8, Adapter, BaseModel
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
@@ -111,6 +111,7 @@ _Steps = Annotated[int, pydantic.Field(strict=True), _within(1, 50)]
 _Guidance = Annotated[float, pydantic.Field(strict=True), _within(1, 20)]
 _Side = Annotated[int, pydantic.Field(strict=True, multiple_of=8), _within(256, 2048)]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
+_Precision = Annotated[str, _matching(f"{FP8}|", f"{FP8}, or is left out")]
 _Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
 
 
@@ -132,6 +133,7 @@ class BaseModelRow(_Strict):
     text_encoder: _Text | None = None
     tokenizer: _Text | None = None
     max_side: _Side | None = None
+    precision: _Precision = ""
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -161,6 +163,7 @@ class BaseModelRow(_Strict):
             max_side=self.max_side,
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
             tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
+            precision=self.precision,
         )
 
 

@@ -25,6 +25,10 @@ class BadMarking(AtelierError):
     """Pictures cannot be marked as the settings say."""
 
 
+class CertificateEnded(BadMarking):
+    """The certificate has ended since the start, and its files hold no other yet."""
+
+
 class Credentials(NamedTuple):
     """A certificate with its chain, and its key, both PEM; `algorithm` is C2PA's name of how they sign."""
 
@@ -59,6 +63,7 @@ def read_credentials(certificate: Path, key: Path) -> Credentials:
         algorithm = _CURVES.get(private.key_size, "")
     else:
         algorithm = "ps256" if isinstance(private, rsa.RSAPrivateKey) else "ed25519"
+    secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # C2PA's library reads no other
     return Credentials(chain, secret, algorithm, str(names[0].value) if names else "", ends)
 
 
@@ -91,7 +96,7 @@ def _builder(common_name: str, key: ec.EllipticCurvePrivateKey, ends: datetime, 
         .issuer_name(_name("Development CA"))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(datetime.now(UTC), ends - LIFE) - CLOCKS_DIFFER_BY)
+        .not_valid_before(ends - LIFE - CLOCKS_DIFFER_BY)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)

@@ -10,10 +10,10 @@ A1111, INVOKEAI = "parameters", "invokeai_metadata"
 """The keywords of the text chunks of a PNG in which the two look. A1111 reads its own from the EXIF of a JPEG or WebP."""
 _A1111_NAMES: Mapping[str, str] = {
     "euler": "Euler", "euler-a": "Euler a", "heun": "Heun", "dpm2": "DPM2", "dpm2-a": "DPM2 a", "lms": "LMS",
-    "ddim": "DDIM", "pndm": "PLMS", "dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE", "dpm++2s": "DPM++ 2S a",
+    "ddim": "DDIM", "pndm": "PLMS", "dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE",
     "dpm++sde": "DPM++ SDE", "unipc": "UniPC", "lcm": "LCM",
 }  # fmt: skip
-"""Others keep our name, which A1111 passes over."""
+"""Others keep our name, which A1111 passes over: its `DPM++ 2S a` adds noise, and `dpm++2s` does not."""
 _SPACINGS = {SigmaSpacing.KARRAS: "Karras", SigmaSpacing.EXPONENTIAL: "Exponential", SigmaSpacing.BETA: "Beta"}
 
 
@@ -34,7 +34,7 @@ def _a1111(request: GenerationRequest, seed: int, generator: str) -> str:
         "Sampler": _A1111_NAMES.get(sampler, sampler),
         "Schedule type": spacing and _SPACINGS.get(spacing, ""),
         "CFG scale": f"{request.guidance_scale:g}",
-        "Seed": seed,
+        "Seed": str(seed),
         "Size": f"{request.width}x{request.height}",
         "Model": request.base_model,
         "Denoising strength": f"{request.strength:g}" if request.image else "",

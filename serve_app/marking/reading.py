@@ -1,7 +1,7 @@
 """Reads the marks of a picture that anybody may have sent, in a process of limited memory and time.
 
-`python -m serve_app.marking.reading FILE LUMINANCE` prints one line of JSON, the marks or {"refused": reason}, and writes
-what the watermark is looked for in, so that no secret leaves the process that asks.
+`python -m serve_app.marking.reading FILE LUMINANCE SECONDS` prints one line of JSON, the marks or {"refused": reason},
+and writes what the watermark is looked for in, so that no secret leaves the process that asks.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from serve_app.domain.errors import InvalidParameter
-from serve_app.marking.credentials import read_manifest
+from serve_app.marking.credentials import missing_library, read_manifest
 from serve_app.marking.drawing_texts import A1111, INVOKEAI
 from serve_app.marking.watermark import GRID, THRESHOLD, Watermark, luminance_of
 from serve_app.marking.xmp import SourceType, source_type_in
@@ -30,7 +29,7 @@ MAX_FILE_BYTES = 64 * 1000 * 1000
 """A file of more bytes is not read: an enlarged picture of 16 megapixels has fewer as a PNG."""
 MAX_PIXELS = 50 << 20
 MEMORY = 768 << 20
-"""Reading may take this many bytes beyond what the libraries take: 50 megapixels twice in RGBA, and the file."""
+"""Reading may take this many bytes beyond the libraries': enough for 50 megapixels, or 40 of a WebP (16 bytes each)."""
 READ_LIMIT_S, LIMIT_S = 5.0, 30.0
 """Reading may take this much processor time, and this long on a busy machine."""
 LONGEST_TEXT = 20_000
@@ -61,6 +60,8 @@ _WORDS: Mapping[str, str] = {
     "Valid": "nothing has changed since somebody signed it",
     "Trusted": "nothing has changed since it was signed",
     "Invalid": "it was changed, or its signature does not hold",
+    "Ended": "signed by a certificate that has ended since; without a time stamp it cannot be shown when it was signed",
+    "Elsewhere": "its manifest is at an address, from which nothing is fetched",
 }
 
 
@@ -95,7 +96,7 @@ async def read(file: Path, scratch: Path, key: bytes | None) -> FoundMarks:
     """
     _check(file)
     answer = await read_in_process(
-        "serve_app.marking.reading", file, scratch,
+        "serve_app.marking.reading", file, scratch, READ_LIMIT_S,
         kind="a picture", seconds=LIMIT_S, processor_seconds=READ_LIMIT_S,
     )  # fmt: skip
     return await asyncio.to_thread(_with_score, answer, scratch, key)
@@ -113,11 +114,11 @@ def _with_score(answer: Mapping[str, Any], scratch: Path, key: bytes | None) -> 
     return FoundMarks(**answer, score=None if key is None else Watermark(key).score(luminance))
 
 
-def main(file: str, luminance: str) -> None:
-    import_module("c2pa")  # before the limit, so that its 50 MB do not count
+def main(file: str, luminance: str, seconds: str) -> None:
+    missing_library()  # loaded before the limit, its 50 MB do not count
     Image.preinit()
     limit_memory(MEMORY)
-    signal.setitimer(signal.ITIMER_PROF, READ_LIMIT_S)  # when it is over, the kernel ends the process by SIGPROF
+    signal.setitimer(signal.ITIMER_PROF, float(seconds))  # when it is over, the kernel ends the process by SIGPROF
     sys.stdout.write(json.dumps(_plain(_read(Path(file).read_bytes(), Path(luminance)))) + "\n")
 
 
@@ -163,7 +164,8 @@ def _settings(picture: Image.Image) -> dict[str, str]:
 def _plain(found: Any) -> Any:
     """Return what a stranger wrote without what a terminal would obey, and not at any length."""
     if isinstance(found, str):
-        return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in found[:LONGEST_TEXT])
+        text = found[:LONGEST_TEXT].translate({ord("\t"): " ", ord("\r"): " "})
+        return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
     if isinstance(found, dict):
         return {name: _plain(value) for name, value in cast("dict[str, Any]", found).items()}
     return [_plain(each) for each in cast("list[Any]", found)] if isinstance(found, list) else found

@@ -25,6 +25,8 @@ bounds the chance that it reaches t by exp(-t² / 2)."""
 LEAST, MOST, PER_CONTRAST = 1, 2, 0.5
 """How many of 255 levels a sign adds or takes: `LEAST` on plain ground, more with the contrast around, and nowhere more
 than `MOST`, so that no picture's PSNR is below 10 log10(255² / 2²) = 42.1 dB."""
+LEAST_SIDE = 128
+"""A picture with a shorter side is not marked: signs of less than a pixel are lost, in a JPEG or WebP of even ground first."""
 _STEP = 16
 """A level has this many steps while the pattern is enlarged: in bytes, where Pillow computes with integers alone, so that
 every machine adds the same."""
@@ -49,7 +51,9 @@ class Watermark:
         self._signs = np.kron(bits.reshape(side, side).astype(np.int16) * 2 - 1, np.ones((CELL, CELL), np.int16))
 
     def added_to(self, pixels: Pixels) -> Pixels:
-        """Return the picture with the pattern in it."""
+        """Return the picture with the pattern in it; one with a side below `LEAST_SIDE` as it is."""
+        if min(pixels.shape[:2]) < LEAST_SIDE:
+            return pixels
         picture = Image.fromarray(pixels)
         ground = picture.convert("L").resize((GRID, GRID), Image.Resampling.BOX)
         around = ImageFilter.BoxBlur(2)

@@ -21,7 +21,8 @@ ADVICE = {
     "signing keys": "give every machine that has an ingress the same ATELIER_SIGNING_KEYS, in the same order",
     "storage": "give every machine the same ATELIER_STORAGE_URL and ATELIER_STORAGE_OPTIONS",
     "catalog": "put the same file at ATELIER_CATALOG on every machine",
-    "marking": "give every machine the same ATELIER_MARK_IMAGES, ATELIER_WATERMARK_SECRET and certificate",
+    "marking": "give every machine the same ATELIER_MARK_IMAGES and ATELIER_WATERMARK_SECRET",
+    "certificate": "give every machine that has workers the same certificate and key for marking",
     "code": "install the same version on every machine",
 }
 
@@ -35,6 +36,7 @@ def fingerprints(settings: Settings, nonce: bytes) -> dict[str, str]:
         "storage": lambda: json.dumps([settings.storage, settings.storage_options], sort_keys=True),
         "catalog": lambda: settings.catalog.read_text(encoding="utf-8"),
         "marking": lambda: _marking(settings),
+        "certificate": lambda: settings.marking_files[0].read_text() if settings.mark_images else "off",
         "code": _code,
     }
     return {name: _digest(source, nonce) for name, source in sources.items()}
@@ -91,7 +93,7 @@ def _signing_keys(settings: Settings) -> str:
 
 def _marking(settings: Settings) -> str:
     secret = settings.watermark_secret.get_secret_value() if settings.watermark_secret else ""
-    return settings.marking_files[0].read_text() + secret if settings.mark_images else "off"
+    return f"{settings.mark_images} {secret}"
 
 
 def _secrets_file(settings: Settings, variable: str) -> str:

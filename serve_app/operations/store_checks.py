@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import fcntl
 import secrets
 import stat
 import time
@@ -29,7 +28,7 @@ from serve_app.operations.checks import (
     warn,
 )
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import require_readable_files, running_redis
+from serve_app.store.embedded_redis import is_service_up, require_readable_files, running_redis
 from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
 from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
@@ -124,7 +123,7 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
 
 def _not_running(settings: Settings) -> Iterable[Check]:
     """Check the embedded Redis that does not run: under a running service it has ended, else it will be started."""
-    if is_service_up(settings):
+    if is_service_up(settings.data_dir):
         log = settings.data_dir.resolve() / "redis" / "redis.log"
         advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
         yield fail("redis", "the service runs, and its embedded Redis does not", advice)
@@ -137,18 +136,6 @@ def _not_running(settings: Settings) -> Iterable[Check]:
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")
-
-
-def is_service_up(settings: Settings) -> bool:
-    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
-    try:
-        with (settings.data_dir / "up.lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _wanted(settings: Mapping[str, str]) -> str:
@@ -250,13 +237,16 @@ def check_marking(settings: Settings) -> Iterable[Check]:
     try:
         found = usable_credentials(settings)
     except BadMarking as error:
-        yield fail("marking", error.message, "correct that, and start the workers again: they make no images without")
+        if settings.redis_url and not any(file.exists() for file in settings.marking_files):
+            yield warn("marking", error.message, "fine on a machine without workers; others make no images")
+        else:
+            yield fail("marking", error.message, "correct that: workers take no jobs without a certificate that signs")
         return
     told = f"signed by {found.organization}, until {found.ends:%Y-%m-%d}"
     if found.is_development:
         yield warn("marking", told, "fine to try it; customers' images need a certificate that others trust")
     elif found.ends - datetime.now(UTC) < EXPIRES_SOON:
-        yield warn("marking", told, "get the next one now: with an expired certificate no image is made")
+        yield warn("marking", told, "get the next one now: once it has ended, workers take no jobs")
     else:
         yield ok("marking", told)
 

@@ -2,11 +2,11 @@
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
 it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a
-killed server comes back with everything it had confirmed. No second server is ever started
-while one does not answer: it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
+killed server comes back with everything it had confirmed. No second server is ever started while one does not answer:
+it is waited for, then killed, and replaced once it is dead (`redis_process.py`).
 
-`python -m serve_app.store.embedded_redis DATA_DIR` stops the server when its standard input has ended and nobody uses
-the server any more.
+`python -m serve_app.store.embedded_redis DATA_DIR` stops the server when its standard input has ended, nobody uses the
+server any more, and no `atelier up` holds the folder.
 """
 
 import fcntl
@@ -161,7 +161,20 @@ def _main(data_dir: Path) -> None:
                 return
             break
         time.sleep(POLL_S)
-    stop_redis(data_dir)
+    if not is_service_up(data_dir):  # while that starts, nobody is connected for seconds
+        stop_redis(data_dir)
+
+
+def is_service_up(data_dir: Path) -> bool:
+    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
+    try:
+        with (data_dir / "up.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _other_clients(home: Path) -> int | None:

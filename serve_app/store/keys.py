@@ -64,7 +64,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("preview:*", "hash", "30 s after a write", "job id → image index → step and PNG so far; `stored`: writes"),
     Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows or somebody listens to"),
     Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant, `loras`, `images`:digest → id, digests"),
-    Key("shared_calls:*", "set", "a day after the last", "account:variant:digest of an idempotency key → who waits"),
+    Key("shared_waiters:*", "set", "a day after the last", "account:variant:digest of a call's key → who waits"),
     Key("rate:*", "zset", "the plan's window", "account:variant[:key] → counted requests by when they leave it (ms)"),
     Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),
     Key("lora_use:*", "hash", "31 days", "day (since 1970) → LoRA id → images made with it, for operators"),

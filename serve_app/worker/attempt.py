@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, is_composite
 from serve_app.engine_options import WorkerTiming
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.moderation import Moderation, ModerationUnavailable
@@ -21,9 +21,9 @@ from serve_app.jobs.queue import JobQueue
 from serve_app.jobs.workers import RecentAdapters
 from serve_app.log import log_ids
 from serve_app.loras.weights import WeightStore
-from serve_app.marking.certificates import BadMarking
+from serve_app.marking.certificates import CertificateEnded
 from serve_app.marking.drawing_texts import drawing_texts
-from serve_app.marking.marker import MARKS, Marker
+from serve_app.marking.marker import Marker, marks_of
 from serve_app.marking.xmp import SourceType
 from serve_app.store.process import Process
 from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, Pixels, RunFailed, generation_failed
@@ -52,13 +52,13 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The worker drains, or lacks the base model: the job returns to its place in the queue, after a pause."""
+    """The worker drains, or lacks what the job needs: the job returns to its place in the queue, after a pause."""
 
     pause: timedelta = timedelta()
 
 
 NOT_LOADED_PAUSE = timedelta(seconds=15)
-"""A job whose base model a worker lacks is offered again after this long. Generators that restart take longer."""
+"""A job is offered again this long after a worker lacked what it needs. Generators that restart take longer."""
 
 
 Outcome = Completed | Failed | LeaseLost | Released
@@ -208,7 +208,7 @@ class Attempt:
             return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings())
         except RunFailed as error:
             return Failed(error.failure, retry=error.retry)
-        except NotLoaded as error:
+        except (NotLoaded, CertificateEnded) as error:
             log.warning("job %s: it waits: %s", self._claim.lease.job_id, error.message)
             return Released(NOT_LOADED_PAUSE)
         except StepFailed:
@@ -217,9 +217,6 @@ class Attempt:
             return Failed(generation_failed("The image could not be checked by moderation."), retry=True)
         except StoreUnavailable:
             return Failed(generation_failed("The image could not be stored."), retry=True)
-        except BadMarking as error:  # the certificate has expired since the start: an image without marks is none
-            log.error("job %s: its image could not be marked: %s", self._claim.lease.job_id, error.message)
-            return Failed(generation_failed("The image could not be marked as this service must."), retry=True)
         finally:
             self._started = True
             self._steps.forget(self._run_ids)
@@ -272,7 +269,7 @@ class Attempt:
 
         if parts.marker is None:
             return write(pixels)
-        source = SourceType.COMPOSITE if request.from_upload else SourceType.GENERATED
+        source = SourceType.COMPOSITE if is_composite(request) else SourceType.GENERATED
         return parts.marker.mark(pixels, request.output_format, source, write)
 
     async def _heartbeat_until_lost(self) -> Outcome:
@@ -314,13 +311,14 @@ class Attempt:
     async def _commit(self, outcome: Outcome) -> CommitReply:
         queue, lease = self._parts.queue, self._claim.lease
         if isinstance(outcome, Completed):
+            first = outcome.images[0]
             return await retry_until_available(
                 lambda: queue.finish(
                     lease,
                     outcome.images,
                     seconds=outcome.seconds,
                     timings=outcome.timings,
-                    marks=MARKS if self._parts.marker else (),
+                    marks=marks_of(first.width, first.height) if self._parts.marker else (),
                 )
             )
         if isinstance(outcome, Failed):

@@ -256,6 +256,7 @@ def load_engine(
             clip_skip=model.clip_skip,
             text_encoder=Path(model.text_encoder) if model.text_encoder else None,
             tokenizer=Path(model.tokenizer) if model.tokenizer else None,
+            precision=model.precision,
         )
         for model in base_models
     }

@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass, field
 
 from serve_app.domain.jobs import Claim, Timings
-from serve_app.domain.metrics import KERNEL_ACTIVE, PICTURES_CHANGED, WORKER_MEMORY
+from serve_app.domain.metrics import KERNEL_ACTIVE, PICTURES_CHANGED, WORKER_MEMORY, WORKERS_UNABLE_TO_MARK
+from serve_app.marking.marker import Marker
 from serve_app.store.measures import Measures, gauge_field
 from serve_app.tracing import Traces
 from serve_app.worker.executor import Executor
@@ -71,13 +72,14 @@ MOST_LORAS = 100
 """A worker reports at most this many LoRA names."""
 
 
-async def report(measures: Measures, executor: Executor, *, worker: str) -> None:
+async def report(measures: Measures, executor: Executor, *, worker: str, marker: Marker | None = None) -> None:
     """Report once. Raises `StoreUnavailable`."""
     gauges = {metric.name: value for metric, value in executor.measure(measures).items()}
     gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
     gauges |= {gauge_field(KERNEL_ACTIVE, kernel): float(runs) for kernel, runs in executor.kernels().items()}
     changed = executor.changed_pictures()
     gauges |= {gauge_field(PICTURES_CHANGED, model): float(is_changed) for model, is_changed in changed.items()}
+    gauges |= {WORKERS_UNABLE_TO_MARK.name: float(marker.has_ended)} if marker else {}
     loaded = executor.loaded_models()
     await measures.show(executor.pool, worker, gauges, base_models=loaded.base_models, loras=loaded.loras[:MOST_LORAS])
     await measures.send()

@@ -10,6 +10,8 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.jobs.queue import new_nonce
 from serve_app.log import log_ids
+from serve_app.marking.certificates import CertificateEnded
+from serve_app.marking.marker import Marker
 from serve_app.store.process import repeat
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor
@@ -53,12 +55,13 @@ class Worker:
         self._nonce = new_nonce()
         self._claim_failures = 0
         self._prefetching: asyncio.Task[None] | None = None
+        self._lacks_certificate = False
 
     def start(self) -> None:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
-        reporting = partial(report, self._parts.measures, self._executor, worker=self._name)
+        reporting = partial(report, self._parts.measures, self._executor, worker=self._name, marker=self._parts.marker)
         self._reporting = asyncio.create_task(
             repeat("reporting", reporting, REPORT_EVERY_S, log.debug), name=f"{self._name} reports"
         )
@@ -139,9 +142,22 @@ class Worker:
         capacity = self._executor.free_runs - sum(attempt.pending_runs for attempt in self._attempts.values())
         if capacity <= 0 or self.open_jobs >= self._timing.open_jobs or self._is_stuck:
             return []
+        if self._parts.marker is not None and not await self._can_mark(self._parts.marker):
+            capacity = 0  # it asks all the same, and so is known to live
         return await self._parts.queue.claim(
             self._name, pool=self._executor.pool, nonce=nonce, resident=self._executor.resident, limit=capacity
         )
+
+    async def _can_mark(self, marker: Marker) -> bool:
+        """Return whether images can be marked. Where the certificate has ended, jobs wait in the queue for the next."""
+        lacked, self._lacks_certificate = self._lacks_certificate, True
+        try:
+            await asyncio.to_thread(marker.renew)
+            self._lacks_certificate = False
+        except CertificateEnded as error:
+            if not lacked:
+                log.error("worker %s: takes no jobs until there is a new certificate: %s", self._name, error.message)
+        return not self._lacks_certificate
 
     async def _wait_for_wake(self) -> None:
         try:

@@ -272,7 +272,7 @@ async def test_an_image_of_any_job_is_enlarged(service: TestService, member: Mem
     assert answer.json()["request"] == {"image_id": image_id, "scale_factor": 4, **of_any}
     shortest = await create(service, member, kind="upscale", image_id=image_id)
     usual = {"output_format": "png", "priority": "normal", "metadata": {}}
-    assert not existing((await job_of(service.resources, shortest.json()["id"])).request).from_upload
+    assert existing((await job_of(service.resources, shortest.json()["id"])).request).from_upload is False
     assert shortest.json()["request"] == {"image_id": image_id, "scale_factor": 2, **usual}
     assert (await create(service, member, kind="upscale", image_id="img_" + "a" * 26)).status_code == 404
     begun: dict[str, Any] = {**SHORTEST, "image_id": image_id, "steps": 1}

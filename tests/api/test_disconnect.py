@@ -3,14 +3,18 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.api.multipart import BLOCK_BYTES
+from serve_app.domain.requests import Variant
 from tests.api.app import BODY_A, Member, TestService
+from tests.api.test_images import listed
 from tests.api.test_loras import FILE_PART, uploads
-from tests.support import wait_until
+from tests.support import existing, png_of, wait_until
 
 
 async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
@@ -33,6 +37,28 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
     assert calling.cancelled()
     assert sent == []
     await wait_until(lambda: _accepted(service, member))
+
+
+async def test_a_picture_whose_caller_left_keeps_its_file_until_it_is_stored(
+    service: TestService, member: Member, tmp_path: Path
+) -> None:
+    resources, file = service.resources, tmp_path / "picture"
+    file.write_bytes(png_of((8, 8)))
+    caller = existing((await resources.auth.authenticate(member.key, Variant.A, counted=False)).caller)
+
+    async def bring() -> None:
+        async with AsyncExitStack() as place:
+            place.callback(file.unlink)
+            await resources.for_jobs.uploads.add(caller, file, place=place)
+
+    bringing = asyncio.create_task(bring())
+    await asyncio.sleep(0)
+    bringing.cancel()
+    await asyncio.wait([bringing])
+    assert bringing.cancelled()
+    assert file.exists()
+    await wait_until(lambda: not file.exists())
+    assert len(await listed(service, member)) == 1
 
 
 @pytest.mark.parametrize("cancels", [1, 2, 3])

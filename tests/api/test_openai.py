@@ -290,7 +290,10 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
 async def test_a_job_goes_on_while_anybody_waits_for_it(caller: Caller, leaver: str) -> None:
     caller.live.outcome = "leave"
     live, generate = caller.live, caller.openai.images.generate
-    key, callers = {"Idempotency-Key": "order-4713"}, redis_key("shared_calls", caller.account.id, "*")
+    key, callers = {"Idempotency-Key": "order-4713"}, redis_key("shared_waiters", caller.account.id, "*")
+    digest = hashlib.sha256(b"order-4713").hexdigest()
+    with plain_redis(live.resources.redis_url) as redis:  # a version beside this one counts callers there
+        redis.mset({redis_key("shared_calls", caller.account.id, variant, digest): 1 for variant in "ab"})
 
     def counted() -> list[int]:
         with plain_redis(live.resources.redis_url) as redis:

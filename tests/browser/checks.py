@@ -6,7 +6,7 @@ from typing import Any
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page
 
-WIDE, PHONE = 1280, 390
+WIDE, PHONES = 1280, (320, 390)
 _ALL = {"resultTypes": ["violations"]}
 _CONTRAST = {**_ALL, "runOnly": ["color-contrast"]}
 """This is the one rule whose verdict a dark page can change."""
@@ -18,7 +18,7 @@ new PerformanceObserver((list) => {
 """
 _OVERLAPS = """() => {
   const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
-  const over = ".count, .unseen, .skip, .md-code__nav, [hidden]";  // numbers and buttons lie on pictures and code
+  const over = ".count, .unseen, .skip, .md-code__nav, .md-sidebar-button, [hidden]";  // they lie on pictures, code and pages, or are not seen
   const isVisible = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
   const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
@@ -61,8 +61,10 @@ async def findings(page: Page, *, without: Sequence[str] = ()) -> list[str]:
 
     Rules of axe-core that are named in `without` are left out.
     """
-    await page.set_viewport_size({"width": PHONE, "height": 844})
-    found = await _misplaced(page)
+    found: list[str] = []
+    for width in PHONES:
+        await page.set_viewport_size({"width": width, "height": 844})
+        found += [f"{width}: {each}" for each in await _misplaced(page)]
     await page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     await page.set_viewport_size({"width": WIDE, "height": 900})
     found += await _violations(page, _CONTRAST) + await _misplaced(page)

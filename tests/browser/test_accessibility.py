@@ -13,15 +13,22 @@ from playwright.async_api import BrowserContext, Page, expect
 from serve_app.accounts.sign_in import HERE, LinkPurpose
 from serve_app.domain.accounts import Role
 from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import ImageFormat
+from serve_app.marking.certificates import make_for_development
+from serve_app.marking.drawing_texts import A1111
+from serve_app.marking.marker import Marker
+from serve_app.marking.xmp import SourceType
 from serve_app.store.keys import redis_key
 from serve_app.web import console, operators
 from serve_app.web.console.settings import TRIES
 from serve_app.web.docs.routes import docs_router
+from serve_app.worker.image_files import encode
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings
 from tests.browser.site import Site, sign_in
 from tests.browser.test_flows import job_of, wait_until_done
+from tests.marking.test_watermark import photo
 from tests.support import existing, plain_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -71,7 +78,7 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
 
 
 async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
-    """The pages are checked while a job is drawn, when it is done, with a new key and with a new invitation."""
+    """The pages are checked while a job is drawn, when it is done, with a new key, an invitation and a picture's marks."""
     await sign_in(page, site.sign_in_url())
     drawn = await job_of(page, site, steps=20)
     found = await findings(page)
@@ -90,6 +97,20 @@ async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
         found += await findings(page)
     await page.goto(f"{site.base_url}/console/settings/users")
     found += await _sent(page, "Invite", name="of-the-checks@example")
+    settings, form = site.resources.settings, ImageFormat.PNG
+    make_for_development(*settings.marking_files)
+    texts = {
+        A1111: f"{'a boat ' * 99}\nNegative prompt: {'tree' * 99}\nSteps: 20",
+        "invokeai_metadata": '{"seed":1}' * 40,
+    }
+    marked = Marker(settings).mark(
+        photo(64, 64), form, SourceType.COMPOSITE, lambda pixels, xmp: encode(pixels, form, texts=texts, xmp=xmp)
+    )
+    for file, words in ((marked, "What was found"), (b"", "choose a PNG")):
+        await page.goto(f"{site.base_url}/console/verify")
+        await page.get_by_label("Picture").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": file})
+        found += await _sent(page, "Read its marks")
+        await expect(page.get_by_role("main")).to_contain_text(words)
     assert not found, "\n".join(found)
 
 

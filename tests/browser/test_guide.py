@@ -2,12 +2,16 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
 from playwright.async_api import BrowserContext, expect
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from serve_app.web.guide import Guide
@@ -52,21 +56,48 @@ def test_files_are_sent_as_browsers_and_proxies_want_them(client: httpx.Client) 
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert (page.headers["content-encoding"], page.headers["vary"]) == ("gzip", "Accept-Encoding")
-    assert client.get("", headers={"Accept-Encoding": "identity"}).text == page.text
+    for accepted in ("identity", "br, gzip;q=0", "gzip ; q=0.0,br"):
+        plain = client.get("", headers={"Accept-Encoding": accepted})
+        assert ("content-encoding" in plain.headers, plain.text == page.text) == (False, True), accepted
     assert client.get("", headers={"If-None-Match": page.headers["etag"]}).status_code == 304
     head = client.head("")
     assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", page.headers["etag"])
     [script] = re.findall(r'src="\./(assets/javascripts/bundle[^"]+)"', page.text)
     kept = {address: client.get(address).headers["cache-control"] for address in ("", script, f"{script[:-3]}x.js")}
     assert list(kept.values()) == ["no-cache", "public, max-age=31536000, immutable", "no-cache"]
-    folder = client.get("integrate")
-    assert (folder.is_redirect, folder.headers["location"]) == (True, "/guide/integrate/")
+    folder = client.get("integrate?h=seed")
+    assert (folder.is_redirect, folder.headers["location"]) == (True, "/guide/integrate/?h=seed")
     missing = client.get("nothing-here")
     assert (missing.status_code, "md-search" in missing.text, missing.headers["content-security-policy"]) == (
         404, True, policy,
     )  # fmt: skip
     assert client.get("..%2f__init__.py").status_code == 404
     assert f"({client.base_url}llms.txt)" in client.get("../llms.txt").text
+
+
+def test_all_that_a_page_names_is_there_behind_a_prefix_too(guide: str) -> None:
+    client = TestClient(Starlette(routes=[Mount("/guide", Guide())]), root_path="/studio")
+    for path, status in (("a/b/c", 404), ("integrate/", 200)):
+        page = client.get(f"/studio/guide/{path}")
+        named = set(re.findall(r'(?:href|src)="([^"#:]+)', page.text))
+        files = {each for each in (urljoin(f"/studio/guide/{path}", each) for each in named) if "/guide/" in each}
+        assert (page.status_code, len(files) > 20) == (status, True)
+        assert [each for each in files if client.get(each).status_code != 200] == []
+
+
+def test_builds_wait_for_each_other_and_touch_no_other_folder(tmp_path: Path) -> None:
+    build = (sys.executable, ROOT / "configs" / "guide" / "build.py")
+    (tmp_path / ".atelier-guide-killed" / "old").mkdir(parents=True)
+    at_once = [subprocess.Popen([*build, tmp_path / "guide"], stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [each.wait(120) for each in at_once] == [0, 0]
+    assert {each.name for each in tmp_path.iterdir()} == {"guide"}
+    assert (tmp_path / "guide" / "integrate" / "index.html.gz").exists()
+    done = subprocess.run([*build, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, "something else than a guide" in done.stderr, (tmp_path / "guide").exists()) == (
+        1,
+        True,
+        True,
+    )
 
 
 async def test_a_reader_searches_and_finds_without_signing_in(context: BrowserContext, guide: str) -> None:

@@ -15,23 +15,26 @@ from tests.cli.conftest import Atelier
 from tests.support import write_catalog
 
 
-def _commands(group: Any, *words: str) -> Iterator[str]:
+def _commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
     if not hasattr(group, "commands"):
-        yield " ".join(words)
+        yield " ".join(words), group
     for name, each in getattr(group, "commands", {}).items():
         yield from _commands(each, *words, name)
 
 
-COMMANDS = [each for each in _commands(typer.main.get_command(app)) if each != "mcp"]
+COMMANDS = {name: each for name, each in _commands(typer.main.get_command(app)) if name != "mcp"}
 """All but the server of MCP, which asks the service by its address and speaks to a program."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Atelier, command: str) -> None:
-    ended = atelier(*command.split(), "--help")
+def test_every_command_takes_the_shared_options_and_shows_its_whole_help(atelier: Atelier, command: str) -> None:
+    ended = atelier(*command.split(), "--help", env={"COLUMNS": "400"})
     assert ended.code == 0
     for option in ("--json", "--data-dir", "--redis-url"):
         assert option in ended.out
+    said = [(each.help or "").replace("`", "") for each in (COMMANDS[command], *COMMANDS[command].params)]
+    shown = " ".join(ended.out.replace("│", " ").split())
+    assert [text for text in said if " ".join(text.split()) not in shown] == []
 
 
 @pytest.mark.parametrize(
@@ -149,5 +152,11 @@ def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("atelier: Redis at 127.0.0.1:9 cannot be reached (")
+    loading = (
+        "import sys\nclass CtrlC:\n def find_spec(name, *_):\n  if name == 'serve_app.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC)\nfrom deployments.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", loading, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
     heavy = "import serve_app.cli, sys; print({'torch', 'ray', 'diffusers', 'PIL'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"

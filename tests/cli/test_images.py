@@ -57,6 +57,8 @@ def test_several_images_are_numbered_and_can_be_upscaled(
     assert larger["id"].startswith("up_")
     with Image.open(tmp_path / "big.png") as picture:
         assert picture.size == (1024, 1024)
+    made = atelier.json("generate", "a lighthouse", "--num-images", "2", "--out", str(tmp_path))
+    assert [Path(image["file"]) for image in made["images"]] == [tmp_path / f"{made['id']}-{end}.png" for end in (1, 2)]
 
 
 def test_without_out_the_image_is_written_here_under_its_id(

@@ -149,9 +149,14 @@ def test_a_build_ships_no_module_that_an_earlier_one_left_behind(tmp_path: Path)
     stale = checkout / "build" / "lib" / "serve_app" / "client" / "gone.py"
     stale.parent.mkdir(parents=True)
     stale.touch()
+    guide = checkout / "serve_app" / "web" / "guide" / "site" / "assets" / "fonts" / "a.woff2"
+    guide.parent.mkdir(parents=True)
+    guide.touch()
     alone = ("--no-build-isolation", "--no-index", "--no-deps", "--quiet", "--disable-pip-version-check")
     subprocess.run([sys.executable, "-m", "pip", "wheel", *alone, "--wheel-dir", wheels, checkout], check=True)
     (wheel,) = wheels.iterdir()
-    shipped = {name for name in ZipFile(wheel).namelist() if name.endswith(".py")}
+    names = ZipFile(wheel).namelist()
+    assert str(guide.relative_to(checkout)) in names, "the guide is shipped where it was built"
+    shipped = {name for name in names if name.endswith(".py")}
     assert shipped == {f"serve_app/client/{file.name}" for file in (ROOT / "serve_app" / "client").glob("*.py")}
     assert [file.name for file in (checkout / "build").rglob("*.py")] == ["gone.py"], "nothing more is left there"

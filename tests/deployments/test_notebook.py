@@ -131,5 +131,6 @@ def test_the_capacity_notebook_answers_how_many_gpus(checkout: Path) -> None:
     lowest = "print('lowest', min(axis.get_ylim()[0] for axis in figure.axes))"
     text, _ = run("capacity", checkout, last=lowest, **few, **gpu, **goal)
     assert "the work alone: 1.0 GPUs" in text
-    assert re.search(r"You need \d GPUs: .* and a thousand images cost \d\.\d\d\.", text)
+    as_in_table = r"^ *(\d) GPUs \| +(\S+) \|.*^You need \1 GPUs: \2 of .* and a thousand images cost \d\.\d\d\."
+    assert re.search(as_in_table, text, re.MULTILINE | re.DOTALL)
     assert "lowest 0.0" in text, "no axis shows negative seconds"

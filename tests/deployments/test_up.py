@@ -130,6 +130,11 @@ def test_a_gpu_that_is_not_there(start_error: StartError) -> None:
     assert "nvidia-smi" in line
 
 
+def test_a_service_that_marks_without_a_certificate(ends: Ends) -> None:
+    ended, printed = ends(ATELIER_MARK_IMAGES="true")
+    assert (ended, "try: atelier marking init" in printed) == (1, True), printed
+
+
 def test_a_redis_url_of_another_scheme(start_error: StartError) -> None:
     assert "REDIS_URL" in start_error("--redis-url", "http://127.0.0.1:6379")
 

@@ -15,6 +15,7 @@ from serve_app.domain.requests import (
     UpscaleDraft,
     UpscaleRequest,
     image_seeds,
+    is_composite,
     to_seed_space,
 )
 
@@ -49,6 +50,13 @@ def test_work_counts_images_steps_and_pixels() -> None:
     assert request.work == pytest.approx(2 * 20 * 768 * 512 / 1e6)
     begun = replace(request, image=Picture("img_x", "memory://x"), strength=0.25)
     assert begun.work == pytest.approx(request.work / 4), "an image leaves a part of the steps"
+
+
+def test_what_a_record_of_before_does_not_tell_counts_as_a_composite() -> None:
+    request = GenerationRequest(prompt="a star", seeds=(1,))
+    assert not is_composite(request)
+    begun = replace(request, image=Picture("img_x", "memory://x"))
+    assert [is_composite(replace(begun, from_upload=each)) for each in (None, True, False)] == [True, True, False]
 
 
 def test_an_upscale_knows_its_size() -> None:

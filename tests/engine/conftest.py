@@ -43,6 +43,7 @@ class Kernels(NamedTuple):
 
     lora: Any
     unet: Any
+    float8: Any
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Let models that are loaded from now on compute by kernels, as on a GPU."""
@@ -55,10 +56,11 @@ def kernels() -> Iterator[Kernels]:
     triton = pytest.importorskip("triton", reason="Triton is made for Linux alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        lora, unet = (importlib.import_module(f"serve_app.engine.{name}_kernels") for name in ("lora", "unet"))
+        modules = (importlib.import_module(f"serve_app.engine.{name}_kernels") for name in Kernels._fields)
         # Triton's own functions are for a GPU, unless it was imported with the variable set.
-        patch.setattr(triton.language, "sum", triton.jit(triton.language.sum.fn))
-        yield Kernels(lora, unet)
+        for name in ("sum", "max"):
+            patch.setattr(triton.language, name, triton.jit(getattr(triton.language, name).fn))
+        yield Kernels(*modules)
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,16 @@
-"""Writes the table of docs/draw/lora-formats.md: every format of adapters that the tests compare, by base models.
+"""Writes the list of docs/draw/lora-formats.md: every format of adapters that the tests compare, by base models.
 
     python -m tests.engine.format_table
 
 It runs the rows of `test_adapter_formats.py` and `test_transformer_adapters.py` at every weight, in one process (about
-two minutes). The words above the table are the document's own.
+two minutes). The words above the list are the document's own.
 """
 
 import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -36,14 +37,19 @@ WRITERS: Mapping[str, str] = {
     "test_every_spelling_gives_the_merged_result": "by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
-_HEAD = "| compared with | base models | formats |\n"
+FUSED = ", fused"
+"""Ends the name of a format whose queries, keys and values are one layer."""
+MARKS: Mapping[str, Collection[str]] = {"": [], "†": ["z_image"], "‡": ["z_image", "flux2_klein"]}
+"""What stands behind a format's name in the list: on which base models it was compared fused as well."""
+_HEAD = "- LyCORIS\n"
+"""Where the list begins: below each writer are lines of base models and formats."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
 _ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein)(?:-(\w+))?")
 
 
 class Format(NamedTuple):
-    """A row of the table."""
+    """An entry of the list."""
 
     writer: str
     name: str
@@ -61,19 +67,26 @@ def main() -> int:
             name, base = of_row(found[2])
             errors.setdefault(Format(WRITERS[found[1]], name), {})[base] = error
     words = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)[0]
-    DOCUMENT.write_text(words + table(errors), encoding="utf-8")
+    DOCUMENT.write_text(words + listed(errors), encoding="utf-8")
     return 0
 
 
-def table(errors: Mapping[Format, Mapping[str, float]]) -> str:
-    """Return the table: of each writer, the formats that were compared on the same base models."""
+def listed(errors: Mapping[Format, Mapping[str, float]]) -> str:
+    """Return the list: of each writer, the formats that were compared on the same base models."""
     together: dict[tuple[str, str], list[str]] = {}
-    for each in sorted(errors, key=lambda each: (each.writer, -len(errors[each]), each.name)):
+    plain = [each for each in errors if (each.writer, each.name.removesuffix(FUSED)) not in errors.keys() - {each}]
+    for each in sorted(plain, key=lambda each: (each.writer, -len(errors[each]), each.name)):
         bases = ", ".join(title for base, title in BASES.items() if base in errors[each])
-        together.setdefault((each.writer, bases), []).append(f"`{each.name}`")
+        fused = errors.get(Format(each.writer, each.name + FUSED), {})
+        (mark,) = (mark for mark, on in MARKS.items() if set(on) == set(fused))
+        together.setdefault((each.writer, bases), []).append(f"`{each.name}`{mark}")
     largest = max(error for by_base in errors.values() for error in by_base.values())
-    rows = (f"| {writer} | {bases} | {'; '.join(names)} |\n" for (writer, bases), names in together.items())
-    return f"{_HEAD}|---|---|---|\n{''.join(rows)}\nThe largest error was {largest:.0e}.\n"
+    text = ""
+    for (writer, bases), names in together.items():
+        text += "" if f"- {writer}\n" in text else f"- {writer}\n"
+        entry = f"    - {bases}: {'; '.join(names)}"
+        text += fill(entry, 120, subsequent_indent=" " * 6, break_on_hyphens=False) + "\n"
+    return f"{text}\nThe largest error was {largest:.0e}.\n"
 
 
 def of_row(row_id: str) -> tuple[str, str]:
@@ -110,15 +123,16 @@ def rows(*named: tuple[Any, ...], in_full: Collection[str] = ()) -> list[Any]:
 
 def documented() -> set[tuple[str, str, str]]:
     """Writer, format and base model of every format in the document."""
-    lines = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)[2].partition("\n\n")[0].splitlines()[1:]
+    _, head, text = DOCUMENT.read_text(encoding="utf-8").partition(_HEAD)
     titles = {title: base for base, title in BASES.items()}
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {
-        (writer, name, titles[title])
-        for writer, bases, names in cells
-        for title in bases.split(", ")
-        for name in re.findall("`([^`]+)`", names)
-    }
+    found, writer = set[tuple[str, str, str]](), ""
+    for entry in re.split(r"\n(?= *- )", (head + text).partition("\n\n")[0]):
+        bases, _, names = " ".join(entry.split()).removeprefix("- ").partition(": ")
+        writer = writer if names else bases
+        for name, mark in re.findall("`([^`]+)`([†‡]?)", names):
+            found |= {(writer, name, titles[title]) for title in bases.split(", ")}
+            found |= {(writer, name + FUSED, base) for base in MARKS[mark]}
+    return found
 
 
 def rows_of(module: ModuleType) -> set[tuple[str, str, str]]:

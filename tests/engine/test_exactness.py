@@ -147,7 +147,7 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile])
         guidance=chance.choice([0.0, 1.0, 4.0, 7.5]),
         width=width,
         height=height,
-        base_model=chance.choice(["plain", "skipping"]),
+        base_model=chance.choice(["plain", "float8"]),
         sampler=chance.choice([None, *NAMES]),
     )
     return begun_at_random(request, chance)
@@ -202,7 +202,10 @@ def test_runs_keep_their_bytes_in_any_company(
     base: Path = request.getfixturevalue(model)
     chance, files = random.Random(runs), adapters(base, tmp_path / "adapters")
     requests = [random_request(chance, f"{i}", files) for i in range(runs)]
-    sources = {"plain": Checkpoint(base), "skipping": Checkpoint(base, clip_skip=1)}
+    sources = {
+        "plain": Checkpoint(base),
+        "float8": Checkpoint(base, clip_skip=1, precision="fp8"),
+    }
     with Engine.load(sources, OPTIONS, findings=tmp_path) as engine:
         together = in_company(engine, chance, requests)
     alone = dict(one_by_one(sources, tmp_path, [each for each in requests if each.run_id in together]))

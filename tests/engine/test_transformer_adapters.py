@@ -550,7 +550,7 @@ def test_what_musubi_tuner_saved_gives_the_merged_result(
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
-FLUX1 = "looks like a FLUX.1 LoRA, this base is FLUX.2 klein 4B: choose a base model of that family"
+FLUX1 = "looks like a FLUX.1 LoRA, this base is FLUX.2 klein 4B: no base model of that family"
 
 
 def pair(stem: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:

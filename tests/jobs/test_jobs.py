@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.domain.digests import Digests
 from serve_app.domain.durations import Position, from_epoch_ms
-from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull, StoreUnavailable
+from serve_app.domain.errors import FailureCode, IdempotencyConflict, NotFound, QueueFull, StoreUnavailable
 from serve_app.domain.jobs import (
     CommitReply,
     Failure,
@@ -66,6 +66,12 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
     with pytest.raises(QueueFull, match="2 unfinished jobs"):
         await small.accept(new_job("acct_a"))
     await client.aclose()
+
+
+async def test_a_job_whose_picture_was_deleted_meanwhile_is_refused(resources: Resources) -> None:
+    with pytest.raises(NotFound, match="no such image"):
+        await accept(resources, pictures=("img_gone",))
+    assert await resources.job_history.list("acct_a") == []
 
 
 async def test_a_key_with_another_body_is_a_conflict_and_is_of_one_account_and_variant(resources: Resources) -> None:

@@ -58,11 +58,12 @@ def test_a_base_model_may_be_one_file_with_a_config(tmp_path: Path, config: Row,
     assert not models["pocket"].config
 
 
-def test_a_base_model_may_name_its_vae_sampler_and_clip_skip(tmp_path: Path) -> None:
+def test_a_base_model_may_name_its_vae_sampler_clip_skip_and_precision(tmp_path: Path) -> None:
     row = {"id": "more", "folder": "models/more", "vae": "models/vae.safetensors", "sampler": "heun", "clip_skip": 1}
+    row["precision"] = "fp8"
     model = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models["more"]
     assert model.vae == str(tmp_path / "models" / "vae.safetensors")
-    assert (model.sampler, model.passes, model.clip_skip) == ("heun", 2, 1)
+    assert (model.sampler, model.passes, model.clip_skip, model.precision) == ("heun", 2, 1, "fp8")
 
 
 def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Path) -> None:
@@ -124,6 +125,7 @@ def _base_model(**row: object) -> Callable[[Row], None]:
         (_base_model(folder="x", sampler="eular"), r"sampler must be one of euler, euler-a, .* not 'eular'"),
         (_base_model(folder="x", clip_skip=-1), "clip_skip must not be negative"),
         (_base_model(folder="x", clip_skip="2"), "clip_skip must be a whole number"),
+        (_base_model(folder="x", precision="int4"), "precision must be fp8, or is left out"),
         (_base_model(folder="x", group="SDXL"), "group must be 1 to 32 of a-z 0-9 -, not beginning with -"),
         (_base_model(folder="x", steps=0), "steps must be 1 to 50"),
         (_base_model(folder="x", guidance=0), "guidance must be 1 to 20"),

@@ -177,9 +177,11 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
         for component, pod in ray_pods(production(storage={"credentialsSecret": "bucket"})).items()
     }
-    (peppers,) = [each for pod in ray_pods(production()).values() for each in _named(pod.spec, "ATELIER_PEPPERS")][:1]
-    assert peppers["valueFrom"]["secretKeyRef"]["optional"], "only a rotation has them"
-    worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    for name in ("ATELIER_PEPPERS", "ATELIER_WATERMARK_SECRET"):
+        named = [each for pod in ray_pods(production()).values() for each in _named(pod.spec, name)]
+        assert all(each["valueFrom"]["secretKeyRef"]["optional"] for each in named), "not everybody has it"
+    worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "ATELIER_WATERMARK_SECRET"}
+    worker |= {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert found == {
         "head": {"REDIS_JOBS_PASSWORD"},
         "generation": worker,
@@ -401,6 +403,7 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
         ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "place 'generators' not allowed"),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
+        ({"environment": {"ATELIER_WATERMARK_SECRET": "x"}}, "ATELIER_WATERMARK_SECRET"),
         ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
         ({"limits": {"loraMegabytes": 4096}}, "loraMegabytes"),
         ({"models": {"downloads": [{"name": "sdxl", "repository": "a/b", "revision": "main"}]}}, "revision"),

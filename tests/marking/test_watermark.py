@@ -1,13 +1,19 @@
 """The watermark is found in what became of a marked picture, by its secret alone, and nobody sees it."""
 
 from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from benchmarks.watermark import CHANGES, HOPPER, half, psnr, score
-from serve_app.marking.watermark import THRESHOLD, Pixels, Watermark, luminance_of
+from serve_app.domain.requests import ImageFormat
+from serve_app.marking.watermark import LEAST_SIDE, THRESHOLD, Pixels, Watermark, luminance_of
+from serve_app.settings import Settings
+from serve_app.worker.image_files import encode
 
 MARK, OTHER = Watermark(b"ours"), Watermark(b"another operator's")
 
@@ -34,6 +40,29 @@ def test_the_mark_is_found_by_its_secret_alone_and_not_seen(make: Callable[[], P
         assert score(MARK, changed) >= THRESHOLD, name
         assert abs(score(OTHER, changed)) < THRESHOLD, name
     assert abs(score(MARK, picture)) < THRESHOLD
+
+
+@pytest.mark.parametrize("form", ImageFormat)
+def test_the_smallest_picture_that_is_marked_keeps_it_in_every_format(form: ImageFormat) -> None:
+    for picture in (photo(LEAST_SIDE, LEAST_SIDE), np.full((LEAST_SIDE, LEAST_SIDE, 3), (250, 120, 40), np.uint8)):
+        file = Image.open(BytesIO(encode(MARK.added_to(picture), form)))
+        assert MARK.score(luminance_of(file)) >= THRESHOLD
+    smaller = photo(LEAST_SIDE - 1, 512)
+    assert np.array_equal(MARK.added_to(smaller), smaller)
+
+
+def test_without_a_secret_of_its_own_it_is_of_the_lowest_pepper(tmp_path: Path) -> None:
+    """So pictures that were marked before a new pepper are still found."""
+
+    def key(**secrets: Any) -> bytes:
+        return Settings(data_dir=tmp_path, **secrets).watermark_key
+
+    first, second = "a pepper of 16 bytes", "another of 16 bytes"
+    marked = Watermark(key(pepper=first)).added_to(photo())
+    assert score(Watermark(key(peppers={2: second, 1: first})), marked) >= THRESHOLD
+    assert score(Watermark(key(pepper=second, watermark_secret=first)), marked) >= THRESHOLD, "after a new pepper alone"
+    assert score(Watermark(key(peppers={2: second})), marked) < THRESHOLD
+    assert key(pepper=first, watermark_secret=second) == key(pepper=second, watermark_secret=second)
 
 
 def test_the_same_pixels_and_secret_give_the_same_picture() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
@@ -34,11 +35,13 @@ PROMPT = "a boat of nobody else"
 
 
 async def _populate(resources: Resources, name: str) -> Account:
-    """An account with a key, a session, a grant, a completed job and an object that no record names."""
+    """An account with a key, a session on no list, a link, a grant, a completed job, and an object without a record."""
     account = await resources.accounts.create(name, password="correct horse battery")
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
     assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
     await resources.sessions.create(account.id)
+    await resources.process.redis.delete(redis_key("sessions", account.id))
+    await resources.sign_in_links.create(account.id, LinkPurpose.SIGN_IN)
     await resources.adapter_grants.grant(PRIVATE_ADAPTER, account.id)
     await resources.sign_ins.count(name, "192.0.2.7", None)
     await resources.audit.record(account.id, Act.SIGNED_IN, Actor(OWNER))

@@ -97,6 +97,18 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
 
 
 @pytest.mark.slow
+async def test_no_redis_is_started_in_place_of_one_that_the_settings_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = ensure_redis(tmp_path / "named")
+    settings = Settings(data_dir=tmp_path / "var", redis_url=named.url, catalog=write_catalog(tmp_path))
+    async with open_resources(settings) as resources, _reaping(resources):
+        stop_redis(tmp_path / "named")
+        await wait_until(lambda: "reaping failed" in caplog.text, timeout=60)
+    assert not (settings.data_dir / "redis").exists()
+
+
+@pytest.mark.slow
 async def test_it_ends_whenever_it_is_canceled(resources: Resources) -> None:
     """It is canceled after any number of turns of the loop, also where the Redis client swallows the cancel."""
     for turns in range(60):

@@ -1,9 +1,11 @@
 """The embedded Redis serves many starters, survives kill -9, and is never on the network."""
 
+import fcntl
 import multiprocessing
 import os
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.queues import Queue
@@ -84,6 +86,18 @@ def test_stopping_ends_the_process_and_reports_when_there_is_none(home: Path) ->
     assert not is_alive(server.pid)
     assert not stop_redis(home)
     assert not stop_redis(home / "never")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_up", [False, True], ids=["unused", "of an `atelier up` that starts"])
+def test_the_server_ends_after_serve_run_unless_another_service_holds_the_folder(home: Path, is_up: bool) -> None:
+    server = ensure_redis(home)
+    with (home / "up.lock").open("w") as file:
+        if is_up:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "serve_app.store.embedded_redis", str(home)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True, timeout=30)
+    assert is_alive(server.pid) is is_up
 
 
 @pytest.mark.slow

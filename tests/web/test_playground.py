@@ -40,12 +40,12 @@ FIELDS = {
     "prompt": " a (red:1.2) boat ", "negative_prompt": "a tree", f"lora:{LORA}": "yes", f"weight:{LORA}": "0.5",
     f"lora:{NEON}": "yes", f"weight:{NEON}": "-0.25", "size": "768x512", "steps": "21", "guidance_scale": "3.5",
     "sampler": "dpm++2m", "spacing": "karras", "num_images": "2", "seed": "41", "output_format": "webp",
-    "prompt_weights": "yes",
+    "prompt_weights": "yes", "embed_settings": "yes",
 }  # fmt: skip
 REQUEST = GenerationRequest(
     prompt="a (red:1.2) boat", negative_prompt="a tree", loras=(LoraUse(LORA, 0.5), LoraUse(NEON, -0.25)), width=768,
     height=512, steps=21, guidance_scale=3.5, sampler="dpm++2m-karras", seeds=(41, 42), prompt_weights=True,
-    output_format=ImageFormat.WEBP, base_model="pocket",
+    embed_settings=True, output_format=ImageFormat.WEBP, base_model="pocket",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from serve_app.api.responses import estimated_completion, failure_of
 from serve_app.api.schemas import AnyJobId, Count, Failure, ImageId, Pixels, ResponseBody, Url, UtcTime, utc_text
 from serve_app.domain import jobs
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
+from serve_app.domain.requests import GenerationRequest, LoraUse, Variant, is_composite
 from serve_app.marking.xmp import SourceType
 
 CURSOR = "[0-9]{1,14}-(?:gen|job|up)_[a-z2-7]{26}"
@@ -192,7 +192,7 @@ def _accounts_of(job: jobs.Job) -> dict[str, Any]:
             "worker_seconds": job.seconds,
         }
     if job.marks and job.request is not None:
-        source = SourceType.COMPOSITE if job.request.from_upload else SourceType.GENERATED
+        source = SourceType.COMPOSITE if is_composite(job.request) else SourceType.GENERATED
         known["marking"] = {"source_type": source, "marks": list(job.marks)}
     return known
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from serve_app.domain.families import MARKS, with_article
+from serve_app.domain.families import FAMILIES, FLUX, MARKS, OTHERS, Marks, with_article
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.source import PEFT_BASE
 
@@ -41,12 +41,9 @@ _OF_ADAPTERS = re.compile("|".join(["lora|hada_|lokr_|magnitude|on_input|alpha$"
 _WEIGHT = re.compile(r"\.(weight|bias)$")
 
 OTHER_FAMILY = "choose a base model of that family, or a LoRA for this one"
+NO_FAMILY = "no base model of that family can be served, choose a LoRA for this one"
 ONLY_LORAS = "this service loads LoRAs onto a base model, no other networks"
 WHOLE_MODEL = "choose the LoRA's own file; an operator may add this one as a base model"
-ARCHITECTURES = [(marks.layers, marks.name) for marks in MARKS if marks.layers]
-"""Diffusion transformers by the names of their blocks, in files and in a base model."""
-
-
 LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(model\.)?diffusion_model\.", "a whole checkpoint", WHOLE_MODEL),
     (r"\blllite_", "a ControlNet-LLLite", ONLY_LORAS),
@@ -55,12 +52,11 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(hypernetwork\.|\d{3,4}\.)[\d.]*(linear|weight|bias)", "a hypernetwork", ONLY_LORAS),
     (r"RRDB_trunk|\.(RDB|rdb)[1-3]\.|^conv_body\.", "an upscaler (ESRGAN)", ONLY_LORAS),
     (r"^(adapter\.)?body\.\d+\.(block[12]|in_conv|down|resnets)\b", "a T2I-Adapter", ONLY_LORAS),
-    *((pattern, f"{with_article(family)} LoRA", OTHER_FAMILY) for pattern, family in ARCHITECTURES),
-    (r"^(lora_te3_|text_encoder_3\.|t5xxl\.)", "an SD 3 or Flux LoRA (it has a third text encoder)", OTHER_FAMILY),
     (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion", ONLY_LORAS),
     (r"^(control_model|controlnet|lora_controlnet|controlnet_cond_embedding|controlnet_down_blocks|input_hint_block)[._]",
      "a ControlNet", ONLY_LORAS),
-    (r"(?:^|[._])transformer_blocks[._]\d+[._]attn[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
+    (r"^(lora_te3_|text_encoder_3\.|t5xxl\.)", "an SD 3 or Flux LoRA (it has a third text encoder)", OTHER_FAMILY),
+    (r"(?<!\d[._])transformer_blocks[._]\d+[._](attn|norm|ff)", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(text_encoder\.|text_encoders\.qwen3_\w+\.transformer\.|lora_te1?_)(model[._])?layers[._]\d+[._]",
      "a LoRA of Qwen3, the text encoder of Z-Image and FLUX.2 klein", OTHER_FAMILY),
@@ -71,8 +67,8 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet",
      WHOLE_MODEL),
 )  # fmt: skip
-"""What names say of the kind of file, and what its owner can do."""
-FAMILIES = {marks.text_width: marks.name for marks in MARKS if marks.text_width}
+"""What names say of the kind of file, and what its owner can do; the architectures are asked before those of a LoRA."""
+TEXT_WIDTHS = {marks.text_width: marks.name for marks in MARKS if marks.text_width}
 """The width of the text embeddings that cross attention reads tells the family."""
 _DECLARED = [(marks.declared, marks.name) for marks in MARKS if marks.declared]
 DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -82,10 +78,9 @@ DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
 }
 """Families by how values in the fields of sd-scripts, ai-toolkit, the model metadata standard and PEFT begin; any other
 value says nothing."""
-_CROSS_ATTENTION = re.compile(
-    r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
-)
-_READS_TEXT = re.compile(r"attn2[._]to_[kv]\b|to_[kv]_ip\b|^emb_params$")
+_UNET_READS_TEXT = r"(?:down|up|mid|input|output|middle)_blocks?[._].*attn2[._]to_[kv]\b"
+_CROSS_ATTENTION = re.compile(rf"{_UNET_READS_TEXT}(?:\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|\.hada_w1_b)")
+_READS_TEXT = re.compile(rf"{_UNET_READS_TEXT}|to_[kv]_ip\b|^emb_params$")
 _BLOCKS: Sequence[tuple[str, str]] = (
     (r"attentions[._]\d[._]transformer_blocks[._][1-9]|up_blocks[._]0[._]attentions|add_embedding|label_emb", "SDXL"),
     (r"(in|out)put_blocks[._]\d[._]1[._]transformer_blocks[._][1-9]|middle_block[._]1[._]transformer_blocks[._][1-9]",
@@ -104,17 +99,29 @@ _SHARED: Sequence[tuple[str, Sequence[str]]] = (
      ("SD 1", "SD 2")),
 )  # fmt: skip
 """Layers of the same name and shape in several families."""
-_FLUX: Sequence[tuple[re.Pattern[str], int, Mapping[int, str]]] = (
-    (re.compile(r"(single_blocks[._]\d+[._]linear1|[._]to_qkv_mlp_proj)\.lora[._](up|B)"), 0,
-     {21504: "FLUX.1", 27648: "FLUX.2 klein 4B", 36864: "FLUX.2 klein 9B", 55296: "FLUX.2 dev"}),
-    (re.compile(r"single_(blocks[._]\d+[._]linear2|transformer_blocks[._]\d+[._]attn[._]to_out)\.lora[._](down|A)"), 1,
-     {15360: "FLUX.1", 12288: "FLUX.2 klein 4B", 16384: "FLUX.2 klein 9B", 24576: "FLUX.2 dev"}),
-    (re.compile(r"((img|txt)_mlp[._]0|ff(_context)?[._]linear_in)\.lora[._](up|B)"), 0,
-     {12288: "FLUX.1", 18432: "FLUX.2 klein 4B", 24576: "FLUX.2 klein 9B", 36864: "FLUX.2 dev"}),
-    (re.compile(r"((img|txt)_attn[._]qkv|(?<!single_)transformer_blocks[._]\d+[._]attn[._](to|add)_[qkv]\w*)"
-                r"\.lora[._](down|A)"), 1, {4096: "FLUX.2 klein 9B", 6144: "FLUX.2 dev"}),
+_DOWN = ("lora_down", "lora_A", "lora.down", "lora_linear_layer.down", "hada_w1_b")
+_FACTOR = re.compile(r"(.+?)\.(lora_down|lora_up|lora_[AB]|lora(?:_linear_layer)?\.(?:down|up)|hada_w1_[ab])\b")
+INPUTS, OUTPUTS, GROUPED = range(3)
+_KLEIN_4B, _KLEIN_9B, _DEV = "FLUX.2 klein 4B", "FLUX.2 klein 9B", "FLUX.2 dev"
+_BLOCK = r"(?<!single_)transformer_blocks[._]\d+[._]"
+_SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
+    (r"(single_blocks[._]\d+[._]linear1|[._]to_qkv_mlp_proj)$", OUTPUTS,
+     {21504: "FLUX.1", 27648: _KLEIN_4B, 36864: _KLEIN_9B, 55296: _DEV}),
+    (r"single_(blocks[._]\d+[._]linear2|transformer_blocks[._]\d+[._]attn[._]to_out)$", INPUTS,
+     {15360: "FLUX.1", 12288: _KLEIN_4B, 16384: _KLEIN_9B, 24576: _DEV}),
+    (r"((img|txt)_mlp[._]0|ff(_context)?[._]linear_in)$", OUTPUTS,
+     {12288: "FLUX.1", 18432: _KLEIN_4B, 24576: _KLEIN_9B, 36864: _DEV}),
+    (rf"{_BLOCK}attn[._]to_[kv]$", GROUPED, {1536: "Krea 2"}),
+    (rf"{_BLOCK}attn[._]to_q$", INPUTS, {6144: "FLUX.2 dev or Krea 2"}),
+    (rf"((img|txt)_attn[._]qkv|{_BLOCK}attn[._](to|add)_[qkv](_proj)?)$", INPUTS,
+     {4096: _KLEIN_9B, 6144: _DEV, 3584: "HunyuanImage"}),
+    (rf"{_BLOCK}attn[._]add_[qkv]_proj$", INPUTS,
+     {1536: "SD 3", 2432: "SD 3", 3072: f"FLUX.1 or {_KLEIN_4B} or Qwen-Image"}),
+    (rf"{_BLOCK}attn[12][._]to_[qkv]$", INPUTS,
+     {2048: "Anima or LTX", 4096: "Cosmos or LTX-2", 2240: "Sana", 1152: "PixArt", 2560: "CogView4 or GLM-Image"}),
+    (r"layers[._]\d+[._]attention[._](to_[qkv]|qkv)$", INPUTS, {4608: "Ideogram 4", 3584: "Bria FIBO 2"}),
 )  # fmt: skip
-"""Tensors of Flux adapters whose size in this dimension tells the family; 3072 inputs do not, since two have them."""
+"""Layers that several architectures have, and one of their sizes, which tells one or two of them."""
 _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
 
 
@@ -122,9 +129,8 @@ def explain(unplaced: Sequence[str], shapes: Mapping[str, Shape], table: LayerTa
     """Return the message for keys that belong to no layer; it lists some where it names no other family."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
     is_whole = not any(_OF_ADAPTERS.search(name) for name in unplaced) and any(map(_WEIGHT.search, unplaced))
-    family = _guessed_family(shapes, unplaced)
-    if family is None and is_whole:
-        family = next(iter(_matches(ARCHITECTURES, unplaced)), None)
+    transformer = _transformer(shapes, unplaced)
+    family = transformer or _unet(shapes, unplaced)
     made_for = f" for {family}" if family else ""
     kinds = [(match.expand(kind), advice) for pattern, kind, advice in KINDS if (match := _first(pattern, unplaced))]
     if kinds and not is_whole:
@@ -132,20 +138,21 @@ def explain(unplaced: Sequence[str], shapes: Mapping[str, Shape], table: LayerTa
         return f"{named} weights{made_for} are not supported, {kinds[0][1]}: {shown}"
     base = f"this base is {base_name(table)}"
     own = [".".join(layer) for layer in table.shapes]
-    kind_not_meant = OTHER_FAMILY if is_whole else WHOLE_MODEL
+    is_of_other = family is not None and base_name(table) not in family.split(" or ")
     for pattern, look, advice in LOOKS:
-        is_of_this = advice == OTHER_FAMILY and any(re.search(pattern, name) for name in own)
-        if advice != kind_not_meant and not is_of_this and _first(pattern, unplaced):
-            if advice == OTHER_FAMILY:  # a Flux is known exactly by its sizes
-                look = f"{with_article(family)} LoRA" if family and family.startswith("FLUX") else look
+        if advice == OTHER_FAMILY and not is_whole:
+            if transformer and is_of_other:
+                return _looks_like(transformer, base)
+            if _first(pattern, unplaced) and not any(re.search(pattern, name) for name in own):
                 return f"looks like {look}, {base}: {advice}"
+        elif advice != (OTHER_FAMILY if is_whole else WHOLE_MODEL) and _first(pattern, unplaced):
             return f"looks like {look}{made_for}, {base}: {advice}: {shown}"
     if is_whole:
         return f"looks like a whole model or a part of one{made_for}, {base}: {WHOLE_MODEL}: {shown}"
     if parts := {part for name in unplaced[:20] if (part := _unknown_part(name, table))}:
         return f"weights called {', '.join(sorted(parts)[:5])} are not supported, {AS_LORA}: {shown}"
-    if family and base_name(table) not in family.split(" or "):
-        return f"{_looks_like(family)}, {base}: {OTHER_FAMILY}"
+    if family and is_of_other:
+        return _looks_like(family, base)
     return f"the base model has no such layers: {shown}"
 
 
@@ -165,12 +172,12 @@ def wrong_family(shapes: Mapping[str, Shape], table: LayerTable, declared: Mappi
     """
     own = base_name(table)
     family = family_of(shapes)
-    if family and base_family(table) not in (None, family):
-        return f"{_looks_like(family)}, this base is {own}: {OTHER_FAMILY}"
+    if family and base_family(table) not in (None, *family.split(" or ")):
+        return _looks_like(family, f"this base is {own}")
     if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in shapes):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}: {OTHER_FAMILY}"
     if family is None and (claim := _declared_family(declared)) is not None and not _may_be(claim.family, table):
-        return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}: {OTHER_FAMILY}"
+        return _looks_like(claim.family, f"this base is {own}", said=f" ({claim.field}: {claim.value[:60]})")
     return None
 
 
@@ -196,40 +203,78 @@ def _may_be(family: str, table: LayerTable) -> bool:
     return family in ("SD 1", "SD 2")  # a small model of that architecture, with one text encoder
 
 
-def _looks_like(family: str) -> str:
-    return f"looks like {with_article(family)} LoRA"
+def _looks_like(family: str, base: str, said: str = "") -> str:
+    names = family.casefold().split(" or ")
+    is_served = any(
+        name.startswith(own) or own.startswith(name) for name in names for own in (m.name.casefold() for m in _served())
+    )
+    return f"looks like {with_article(family)} LoRA{said}, {base}: {OTHER_FAMILY if is_served else NO_FAMILY}"
 
 
 def family_of(shapes: Mapping[str, Shape]) -> str | None:
     """Return SD 1, SD 2 or SDXL by the width of the text embeddings that its cross attention takes.
 
-    A second text encoder also tells SDXL, and the sizes of layers tell which Flux it is.
+    A second text encoder also tells SDXL, and the sizes of layers tell diffusion transformers apart; where two have
+    the same it is "FLUX.1 or FLUX.2 klein 4B".
     """
     widths = {shape[1] for name, shape in shapes.items() if len(shape) > 1 and _CROSS_ATTENTION.search(name)}
-    if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
+    if len(widths) == 1 and (family := TEXT_WIDTHS.get(widths.pop())):
         return family
-    for pattern, side, sizes in _FLUX:
-        found = {shape[side] for name, shape in shapes.items() if len(shape) > 1 and pattern.search(name)}
+    layers = _sides(shapes)
+    for pattern, side, sizes in _SIZES:
+        found = {sides[side] for name, sides in layers.items() if re.search(pattern, name)}
         if family := next((sizes[size] for size in found if size in sizes), None):
             return family
     return "SDXL" if any(_XL_TEXT.match(name) for name in shapes) else None
 
 
-def _guessed_family(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
+def _sides(shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
+    """Return inputs, outputs, and outputs that are fewer than the inputs, of each layer by its factors; 0: unknown."""
+    inputs, outputs = dict[str, int](), dict[str, int]()
+    for name, shape in shapes.items():
+        if (match := _FACTOR.match(name)) and len(shape) > 1:
+            stem, is_down = match[1], match[2] in _DOWN
+            (inputs if is_down else outputs)[stem] = shape[1] if is_down else shape[0]
+    return {
+        stem: (width := inputs.get(stem, 0), size := outputs.get(stem, 0), size if size < width else 0)
+        for stem in {**inputs, **outputs}
+    }
+
+
+def _transformer(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
+    """Return the diffusion transformer by names that no other has, then by sizes, then by names of several."""
+    particular = next(iter(_matches(_layers(OTHERS), unplaced)), None)
+    family = particular or family_of(shapes)
+    if family and not any(family.startswith(name) for name in TEXT_WIDTHS.values()):
+        return family
+    return next(iter(_matches(_layers([*_served(), FLUX]), unplaced)), None)
+
+
+def _unet(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
     """Return `family_of`, else the family by any tensor that reads text, or by the blocks that this base lacks."""
     if family := family_of(shapes):
         return family
     widths = {shape[-1] for name, shape in shapes.items() if shape and _READS_TEXT.search(name)}
-    if len(families := [FAMILIES[width] for width in widths if width in FAMILIES]) == 1:
+    if len(families := [TEXT_WIDTHS[width] for width in widths if width in TEXT_WIDTHS]) == 1:
         return families[0]
     return next(iter(_matches(_BLOCKS, unplaced)), None)
+
+
+def _served() -> Sequence[Marks]:
+    return [marks for family in FAMILIES.values() for marks in family.marks]
+
+
+def _layers(of: Iterable[Marks]) -> Sequence[tuple[str, str]]:
+    return [(marks.layers, marks.name) for marks in of if marks.layers]
 
 
 def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
     """Return the other families that the file could be for: their layers are alike, and the file names none."""
     own = base_name(table)
-    if family_of(shapes) or _declared_family(declared):
+    if _declared_family(declared):
         return []
+    if family := family_of(shapes):
+        return [other for other in family.split(" or ") if other != own]
     for pattern, families in _SHARED:
         if own in families and all(re.search(pattern, name) for name in shapes):
             return [family for family in families if family != own]
@@ -238,11 +283,11 @@ def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[
 
 def base_family(table: LayerTable) -> str | None:
     """Return the family of a base model by its layers; None for one of unusual sizes."""
-    if family := next(iter(_matches(ARCHITECTURES, table.components[table.denoiser].layers)), None):
+    if family := next(iter(_matches(_layers(_served()), table.components[table.denoiser].layers)), None):
         outputs = {shape[0] for (_, layer), shape in table.shapes.items() if layer.endswith(".to_qkv_mlp_proj")}
-        _, _, sizes = _FLUX[0]
+        _, _, sizes = _SIZES[0]
         return next((sizes[size] for size in outputs if size in sizes), family)
-    return "SDXL" if "text_encoder_2" in table.components else FAMILIES.get(table.context_width or 0)
+    return "SDXL" if "text_encoder_2" in table.components else TEXT_WIDTHS.get(table.context_width or 0)
 
 
 def base_name(table: LayerTable) -> str:

@@ -77,6 +77,9 @@ class Checkpoint(NamedTuple):
     """Another text encoder for a diffusion transformer: its folder, or that of a pipeline."""
     tokenizer: Path | None = None
     """Another tokenizer for a diffusion transformer: its folder, or that of a pipeline."""
+    precision: str = ""
+    """`fp8` computes the denoiser's large products in float8 (see `engine/float8.py`); empty means the options' dtype.
+    """
 
 
 Source = Path | Checkpoint

@@ -6,12 +6,14 @@ from pathlib import Path
 import torch
 
 from serve_app.domain import families
+from serve_app.domain.catalog import FP8
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
+from serve_app.engine.float8 import to_float8
 from serve_app.engine_options import EngineOptions
 
 FAMILIES: Mapping[str, type[Family]] = {
@@ -25,9 +27,14 @@ FAMILIES: Mapping[str, type[Family]] = {
 def load_family(source: Source, options: EngineOptions, placement: Placement | None = None) -> Family:
     """Load a base model with the family of its pipeline class.
 
-    Raises OSError, or ValueError where there is no family.
+    Raises OSError, or ValueError where there is no family, or for a precision that the device does not have.
     """
-    return _family_of(source).load(source, options, placement)
+    if (precision := as_checkpoint(source).precision) not in ("", FP8):
+        raise ValueError(f"precision: may be {FP8}, or is left out, not {precision!r}")
+    family = _family_of(source).load(source, options, placement)
+    if precision:
+        to_float8(family.lanes, family.common_targets, options)
+    return family
 
 
 def load_meta_layers(folder: Path) -> LayerTable:

@@ -211,7 +211,7 @@ def _image(pixels: Tensor, size: torch.Size) -> Tensor:
 
 def _project(layer: Any, pixels: Tensor, size: torch.Size) -> Tensor:
     """Apply a linear layer, or a convolution of one pixel."""
-    return layer(pixels) if layer.weight.dim() == 2 else _pixels(layer(_image(pixels, size)))
+    return layer(pixels) if len(layer.shape) == 2 else _pixels(layer(_image(pixels, size)))
 
 
 class Residual(nn.Module):

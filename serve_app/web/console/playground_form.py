@@ -22,11 +22,12 @@ EXAMPLES = (
 DEFAULTS: Mapping[str, str] = {
     "prompt": "", "negative_prompt": "", "base_model": "", "size": "", "other_size": "", "num_images": "1", "image_id": "",
     "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "", "seed": "",
-    "output_format": "png", "prompt_weights": "",
+    "output_format": "png", "prompt_weights": "", "embed_settings": "",
 }  # fmt: skip
 """The fields as they are in a new form; an empty one is left to the LoRAs, their base model or the service."""
 TUNED = (
     "negative_prompt", "base_model", "sampler", "spacing", "steps", "guidance_scale", "seed", "other_size", "prompt_weights",
+    "embed_settings",
 )  # fmt: skip
 """These fields are shown only on demand, unless one of them is filled in."""
 COMPARISON: Mapping[str, str] = {
@@ -84,7 +85,7 @@ def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> Generatio
         given.get("other_size") or given.get("size", "")
     )
     body["loras"] = [{"id": lora_id, "weight": _number(weight)} for lora_id, weight in loras.items()]
-    body["prompt_weights"] = "prompt_weights" in given
+    body |= {name: name in given for name in ("prompt_weights", "embed_settings")}
     try:
         return validate(GenerationWish, {"seed": draw_seed(), **body}).to_domain()
     except InvalidParameter as error:

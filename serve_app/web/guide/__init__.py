@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -18,6 +18,7 @@ SITE = Path(__file__).parent / "site"
 POLICY = "content-security-policy.txt"
 """The build writes the policy that its pages need: the scripts within them are named by hashes."""
 _NAMED_BY_CONTENT = re.compile(r"\.[0-9a-f]{8}\.min\.(js|css)$")
+_TAKES_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 
 
 def is_built() -> bool:
@@ -29,7 +30,7 @@ class Guide(StaticFiles):
 
     def __init__(self, site: Path = SITE) -> None:
         super().__init__(directory=site, html=True, check_dir=False)
-        self._policy = site / POLICY
+        self._policy, self._missing = site / POLICY, site / "404.html"
         self.config_checked = True  # where nothing has been built, the answer is 404 and says so
 
     async def get_response(self, path: str, scope: Scope) -> Response:
@@ -38,13 +39,17 @@ class Guide(StaticFiles):
         except FileNotFoundError:
             raise NotFound("The guide has not been built here: `make guide` builds it.") from None
         response = await super().get_response(path, scope)
+        if response.status_code == 404:  # this page alone has whole addresses, since it answers at any
+            page = await asyncio.to_thread(self._missing.read_text)
+            response = HTMLResponse(page.replace('"/guide/', f'"{scope["root_path"]}/'), 404)
         is_lasting = response.status_code < 400 and _NAMED_BY_CONTENT.search(path)
         response.headers.update(PAGE_HEADERS)
         response.headers["Content-Security-Policy"] = policy
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if is_lasting else "no-cache"
         response.headers["Vary"] = "Accept-Encoding"
         if "location" in response.headers:  # its last slash; the host and scheme are what the caller's proxy says
-            response.headers["Location"] = urlsplit(response.headers["location"]).path
+            address = urlsplit(response.headers["location"])
+            response.headers["Location"] = address._replace(scheme="", netloc="").geturl()
         return response
 
     def file_response(
@@ -55,7 +60,8 @@ class Guide(StaticFiles):
         status_code: int = 200,
     ) -> Response:
         packed = f"{full_path}.gz"
-        if "gzip" not in Headers(scope=scope).get("accept-encoding", "") or not os.path.exists(packed):
+        accepted = Headers(scope=scope).get("accept-encoding", "")
+        if not (_TAKES_GZIP.search(accepted) and os.path.exists(packed)):
             return super().file_response(full_path, stat_result, scope, status_code)
         response = super().file_response(packed, os.stat(packed), scope, status_code)
         response.headers["Content-Encoding"] = "gzip"

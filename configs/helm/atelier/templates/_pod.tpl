@@ -30,6 +30,9 @@
 {{- end }}
 {{- if .places }}
 {{- include "atelier.storageCredentials" $root }}
+- name: ATELIER_WATERMARK_SECRET
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: watermark-secret, optional: true}
 {{- end }}
 {{- if hasKey .places "ingress" }}
 - name: ATELIER_SIGNING_KEYS
