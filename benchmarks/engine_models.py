@@ -17,6 +17,7 @@ from serve_app.engine.base_model import BaseModel, Shared
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import load_pipeline
 from serve_app.engine.families.registry import FAMILIES
+from serve_app.engine.float8 import to_float8
 from tests.engine.tiny_flux2_klein import BLOCK_LINEARS, write_flux2_klein
 from tests.engine.tiny_z_image import write_z_image
 from tests.engine.true_models import (
@@ -52,6 +53,8 @@ class BenchmarkModel(NamedTuple):
     options: EngineOptions
     findings: Path | None = None
     """Where engines keep what they measured of exactness, so that the next one need not."""
+    precision: str = ""
+    """`fp8` computes large products in float8."""
 
     def engine(self, **changes: Any) -> Engine:
         """Return a fresh engine over a copy of the model, so that no two engines share state."""
@@ -59,6 +62,8 @@ class BenchmarkModel(NamedTuple):
         engine = Engine(options)
         make: Any = FAMILIES[FAMILY_OF[self.name]]
         family = make(copy.deepcopy(self.pipeline), options)
+        if self.precision:
+            to_float8(family.lanes, family.common_targets, options)
         shared = Shared(findings=self.findings)
         engine.base_models = {self.name: BaseModel(self.name, family, options, engine.live.wake, shared)}
         return engine

@@ -187,11 +187,11 @@ def restart(setup: Setup, name: str) -> dict[str, Any]:
     return {"same bytes": f"{sum(drawn[f'{i}'] == digest for i, digest in enumerate(digests))} of {len(digests)}"}
 
 
-def speed(setup: Setup, name: str, **options: Any) -> dict[str, Any]:
+def speed(setup: Setup, name: str, precision: str = "") -> dict[str, Any]:
     """Measure images a second with many LoRAs, one and none, a lone image, and a trace of a step, in exact mode."""
     shape, found = MODELS[name], dict[str, Any]()
     many = setup.few(shape.adapters)
-    with setup.model(name, adapters=many, **options) as benchmark, benchmark.engine() as engine:
+    with setup.model(name, adapters=many) as made, (benchmark := made._replace(precision=precision)).engine() as engine:
         for adapters, told, rounds in ((many, f"{shape.adapters} LoRAs", 2), (0, "no LoRAs", 2), (1, "1 LoRA", 1)):
             _warm_up(engine, setup.requests(benchmark, many, adapters))
             found[told] = _images_a_second(engine, setup.requests(benchmark, many, adapters), rounds)
@@ -232,7 +232,6 @@ def partial_guidance(setup: Setup, name: str) -> dict[str, Any]:
 
 def fp8(setup: Setup, name: str) -> dict[str, Any]:
     """Measure as `speed` does, with products in FP8."""
-    _need(EngineOptions, "precision")
     return speed(setup, name, precision="fp8")
 
 
