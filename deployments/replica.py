@@ -110,8 +110,9 @@ class Generator(WorkReplica):
             )
             await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
             warming = warm_up(engine, warm_up_time)
+            catalog_reader = CatalogReader(process.redis)
             return GenerationExecutor(
-                engine, CatalogReader(process.redis), parts.weights, parts.images, warming, group=group
+                engine, catalog_reader, parts.weights, parts.images, warming, base_models=base_models, group=group
             )
 
         await self.open(args, pool_of(group), set_up)

@@ -28,7 +28,7 @@ class EngineOptions:
     max_rows: int = 16
     """Image rows of the widest forward pass; a run with guidance takes two."""
     max_runs: int = 0
-    """Runs admitted at once; 0 means `max_rows // 2`, so that one latent shape fills one forward pass."""
+    """Runs admitted at once; 0 means as many as fill one forward pass of one latent shape."""
     exact: bool = True
     """Make the same seed give the same bytes alone and in any batch (see `engine/batch_invariance.py`)."""
     adapter_slots: int = 256
@@ -65,6 +65,7 @@ class EngineOptions:
 
     @property
     def runs(self) -> int:
+        """Return how many runs with guidance are admitted at once; those without it make place for more."""
         return self.max_runs or self.max_rows // 2
 
 

@@ -64,6 +64,10 @@ class Drawing:
     guidance_scale: Annotated[
         float | None, typer.Option("--guidance", help="How closely the image follows the prompt: 1 to 20.")
     ] = None
+    guidance_start: Annotated[
+        float | None, typer.Option(help="The fraction of the steps at which guidance begins: 0 up to 1.")
+    ] = None
+    guidance_end: Annotated[float | None, typer.Option(help="The fraction of the steps at which it ends.")] = None
     width: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None
     height: Annotated[int | None, typer.Option(help="Pixels; by default what the base model was made for.")] = None
     num_images: Annotated[int | None, typer.Option(help="1 to 8.")] = None

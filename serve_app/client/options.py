@@ -40,6 +40,9 @@ class GenerationOptions(JobOptions, total=False):
     sampler: str | None
     steps: int | None
     guidance_scale: float | None
+    guidance_start: float | None
+    """The fraction of an image's own steps at which guidance begins; a step without it takes half the time."""
+    guidance_end: float | None
     width: int | None
     height: int | None
     num_images: int | None

@@ -44,8 +44,8 @@ def _as_it_is(value: Any) -> Any:
 class BaseModel(Row):
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 
-    `usual_side` (pixels), `steps`, `guidance_scale` and `sampler`, which is empty for its own, are those of a job that
-    names none. `longest_side` is the most that it draws, and `samplers` are what it takes, each also with a spacing as
+    `usual_side` (pixels), `steps`, `guidance_scale`, `guidance_start`, `guidance_end` and `sampler`, which is empty for
+    its own, are those of a job that names none. `longest_side` is the most that it draws, and `samplers` are what it takes, each also with a spacing as
     in `dpm++2m-karras`. `prompt_weights` and `mask` say whether it takes these.
     """
 
@@ -58,6 +58,8 @@ class BaseModel(Row):
     samplers: list[str]
     prompt_weights: bool
     mask: bool
+    guidance_start: float = 0.0
+    guidance_end: float = 1.0
 
 
 @dataclass(frozen=True)

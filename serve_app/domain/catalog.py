@@ -30,6 +30,9 @@ class BaseModel:
     """How many steps it was made for; None where nobody says it."""
     guidance: float | None = None
     """The guidance it was made for, 1 being none; None where nobody says it."""
+    guidance_start: float | None = None
+    guidance_end: float | None = None
+    """The fractions of its own steps between which an image has guidance; None in both is in all."""
     clip_skip: int = 0
     """How many of the text encoders' last layers a prompt leaves out, as diffusers counts them."""
     text_encoder: str = ""
@@ -82,6 +85,9 @@ class Adapter:
     """How many steps it was made for; None means what its base model says."""
     guidance: float | None = None
     """The guidance it was made for, 1 being none; None means what its base model says."""
+    guidance_start: float | None = None
+    guidance_end: float | None = None
+    """The fractions of its own steps between which an image has guidance; None in both means what its base model says."""
 
     def recommended(self, base_models: Iterable[BaseModel]) -> "Recommended":
         """Return what it says of steps and guidance, or else what its base model does."""

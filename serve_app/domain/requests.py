@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from serve_app.domain.digests import Digests, given_fields, printed_before
+from serve_app.domain.guidance import WHOLE, GuidancePart
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`seeded_generator` in `engine/runner.py`)."""
@@ -116,6 +117,8 @@ class GenerationDraft(_AnyGeneration):
     height: int | None = None
     steps: int | None = None
     guidance_scale: float | None = None
+    guidance_start: float | None = None
+    guidance_end: float | None = None
     sampler: str | None = None
     image_id: str | None = None
     strength: float | None = None
@@ -147,6 +150,10 @@ class GenerationRequest(_AnyGeneration):
     width: int = 512
     height: int = 512
     guidance_scale: float = USUAL_GUIDANCE
+    guidance_start: float | None = None
+    """The fraction of its own steps at which guidance begins; with it and the next None, its LoRAs or its base model
+    may say them."""
+    guidance_end: float | None = None
     steps: int = USUAL_STEPS
     sampler: str = ""
     """Empty means that of its first LoRA that has one of its own, or else that of its base model."""
@@ -185,14 +192,20 @@ class GenerationRequest(_AnyGeneration):
         return self.seeds[0]
 
     @property
-    def steps_taken(self) -> int:
-        """Return the steps of all its images: one that it begins from leaves out a part of them."""
-        return self.num_images * (self.steps if self.image is None else max(1, int(self.steps * self.strength)))
+    def own_steps(self) -> int:
+        """Return the steps of each image: one that it begins from leaves out a part of them."""
+        return self.steps if self.image is None else max(1, int(self.steps * self.strength))
+
+    @property
+    def guided_steps(self) -> range:
+        """Return which of an image's own steps have guidance, as far as the request says."""
+        part = GuidancePart.said_by(self) or WHOLE
+        return part.steps(self.own_steps) if self.guidance_scale > 1 else range(0)
 
     @property
     def work(self) -> float:
         """Return its megapixel-steps, as its caller is told; `jobs/acceptance.py` says what they cost."""
-        return self.steps_taken * self.width * self.height / 1e6
+        return self.num_images * self.own_steps * self.width * self.height / 1e6
 
     @property
     def picture_ids(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from serve_app.domain.guidance import WHOLE, GuidancePart
 from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
@@ -190,7 +191,7 @@ class BaseModel:
     def start(self, request: RunRequest, conditioning: Conditioning, added_at: float) -> Run | None:
         """Start a run, which holds its adapter's slot; None while the adapter is packed or no slot is free.
 
-        Raises UnusableAdapter or OSError for its adapter, ValueError for its sampler.
+        Raises UnusableAdapter or OSError for its adapter, ValueError for its sampler or the part with guidance.
         """
         schedule = self.family.schedule(request)
         slot = self.pool.acquire(request.adapter)
@@ -214,6 +215,7 @@ class BaseModel:
             conditioning=conditioning,
             slot=slot,
             schedule=schedule,
+            guided=schedule.passes_of((GuidancePart.said_by(request) or WHOLE).steps(schedule.steps)),
             generator=seeded_generator(request.seed),
             state=[torch.zeros(shape, device=self.family.device)] * schedule.size,
             added_at=added_at,

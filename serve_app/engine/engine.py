@@ -58,7 +58,7 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.base_models: dict[str, BaseModel] = {}
-        self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
+        self.scheduler = Scheduler(max_runs=options.max_runs, max_rows=options.max_rows)
         self.live = LiveRuns()
         self.measured = Measured()
         self.queues = DeviceQueues(torch_device(options))
@@ -82,13 +82,11 @@ class Engine:
                 self.live.wait_for_change(changes, within_s=IDLE_WAIT_S)
                 ended = self._admit()
             batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
-            began, steps = time.monotonic(), [run.step for run in batch]
+            began, steps, rows = time.monotonic(), [run.step for run in batch], sum(run.rows for run in batch)
             ended += self._denoise(batch)
             if steps != [run.step for run in batch]:
                 slots = {run.slot for run in batch} - {NO_SLOT}
-                self.measured.steps.append(
-                    StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots))
-                )
+                self.measured.steps.append(StepTiming(time.monotonic() - began, rows, len(slots)))
             for run in self.scheduler.pop_finished(batch):
                 self._decode(run)
             return ended + [outcome_of_decoding(run, image) for run, image in self.live.pop_decoded()]
@@ -234,7 +232,7 @@ class Engine:
     @property
     def free_runs(self) -> int:
         """Return how many more runs could start at the next step."""
-        return max(0, self.options.runs - self.live.to_denoise)
+        return self.scheduler.free_beside(self.live.rows)
 
     def progress(self) -> dict[str, tuple[int, int]]:
         """(steps done, steps in all) of every live run."""
@@ -365,6 +363,8 @@ class Engine:
         negative_prompt: str = "",
         steps: int = 30,
         guidance: float = 7.5,
+        guidance_start: float = 0.0,
+        guidance_end: float = 1.0,
         width: int = 512,
         height: int = 512,
         base_model: str = "",
@@ -380,6 +380,7 @@ class Engine:
         `adapters` names further ones, each with its weight: what each changes in the base alone is added.
         With an `image`, whose middle is scaled to this size, it takes the last `strength` of the steps (0 to 1) from
         there; a `mask` is white where the image is redrawn, and black where it is kept.
+        Guidance acts from `guidance_start` to `guidance_end`, fractions of the steps that are taken.
         `on_progress(done, total)` receives the steps of all images after each step.
         """
         files = [*([] if adapter is None else [(adapter, weight)]), *(adapters or {}).items()]
@@ -396,6 +397,8 @@ class Engine:
                 seed=seed,
                 steps=steps,
                 guidance=guidance,
+                guidance_start=guidance_start,
+                guidance_end=guidance_end,
                 width=width,
                 height=height,
                 base_model=base_model,

@@ -88,9 +88,10 @@ class LiveRuns:
             return bool(self._waiting or self._running or self._aborted or self._decoding)
 
     @property
-    def to_denoise(self) -> int:
+    def rows(self) -> list[int]:
+        """How many rows each run that is not denoised takes next; one that waits may take two."""
         with self._changed:
-            return len(self._waiting) + len(self._running)
+            return [2] * len(self._waiting) + [run.rows for run in self._running.values()]
 
     def progress(self) -> dict[str, tuple[int, int]]:
         """(steps done, steps in all) by run id; one that begins late has fewer in all once it has started."""

@@ -64,6 +64,7 @@ class RunRequest:
     `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
     An empty `base_model` means the engine's first; `sampler` None means the base model's own. `as_one` makes the
     `adapter` and `scale` of several LoRAs. With `prompt_weights`, both prompts are read by `domain/prompt_weights.py`.
+    Guidance acts between `guidance_start` and `guidance_end`, fractions of the steps that it takes.
 
     With an `image` (uint8 [height, width, 3], of the run's size) it takes the last `strength` of its steps, from that
     image with noise. `mask` (uint8 [height, width]) is 128 or more where the image is redrawn; the rest is kept. A
@@ -78,6 +79,8 @@ class RunRequest:
     seed: int = 0
     steps: int = 30
     guidance: float = 7.5
+    guidance_start: float = 0.0
+    guidance_end: float = 1.0
     width: int = 512
     height: int = 512
     base_model: str = ""
@@ -148,6 +151,10 @@ class Conditioning(NamedTuple):
     def rows(self) -> int:
         return self.context.shape[0]
 
+    def last(self, rows: int) -> "Conditioning":
+        """Return the inputs of so many rows, the prompt's last."""
+        return Conditioning(self.context[-rows:], {name: tensor[-rows:] for name, tensor in self.added.items()})
+
 
 class KeptImage(NamedTuple):
     """What a mask keeps of an image, each [channels, …] but for the mask."""
@@ -167,6 +174,8 @@ class Run:
     conditioning: Conditioning
     slot: int
     schedule: Schedule
+    guided: range
+    """The passes that have guidance, if its conditioning has any."""
     generator: torch.Generator
     state: list[Tensor]
     """Each [channels, …], float32: the latents, and what the sampler remembers of earlier passes."""
@@ -185,7 +194,8 @@ class Run:
 
     @property
     def rows(self) -> int:
-        return self.conditioning.rows
+        """Return how many rows its next pass takes; where guidance does not act, it is that of its prompt alone."""
+        return self.conditioning.rows if self.step in self.guided else 1
 
     @property
     def steps_done(self) -> int:

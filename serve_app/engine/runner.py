@@ -33,9 +33,11 @@ class ForwardPass(NamedTuple):
 
 
 class ForwardBatch(NamedTuple):
-    """Inputs that stay the same while the same runs step together."""
+    """Inputs that stay the same while the same runs step together, and guidance acts on the same of them."""
 
     runs: list[Run]
+    rows: list[int]
+    """How many each run has."""
     passes: list[ForwardPass]
     """Each is computed in a lane of its own."""
     sides: Tensor
@@ -141,8 +143,9 @@ class Runner:
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
         """Return the runs in one batch, or in several where this machine's bits depend on the rest of a batch."""
-        if self._last_batch is not None and self._last_batch.runs == list(runs):
-            yield self._last_batch
+        last = self._last_batch
+        if last is not None and last.runs == list(runs) and last.rows == [run.rows for run in runs]:
+            yield last
             return
         alone = [run for run in runs if not self._may_mix(run)]
         for together in (*([run] for run in alone), *self._split_by_rank([run for run in runs if run not in alone])):
@@ -162,9 +165,10 @@ class Runner:
         return [list(group) for _, group in groupby(in_order, key=lambda run: ranks[run.slot])]
 
     def _assemble(self, runs: list[Run]) -> ForwardBatch:
-        owners = [i for i, run in enumerate(runs) for _ in range(run.rows)]
+        each_rows = [run.rows for run in runs]
+        owners = [i for i, rows in enumerate(each_rows) for _ in range(rows)]
         starts = [owners.index(i) for i in range(len(runs))]
-        ends = [start + run.rows for start, run in zip(starts, runs, strict=True)]
+        ends = list(accumulate(each_rows))
         assert len(owners) <= self.max_rows, f"a batch of {len(owners)} rows, at most {self.max_rows}"
         counts = self._division(runs[0]).passes(len(owners))
         padding = sum(counts) - len(owners)
@@ -173,7 +177,7 @@ class Runner:
         run_of_row, sides, guidance = upload(
             np.concatenate([np.array(indices, np.int32), guidances]), self.family.device
         ).split([sum(counts), 2 * len(runs), len(runs)])
-        conditioning = _join([run.conditioning for run in runs], padding)
+        conditioning = _join([run.conditioning.last(rows) for run, rows in zip(runs, each_rows, strict=True)], padding)
         slots = [runs[i].slot for i in owners] + [NO_SLOT] * padding
         scales = [runs[i].request.scale for i in owners] + [0.0] * padding
         passes = [
@@ -182,6 +186,7 @@ class Runner:
         ]
         return ForwardBatch(
             runs=runs,
+            rows=each_rows,
             passes=passes,
             sides=sides,
             guidance=_per_run(guidance.view(torch.float32), runs[0].latents.dim()),

@@ -97,6 +97,10 @@ class Schedule(NamedTuple):
     def passes(self) -> int:
         return len(self.noisy)
 
+    def passes_of(self, steps: range) -> range:
+        """Return the passes of some of its steps: pass p is of step p · steps // passes."""
+        return range(*(-(-end * self.passes // self.steps) for end in (steps.start, steps.stop)))
+
     def predicted(self, step: int, seen: Tensor, output: Tensor) -> Tensor:
         """Return the finished latents that a pass predicts, from what the denoiser got and gave."""
         _, p, q = self.inputs[step]

@@ -1,13 +1,16 @@
 """Chooses the runs of the next step: deficit round robin over batch keys, runs of a key in turn."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from serve_app.engine.run import BatchKey, Run
 
 
 class Scheduler:
-    """The running set, which only the step thread may use: it is not thread-safe."""
+    """The running set, which only the step thread may use: it is not thread-safe.
+
+    With `max_runs` 0, runs join while two rows are free.
+    """
 
     def __init__(self, *, max_runs: int, max_rows: int) -> None:
         self.max_runs = max_runs
@@ -21,7 +24,11 @@ class Scheduler:
 
     @property
     def free_runs(self) -> int:
-        return max(0, self.max_runs - len(self))
+        return self.free_beside([run.rows for queue in self._queues.values() for run in queue])
+
+    def free_beside(self, rows: Sequence[int]) -> int:
+        """Return how many runs may join those that take so many rows each; any thread may call it."""
+        return max(0, self.max_runs - len(rows) if self.max_runs else (self.max_rows - sum(rows)) // 2)
 
     def add(self, run: Run) -> None:
         self._queues.setdefault(run.batch_key, deque()).append(run)

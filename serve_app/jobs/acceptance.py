@@ -19,7 +19,7 @@ from serve_app.domain.errors import Forbidden, IdempotencyConflict, NotFound, Qu
 from serve_app.domain.families import BY_PIPELINE, UNKNOWN, Abilities
 from serve_app.domain.jobs import Job, NewJob, kind_of
 from serve_app.domain.prompt_weights import MOST_LOWERED
-from serve_app.domain.requests import GenerationRequest, Priority, Variant
+from serve_app.domain.requests import GenerationRequest, Priority, Request, Variant
 from serve_app.jobs.compact_form import as_text, pack_request
 from serve_app.jobs.records import read_snapshot, work_of
 from serve_app.settings import Settings
@@ -62,6 +62,7 @@ def accept_row(new: NewJob) -> bytes:
         "loras": [(lora.id, repr(float(lora.weight))) for lora in new.loras],
         "base": new.request.base_model if isinstance(new.request, GenerationRequest) else "",
         "cost": new.cost,
+        "guided": _is_left_to_catalog(new.request) or None,
         "low_priority": new.request.priority is Priority.LOW or None,
         "start_within_ms": None if new.request.start_within is None else new.request.start_within * MILLI,
         "sample": new.is_sample or None,
@@ -71,6 +72,11 @@ def accept_row(new: NewJob) -> bytes:
     }
     given = {name: value for name, value in row.items() if value is not None and value != ""}
     return json.dumps(given, ensure_ascii=False).encode(errors="surrogateescape")
+
+
+def _is_left_to_catalog(request: Request) -> bool:
+    """Return whether the catalog may say which part of the steps has guidance, by which the price is less."""
+    return isinstance(request, GenerationRequest) and request.guidance_scale > 1 and request.guidance_start is None
 
 
 def prices(request: GenerationRequest) -> Mapping[str, tuple[int, int]]:
@@ -85,7 +91,8 @@ def _price(request: GenerationRequest, abilities: Abilities) -> tuple[int, int]:
     prompts = [request.prompt, request.negative_prompt] if request.guidance_scale > 1 else [request.prompt]
     lengths = [abilities.text_bytes(prompt) for prompt in prompts]
     per_step = request.width * request.height / 1e6 + max(lengths) * abilities.megapixels_per_byte
-    denoising = request.steps_taken * per_step * len(prompts) / 2
+    rows = request.num_images * (request.own_steps + len(request.guided_steps))
+    denoising = rows * per_step / 2
     encoded = sum(lengths)
     if request.prompt_weights:
         encoded += sum(map(_bytes_read_again, prompts))

@@ -10,6 +10,7 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.families import LEAST_REFERENCE_SIDE, LONGEST_REFERENCE, Abilities, abilities_of, reference_size
+from serve_app.domain.guidance import GuidancePart, SaysPart
 from serve_app.domain.jobs import StoredImage
 from serve_app.domain.prompt_weights import weighted
 from serve_app.domain.requests import (
@@ -82,6 +83,7 @@ class Resolution:
         sampler = draft.sampler or next((each.sampler for each in adapters if each.sampler), base.sampler)
         steps = next((each.steps for each in (draft, *adapters, base) if each.steps), USUAL_STEPS)
         guidance = next((each.guidance for each in (*adapters, base) if each.guidance), USUAL_GUIDANCE)
+        part = _guidance_part(draft, *adapters, base)
         request = GenerationRequest.made_of(
             draft,
             seed,
@@ -90,6 +92,8 @@ class Resolution:
             height=height,
             steps=steps,
             guidance_scale=draft.guidance_scale or guidance,
+            guidance_start=part and part.start,
+            guidance_end=part and part.end,
             sampler=sampler,
             image=image and Picture(image.image_id, image.image_uri),
             mask=mask and Picture(mask.image_id, mask.image_uri),
@@ -218,6 +222,13 @@ def _check_abilities(draft: GenerationDraft, base: BaseModel, abilities: Abiliti
             raise InvalidParameter(f"{name}: {base.id} looks at an image as a whole and takes none")
         if getattr(draft, name) is not None and draft.image_id is None:
             raise InvalidParameter(f"{name}: needs an image_id")
+
+
+def _guidance_part(*asked: SaysPart) -> GuidancePart | None:
+    try:
+        return GuidancePart.said_by(*asked)
+    except ValueError as error:
+        raise InvalidParameter(str(error)) from None
 
 
 def _check_weights(draft: GenerationDraft) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import StoreUnavailable
@@ -74,7 +75,7 @@ class AppliedCatalog:
             rows=json.dumps([file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]),
             kept=json.dumps([row.id for row in set_aside if row.id]),
             set_aside=json.dumps(set_aside),
-            new_base_models=json.dumps([asdict(model) for model in catalog.base_models.values()]),
+            new_base_models=json.dumps([_row(model) for model in catalog.base_models.values()]),
             digests=json.dumps(digested.known),
         )
         return [*set_aside, *map(_taken, taken)]
@@ -83,6 +84,11 @@ class AppliedCatalog:
         """Return the rows of the file that were set aside when it was applied last."""
         rows, taken = await self._redis.hmget(redis_key("catalog"), "set_aside", "taken")
         return [*(SetAside(*row) for row in json.loads(rows or "[]")), *map(_taken, (taken or "").split())]
+
+
+def _row(model: BaseModel) -> dict[str, Any]:
+    """Return what is said of a base model: versions before a field was added read what does not have it."""
+    return {name: value for name, value in asdict(model).items() if value not in (None, "")}
 
 
 def _taken(lora_id: str) -> SetAside:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from serve_app.domain import guidance
 from serve_app.domain.catalog import Adapter, Terms
 from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.samplers import passes_of
@@ -55,11 +56,13 @@ def write_record(adapter: Adapter, source: str) -> dict[str, str]:
         "passes": str(passes_of(adapter.sampler)) if adapter.sampler else "",  # accept counts work by these two
         "added_cost": str(added_cost(adapter, free=DEFAULT_MAX_RANK)) if "work_rank" in adapter.found else "",
         "recommended": json.dumps([adapter.steps, adapter.guidance]),
+        **{name: str(value) for name in guidance.FIELDS if (value := getattr(adapter, name)) is not None},
     }
 
 
 def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
-    steps, guidance = json.loads(fields.get("recommended", "[null, null]"))
+    steps, scale = json.loads(fields.get("recommended", "[null, null]"))
+    part = {name: float(fields[name]) for name in guidance.FIELDS if name in fields}
     return Adapter(
         id=lora_id,
         **{name: fields[name] for name in AS_THEY_ARE},
@@ -71,7 +74,9 @@ def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
         found=json.loads(fields["found"]),
         sampler=fields.get("sampler", ""),
         steps=steps,
-        guidance=guidance,
+        guidance=scale,
+        guidance_start=part.get("guidance_start"),
+        guidance_end=part.get("guidance_end"),
     )
 
 

@@ -11,6 +11,8 @@
         sampler: euler-a-karras         # what it draws with; missing means its own scheduler
         steps: 8                        # what it was made for, 1 to 50, and the guidance, 1 (none) to 20: the LoRA list
         guidance: 1                     # tells it, and console and SDK begin with it; missing means nothing special
+        guidance_start: 0.2             # the part of an image's steps that has guidance, in fractions of them; missing
+        guidance_end: 0.8               # means 0 and 1
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
         group: sdxl                     # the generators that load it (docs/operate); missing means `default`
       - id: turbo
@@ -28,7 +30,7 @@
         base_model: pocket
         sha256: 9f…                     # optional: computed when missing; of a folder, see `weights_digest`
         accounts: [acme, acct_…]        # optional: names or ids that may use it; missing means everyone
-        sampler: lcm-trailing           # optional, as are steps and guidance: before what the base model says
+        sampler: lcm-trailing           # optional, as are steps, guidance and its part: before what the base model says
 
 Relative paths are read from the file's own folder. A row with a mistake is set aside, with the row and the field that
 hold it; the rest is read. A weight file is digested once, and again when it has changed.
@@ -47,6 +49,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import FP8, Adapter, BaseModel
+from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
@@ -109,6 +112,7 @@ _Sampler = Annotated[str, pydantic.AfterValidator(_read_sampler)]
 _Group = Annotated[str, _matching(GROUP_NAME, "1 to 32 of a-z 0-9 -, not beginning with -")]
 _Steps = Annotated[int, pydantic.Field(strict=True), _within(1, 50)]
 _Guidance = Annotated[float, pydantic.Field(strict=True), _within(1, 20)]
+_Fraction = Annotated[float, pydantic.Field(strict=True), _within(0, 1)]
 _Side = Annotated[int, pydantic.Field(strict=True, multiple_of=8), _within(256, 2048)]
 _ClipSkip = Annotated[int, pydantic.Field(strict=True, ge=0)]
 _Precision = Annotated[str, _matching(f"{FP8}|", f"{FP8}, or is left out")]
@@ -119,15 +123,30 @@ class _Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class BaseModelRow(_Strict):
+class _Drawn(_Strict):
+    """How images of a base model or of a LoRA are drawn where a request leaves it open."""
+
+    sampler: _Sampler = ""
+    steps: _Steps | None = None
+    guidance: _Guidance | None = None
+    guidance_start: _Fraction | None = None
+    guidance_end: _Fraction | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check_part(self) -> Self:
+        try:
+            GuidancePart.said_by(self)
+        except ValueError as error:
+            raise PydanticCustomError("part", "{reason}", {"reason": str(error).replace(":", "", 1)}) from error
+        return self
+
+
+class BaseModelRow(_Drawn):
     id: _Identifier
     folder: _Text | None = None
     file: _Text | None = None
     config: _Text | None = None
     vae: _Text | None = None
-    sampler: _Sampler = ""
-    steps: _Steps | None = None
-    guidance: _Guidance | None = None
     clip_skip: _ClipSkip = 0
     group: _Group = DEFAULT_GROUP
     text_encoder: _Text | None = None
@@ -157,6 +176,8 @@ class BaseModelRow(_Strict):
             passes=passes_of(self.sampler),
             steps=self.steps,
             guidance=self.guidance,
+            guidance_start=self.guidance_start,
+            guidance_end=self.guidance_end,
             clip_skip=self.clip_skip,
             group=self.group,
             pipeline=pipeline_of(described_by),
@@ -167,7 +188,7 @@ class BaseModelRow(_Strict):
         )
 
 
-class AdapterRow(_Strict):
+class AdapterRow(_Drawn):
     id: _Identifier
     name: _Text
     description: str = ""
@@ -177,9 +198,6 @@ class AdapterRow(_Strict):
     sha256: _Sha256 | None = None
     base_model: _Text
     accounts: _Accounts = None
-    sampler: _Sampler = ""
-    steps: _Steps | None = None
-    guidance: _Guidance | None = None
 
     @pydantic.model_validator(mode="after")
     def _check_source(self) -> Self:

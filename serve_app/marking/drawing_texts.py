@@ -34,6 +34,8 @@ def _a1111(request: GenerationRequest, seed: int, generator: str) -> str:
         "Sampler": _A1111_NAMES.get(sampler, sampler),
         "Schedule type": spacing and _SPACINGS.get(spacing, ""),
         "CFG scale": f"{request.guidance_scale:g}",
+        "Skip Early CFG": f"{request.guidance_start:g}" if request.guidance_start else "",
+        "Guidance end": f"{request.guidance_end:g}" if request.guidance_end not in (None, 1) else "",
         "Seed": str(seed),
         "Size": f"{request.width}x{request.height}",
         "Model": request.base_model,

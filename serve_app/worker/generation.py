@@ -18,6 +18,7 @@ from serve_app.domain import metrics
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
+from serve_app.domain.guidance import WHOLE, GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, Claim, Failure, pool_of
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Picture
@@ -50,7 +51,8 @@ from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 class GenerationExecutor(Executor):
     """Runs many images at once, each at its own step; an adapter is fetched before its runs are added.
 
-    While there is none it goes on with `warming`, as `warm_up` makes it, an item at a time.
+    While there is none it goes on with `warming`, as `warm_up` makes it, an item at a time. `base_models` say how images
+    are drawn of which neither the request nor a LoRA says it.
     """
 
     shows_unfinished = True
@@ -63,12 +65,14 @@ class GenerationExecutor(Executor):
         images: ImageStore,
         warming: Iterator[None] | None = None,
         *,
+        base_models: Sequence[BaseModel] = (),
         group: str = DEFAULT_GROUP,
     ) -> None:
         self.pool = pool_of(group)
         self._engine = engine
         self._warming = warming
         self._catalog, self._weights, self._images = catalog, weights, images
+        self._base_models = {model.id: model for model in base_models}
         self._fetching = Counter[str]()
         self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
 
@@ -102,11 +106,15 @@ class GenerationExecutor(Executor):
         mask = request.mask and stored_mask(await self._picture(request.mask, "mask"))
         image, mask = await asyncio.to_thread(begun, image, mask, request.width, request.height, is_seen=is_seen)
         samplers = (request.sampler, *(adapter.sampler for adapter in adapters))
+        base = self._base_models.get(base_model)
+        part = GuidancePart.said_by(request, *adapters, *([base] if base else [])) or WHOLE
         named: dict[str, Any] = {each.name: getattr(request, each.name, each.default) for each in fields(RunRequest)}
         named.update(
             adapter=applied.adapter,
             scale=applied.scale,
             guidance=request.guidance_scale,
+            guidance_start=part.start,
+            guidance_end=part.end,
             base_model=base_model,
             sampler=next(filter(None, samplers), None),
             image=image,
@@ -150,7 +158,7 @@ class GenerationExecutor(Executor):
         measures.count(metrics.ADAPTER_EVICTIONS, self.pool, by=len(list(take(measured.evictions))))
         return {
             metrics.RUNS: len(self._engine.progress()),
-            metrics.RUNS_LIMIT: self._engine.options.runs,
+            metrics.RUNS_LIMIT: len(self._engine.live.rows) + self._engine.free_runs,
             metrics.ROWS_LIMIT: self._engine.options.max_rows,
             metrics.ADAPTERS_RESIDENT: len(self._engine.resident_adapters),
             **card_gauges(self._engine.device),

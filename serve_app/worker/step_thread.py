@@ -28,6 +28,7 @@ class StepThread:
     """Calls the executor's steps while it has work. Futures and callbacks run on the event loop that called `start`."""
 
     def __init__(self, executor: Executor, *, on_finished: Callable[[], None]) -> None:
+        """Have the event loop call `on_finished` when runs have ended, or have made place for others."""
         self._executor = executor
         self._on_finished = on_finished
         self._expected: dict[str, asyncio.Future[FinishedRun]] = {}
@@ -105,7 +106,7 @@ class StepThread:
 
     def _step(self) -> Exception | None:
         """Call one step; return its error."""
-        live = self._executor.progress()
+        live, free = self._executor.progress(), self._executor.free_runs
         began = self._step_began = time.monotonic()
         try:
             finished = self._executor.step()
@@ -118,6 +119,8 @@ class StepThread:
             self._failed_steps = 0
         if finished:
             self._call(self._deliver, finished)
+        elif self._executor.free_runs > free:
+            self._call(self._on_finished)
         return None
 
     def _fail_live_runs(self, error: Exception) -> None:

@@ -31,6 +31,8 @@ WHOLE: dict[str, Any] = {
     "sampler": "dpm++2m-karras",
     "steps": 7,
     "guidance_scale": 3.5,
+    "guidance_start": 0.25,
+    "guidance_end": 0.75,
     "width": 320,
     "height": 264,
     "num_images": 2,
@@ -139,6 +141,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another family's sampler": (SHORTEST | {"sampler": "flow-euler"}, "sampler: pocket takes euler or "),
     "too wide": (SHORTEST | {"width": 1032}, "width: must be at most 1024 with pocket"),
     "no multiple of eight": (SHORTEST | {"width": 260}, "width: must be a multiple of 8 between 256 and 2048"),
+    "guidance from the end": (SHORTEST | {"guidance_start": 1}, "guidance_start: must be below guidance_end"),
+    "guidance up to the begin": (SHORTEST | {"guidance_end": 0}, "guidance_end: must be above guidance_start"),
+    "guidance over nothing": (
+        SHORTEST | {"guidance_start": 0.5, "guidance_end": 0.5},
+        "guidance_end: must be above guidance_start, both from 0 to 1, not 0.5 and 0.5",
+    ),
+    "guidance from a word": (SHORTEST | {"guidance_start": "half"}, "guidance_start: must be between 0 and 1"),
     "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
     "metadata of numbers": (SHORTEST | {"metadata": {"a": 1}}, "metadata: must be an object of at most 16 texts"),
     "no truth value": (SHORTEST | {"prompt_weights": "yes"}, "prompt_weights: must be true or false"),
@@ -328,8 +337,8 @@ async def test_base_models_say_what_may_be_asked_of_them(service: TestService, m
 async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_asked_for(tmp_path: Path) -> None:
     catalog = write_catalog(tmp_path / "offered")
     rows = yaml.safe_load(catalog.read_text())
-    rows["base_models"][0] |= {"steps": 12, "guidance": 3.5, "sampler": "ddim"}
-    rows["adapters"][0] |= {"steps": 4, "guidance": 1.5, "sampler": "lcm"}
+    rows["base_models"][0] |= {"steps": 12, "guidance": 3.5, "sampler": "ddim", "guidance_end": 0.5}
+    rows["adapters"][0] |= {"steps": 4, "guidance": 1.5, "sampler": "lcm", "guidance_start": 0.25}
     for name in ("Flux2Klein", "ZImage"):
         rows["base_models"].append({"id": name, "folder": str(tmp_path / name)})
         (tmp_path / name).mkdir()
@@ -337,9 +346,15 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
     catalog.write_text(yaml.safe_dump(rows))
     async with open_service(tmp_path, catalog=catalog) as service:
         member = await service.member()
-        for loras, usual in (([], (12, 3.5, "ddim")), ([{"id": LORA}], (4, 1.5, "lcm"))):
-            drawn = await generation_of(service, await create(service, member, **SHORTEST, loras=loras))
-            assert (drawn.steps, drawn.guidance_scale, drawn.sampler) == usual
+        usual_of: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
+            ({}, (12, 3.5, "ddim", 0, 0.5)),
+            ({"loras": [{"id": LORA}]}, (4, 1.5, "lcm", 0.25, 1)),
+            ({"loras": [{"id": LORA}], "guidance_end": 0.2}, (4, 1.5, "lcm", 0, 0.2)),
+        ]
+        for fields, usual in usual_of:
+            drawn = await generation_of(service, await create(service, member, **SHORTEST, **fields))
+            part = drawn.guidance_start, drawn.guidance_end
+            assert (drawn.steps, drawn.guidance_scale, drawn.sampler, *part) == usual
         begun: dict[str, Any] = {**SHORTEST, "steps": 1, "image_id": await service.completed_image(member)}
         klein = await generation_of(service, await create(service, member, **begun, base_model="Flux2Klein"))
         assert (klein.base_model, klein.width, klein.strength, klein.work) == ("Flux2Klein", 1024, 1, 1024**2 / 1e6)
@@ -370,5 +385,6 @@ async def test_a_base_model_and_its_loras_say_what_is_usual_and_what_can_be_aske
             assert error_of(answer)["message"].startswith(f"{field}: Flux2Klein ")
         listed = await service.client.get("/v1/base-models", headers=member.a)
         models = {each.id: each for each in BaseModels.model_validate_json(listed.content).base_models}
+        assert [(each.guidance_start, each.guidance_end) for each in models.values()] == [(0, 0.5), (0, 1), (0, 1)]
         assert [models[name].mask for name in ("pocket", "Flux2Klein", "ZImage")] == [True, False, True]
         assert ("lcm" in models["pocket"].samplers, models["ZImage"].samplers) == (True, ["flow-euler"])

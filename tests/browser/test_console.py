@@ -37,6 +37,8 @@ async def test_an_example_is_drawn_with_previews_that_change(page: Page) -> None
     page.on("request", lambda request: seen.add(request.url) if "/previews/" in request.url else None)
     await page.get_by_text("More settings").click()
     await page.get_by_label("Steps").fill("50")
+    await page.get_by_label("Guidance until").fill("0.5")
+    await expect(page.get_by_text("Guidance over 50 % of the steps: about 25 % less work")).to_be_visible()
     await page.get_by_role("button", name="Generate").click()
     assert await width_of_picture(page) == 512
     assert len(seen) >= 2, "previews of two steps"

@@ -32,7 +32,7 @@ def test_all_that_can_be_asked_for_has_a_word(atelier: Atelier, live: Live, read
     words = (
         "--lora", "outline=-0.5", "--lora", "neon", "--weight", "0.4", "--sampler", "euler", "--base-model", "pocket",
         "--image", str(picture), "--strength", "0.5", "--mask", str(picture), "--prompt-weights", "--format", "webp",
-        "--steps", "9", "--out", str(tmp_path / "x.webp"),
+        "--steps", "9", "--guidance-start", "0.25", "--guidance-end", "0.5", "--out", str(tmp_path / "x.webp"),
     )  # fmt: skip
     made = atelier.json("generate", "a (red:1.2) boat", *words)
     request = live.run(generation_of(live.resources, made["id"]))
@@ -40,7 +40,7 @@ def test_all_that_can_be_asked_for_has_a_word(atelier: Atelier, live: Live, read
     assert (request.sampler, request.steps, request.prompt_weights, request.output_format) == ("euler", 9, True, "webp")
     assert request.image
     assert request.image == request.mask
-    assert request.strength == 0.5
+    assert (request.strength, request.guidance_start, request.guidance_end) == (0.5, 0.25, 0.5)
     alone = atelier.json("generate", "a boat", "--out", str(tmp_path / "y.png"))
     assert live.run(generation_of(live.resources, alone["id"])).loras == ()
     assert atelier.json("upscale", str(picture), "--out", str(tmp_path / "z.png"))["images"][0]["width"] == 512

@@ -79,7 +79,7 @@ def test_every_option_is_asked_for_with_a_key_of_either_interface(
 ) -> None:
     options: GenerationOptions = {
         "base_model": "pocket", "negative_prompt": "boats", "sampler": "dpm++2m-karras", "steps": 9,
-        "guidance_scale": 3.0, "width": 320, "height": 256, "num_images": 2, "seed": 7, "prompt_weights": True, "embed_settings": True,
+        "guidance_scale": 3.0, "guidance_start": 0.25, "guidance_end": 0.5, "width": 320, "height": 256, "num_images": 2, "seed": 7, "prompt_weights": True, "embed_settings": True,
         "output_format": "jpeg", "priority": "low", "start_within": 60, "metadata": {"order": "4711"},
     }  # fmt: skip
     with Client(live.base_url, key, interface=interface) as client:
@@ -93,6 +93,7 @@ def test_every_option_is_asked_for_with_a_key_of_either_interface(
 def test_an_image_is_begun_from_another_and_base_models_say_what_they_take(client: Client) -> None:
     (pocket,) = client.base_models()
     assert (pocket.id, pocket.usual_side, pocket.steps, pocket.mask) == ("pocket", 512, 30, True)
+    assert (pocket.guidance_start, pocket.guidance_end) == (0, 1)
     image_id = client.generate(PROMPT).images[0].image_id
     begun: GenerationOptions = {"image_id": image_id, "strength": 0.5, "mask_image_id": image_id}
     request = client.generate(PROMPT, **begun).request

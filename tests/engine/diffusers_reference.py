@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import peft
 import torch
+from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
 from PIL import Image
 
 from serve_app.engine import AdapterFile, RunRequest
@@ -78,6 +79,8 @@ class DiffusersReference:
         if hasattr(scheduler, "noise_sampler"):
             scheduler.set_timesteps = set_timesteps_and_noise
         pipeline, begins = self._begins(request)
+        denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
+        guided = denoiser.register_forward_hook(self._hook(request, pipeline))
         made = pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt or None,
@@ -88,8 +91,29 @@ class DiffusersReference:
             callback_on_step_end=keep,
             **begins,
         ).images
+        guided.remove()
         self.pipeline.scheduler = own
         return made
+
+    def acts(self, request: RunRequest, pipeline: Any) -> bool:
+        """Return whether diffusers' guider takes a negative prompt in the pass that is next."""
+        guider: Any = ClassifierFreeGuidance(start=request.guidance_start, stop=request.guidance_end)
+        passes, order = pipeline.num_timesteps, getattr(pipeline.scheduler, "order", 1)
+        steps = request.steps if pipeline is self.pipeline else -(-passes // order)
+        step = len(self.trace) * steps // passes
+        guider.set_state(step=step, num_inference_steps=steps, timestep=torch.zeros(1))
+        return guider.num_conditions == 2
+
+    def _hook(self, request: RunRequest, pipeline: Any) -> Any:
+        """Return a hook that puts the prompt's output in the place of the negative one's where guidance does not act."""
+
+        def replaced(_module: Any, _inputs: Any, output: tuple[Any, ...]) -> Any:
+            made = output[0]
+            if len(made) == 1 or self.acts(request, pipeline):
+                return output
+            return ([made[0]] * 2,) if isinstance(made, list) else (made[1:].expand(2, *made.shape[1:]),)
+
+        return replaced
 
     def _begins(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
         """Return the pipeline that begins as the request does, and its further arguments."""

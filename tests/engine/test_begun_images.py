@@ -56,6 +56,10 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         drawing = replace(REQUEST, sampler="euler-a", mask=MASK)
         requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, twice, drawing)]
     requests += [replace(REQUEST, run_id="noise", image=None), replace(REQUEST, run_id="odd", steps=7, strength=0.5)]
+    partly = [
+        replace(requests[i], guidance_start=0.2, guidance_end=0.6) for i in (4, 5, 9)
+    ]  # of the steps that are left
+    requests += [replace(each, run_id=f"{each.run_id}, partly") for each in partly]
     model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
     made = final_latents(model, requests)
     for one in requests:

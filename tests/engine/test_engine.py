@@ -158,11 +158,24 @@ def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
         assert set(finish(engine)) == {"0", "1", "2", "3", "4"}
 
 
+def test_guidance_over_half_of_the_steps_takes_three_quarters_of_the_rows_and_another_run_the_freed_ones(
+    sd: Path,
+) -> None:
+    with Engine.load(sd, replace(ONE_AT_A_TIME, max_rows=4)) as engine:
+        add_together(engine, [replace(SHORT, run_id=f"{i}", steps=8, guidance_end=0.5) for i in range(3)])
+        assert all(one.image is not None for one in finish(engine).values())
+    rows = [step.rows for step in engine.measured.steps]
+    assert rows == [4] * 4 + [2 + 1 + 1] * 4 + [1] * 4, "the third joins where the guidance of two has ended"
+    assert sum(rows) == 0.75 * 3 * 8 * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("request_", "code", "reason"), [
     (replace(SHORT, base_model="other"), FailureCode.GENERATION_FAILED, "other"),
     (replace(SHORT, sampler="magic"), FailureCode.GENERATION_FAILED, "magic"),
     (replace(SHORT, sampler="lcm", steps=999), FailureCode.GENERATION_FAILED, "999"),
+    (replace(SHORT, guidance_start=0.5, guidance_end=0.5), FailureCode.GENERATION_FAILED, "not 0.5 and 0.5"),
+    (replace(SHORT, guidance_end=float("nan")), FailureCode.GENERATION_FAILED, "guidance_end: must be above"),
     (replace(SHORT, adapter=AdapterFile("no", Path("/no/such.safetensors"))), FailureCode.LORA_UNAVAILABLE, "file"),
 ])  # fmt: skip
 def test_what_cannot_be_made_fails_by_name_and_alone(

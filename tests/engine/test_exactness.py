@@ -145,6 +145,8 @@ def random_request(chance: random.Random, run_id: str, files: list[AdapterFile])
         seed=chance.getrandbits(64),
         steps=chance.randint(1, 5),
         guidance=chance.choice([0.0, 1.0, 4.0, 7.5]),
+        guidance_start=chance.choice([0.0, 0.0, 0.25, 0.5]),
+        guidance_end=chance.choice([0.6, 0.8, 1.0]),
         width=width,
         height=height,
         base_model=chance.choice(["plain", "float8"]),

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,8 @@ TOLERANCE = 1e-4
 WEIGHTS = (0.1, 1.0)
 TOGETHER = ((1.5, -0.6), (-1.0, 0.0, 0.7), (0.5, 2.0, -0.8, 0.75))
 """Weights of two, three and four LoRAs that act as one."""
+PARTS = ((0.0, 1.0), (0.0, 0.5), (0.3, 1.0), (0.25, 0.7), (0.4, 0.45))
+"""Where guidance acts; the last covers none of a few steps."""
 
 
 Opened = tuple[BaseModel, DiffusersReference]
@@ -83,7 +86,7 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
     requests = [
         RunRequest(run_id=f"{i}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "",
                    adapter=adapter, scale=scale, seed=2**32 - 1 - i, steps=2 + i % 3, guidance=3.0 + i % 4, width=64,
-                   height=64)
+                   height=64, guidance_start=PARTS[i % 5][0], guidance_end=PARTS[i % 5][1])
         for i, (adapter, scale) in enumerate([*alone, *composed])
     ]  # fmt: skip
     model, reference = opened(folder)
@@ -119,6 +122,12 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
         for steps, guidance in [(2, 1.0), (5, 1.5 if sampler is Sampler.LCM else 7.5)]
     ]  # fmt: skip
     model, reference = opened(request.getfixturevalue(family))
+    part = replace(requests[1], run_id="part", guidance_start=0.3, guidance_end=0.9)
+    if family == "lcm":
+        with pytest.raises(ValueError, match="guidance_start: this base model is told"):
+            start(model, part)
+    else:
+        requests.append(part)
     made = final_latents(model, requests)
     for one in requests:
         expected = reference.latents(one)

@@ -19,6 +19,7 @@ def run(name: str, key: BatchKey, rows: int = 2) -> Run:
         conditioning=Conditioning(torch.zeros(rows, 1, 1), {}),
         slot=0,
         schedule=NO_SCHEDULE,
+        guided=range(10),
         generator=torch.Generator(),
         state=[torch.zeros(0)],
     )

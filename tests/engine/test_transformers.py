@@ -56,6 +56,9 @@ CASES = [
     replace(REQUEST, run_id="guided", guidance=4.0, negative_prompt="dull", steps=4),
     replace(REQUEST, run_id="wide", width=96, prompt=WORDS, seed=5),
     replace(REQUEST, run_id="wide guided", width=96, negative_prompt=WORDS, guidance=2.5),
+    replace(
+        REQUEST, run_id="partly", guidance=4.0, negative_prompt="dull", steps=5, guidance_start=0.2, guidance_end=0.7
+    ),
     replace(REQUEST, run_id="odd", width=72, height=60, prompt=WORDS * 8, guidance=3.0),
     replace(REQUEST, run_id="odd plain", width=72, height=60, prompt=""),
 ]
@@ -336,6 +339,7 @@ def mixed(tiny: TinyTransformer, count: int, loras: list[AdapterFile], chance: r
             negative_prompt=(WORDS * 3)[: chance.choice((0, 0, 5, 150))], adapter=chance.choice([*loras, None]),
             scale=chance.choice((0.3, 1.0, -0.5)), steps=chance.randint(1, 4), guidance=chance.choice((1.0, 3.5, 5.0)),
             width=chance.choice((64, 64, 96)), height=chance.choice((64, 60)),
+            guidance_start=(0.0, 0.0, 0.4)[i % 3], guidance_end=(1.0, 0.6)[i % 2],
         )
         for i in range(count)
     ]  # fmt: skip

@@ -54,7 +54,14 @@ class Flux2KleinReference(PeftReference):
             self.trace.append(tensors["latents"][0].T.unflatten(1, (height // 16, width // 16)).clone())
             return tensors
 
-        return self.pipeline(
+        outputs: list[Any] = []
+
+        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+            outputs.append(output)
+            return outputs[-2] if not len(outputs) % 2 and not self.acts(request, self.pipeline) else output
+
+        guided = self.pipeline.transformer.register_forward_hook(hook) if request.guidance > 1 else None
+        made = self.pipeline(
             image=None if request.image is None else Image.fromarray(request.image),
             prompt_embeds=self._encoded(request.prompt),
             negative_prompt_embeds=self._encoded(request.negative_prompt) if request.guidance > 1 else None,
@@ -66,6 +73,9 @@ class Flux2KleinReference(PeftReference):
             output_type=output,
             callback_on_step_end=keep,
         ).images
+        if guided is not None:
+            guided.remove()
+        return made
 
 
 def _multiple_of_16(side: int) -> int:

@@ -1,5 +1,6 @@
 """A change of the catalog by one process is served by all; the file seeds it without stopping it."""
 
+import json
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -38,7 +39,7 @@ from tests.support import (
 )
 
 NEON = adapter_id("neon")
-REGISTERED = lora_record(found={"rank": 16}, sampler="lcm", steps=4, guidance=1.5)
+REGISTERED = lora_record(found={"rank": 16}, sampler="lcm", steps=4, guidance=1.5, guidance_start=0.0, guidance_end=0.5)
 
 
 async def _usable(resources: Resources, account_id: str) -> list[str]:
@@ -169,33 +170,44 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
 
 
 @pytest.mark.parametrize(
-    ("sampler", "own", "passes"),
+    ("of_base", "own", "passes", "rows"),
     [
-        ("euler-karras", "", 1),
-        ("heun-karras", "", 2),
-        ("dpm++sde", "lcm-trailing", 1),
-        ("", "dpm2", 2),
+        ({"sampler": "euler-karras"}, {}, 1, 2),
+        ({"sampler": "heun-karras"}, {}, 2, 2),
+        ({"sampler": "dpm++sde"}, {"sampler": "lcm-trailing"}, 1, 2),
+        ({}, {"sampler": "dpm2"}, 2, 2),
+        ({"guidance_end": 0.5}, {}, 1, 1.5),
+        ({"guidance_end": 0.5, "sampler": "heun"}, {"guidance_start": 0.2, "guidance_end": 0.6}, 2, 1.4),
+        ({"guidance_end": 0.5}, {"guidance_start": 0}, 1, 2),
     ],
 )
-async def test_work_counts_the_passes_of_the_loras_sampler_or_else_of_its_base_models(
-    sampler: str, own: str, passes: int, settings: Settings, resources: Resources, redis_db: redis.Redis
+async def test_work_counts_passes_and_guidance_as_the_lora_or_else_its_base_model_says(
+    of_base: dict[str, Any],
+    own: dict[str, Any],
+    passes: int,
+    rows: float,
+    settings: Settings,
+    resources: Resources,
+    redis_db: redis.Redis,
 ) -> None:
     content = yaml.safe_load(settings.catalog.read_text())
     pocket = content["base_models"][0]
     content["base_models"] = [
         {**pocket, "id": "other", "sampler": "euler"},
-        pocket | ({"sampler": sampler} if sampler else {}),
+        pocket | of_base,
     ]
     for row in content["adapters"]:
-        row.update({"sampler": own} if own and row["id"] == NEON else {})
+        row.update(own if row["id"] == NEON else {})
     settings.catalog.write_text(yaml.safe_dump(content))
     await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")
-    job = new_job(acme.id, lora_id=NEON)
-    await resources.queue.accept(job)
-    assert isinstance(job.request, GenerationRequest)
-    denoising, text = prices(job.request)["StableDiffusionPipeline"]
-    assert redis_db.hget(redis_key("job", job.job_id), "work") == str(passes * denoising + text)
+    for scale, times in ((7.5, passes * rows / 2), (1.0, passes)):
+        job = new_job(acme.id, lora_id=NEON, guidance_scale=scale)
+        await resources.queue.accept(job)
+        assert isinstance(job.request, GenerationRequest)
+        denoising, text = prices(job.request)["StableDiffusionPipeline"]
+        work = redis_db.hget(redis_key("job", job.job_id), "work")
+        assert int(str(work)) == pytest.approx(times * denoising + text, abs=0.51)
 
 
 LONGEST = {"prompt": "9" * 4000, "negative_prompt": "\U0001f642" * 4000}
@@ -206,6 +218,8 @@ LONGEST = {"prompt": "9" * 4000, "negative_prompt": "\U0001f642" * 4000}
     [
         ({}, 30 * 0.262144, 0),
         ({"guidance_scale": 1.0, "negative_prompt": "9" * 4000}, 15 * 0.262144, 0),
+        ({"guidance_start": 0.0, "guidance_end": 0.5}, 0.75 * 30 * 0.262144, 0),
+        ({"guidance_start": 0.4, "guidance_end": 0.44, "steps": 10}, (10 + 0) / 2 * 0.262144, 0),
         ({"steps": 1, **LONGEST}, 0.262144 + 16_000 * 80e-6, 20_000 * 0.0003),
         ({"steps": 1, "guidance_scale": 1.0, **LONGEST}, (0.262144 + 4_000 * 80e-6) / 2, 4_000 * 0.0003),
         ({"steps": 1, "prompt": "(9:0)" * 32, "prompt_weights": True}, 0.262144, (2 * 160 + 32 * 75) * 0.0003),
@@ -226,6 +240,14 @@ async def test_work_and_fair_share_count_texts_and_rows_and_usage_the_megapixel_
     await resources.queue.finish(claim.lease, [await store_image(resources.images, claim)], seconds=1)
     (usage,) = await resources.usage.days(acme.id, await resources.usage.today(), 1)
     assert usage.megapixel_steps == pytest.approx(job.request.work, abs=0.001)
+
+
+async def test_what_is_not_said_is_not_stored(resources: Resources, redis_db: redis.Redis) -> None:
+    """A version before a field was added would refuse a base model with it."""
+    await resources.applied_catalog.apply_file()
+    (pocket,) = json.loads(str(redis_db.hget(redis_key("catalog"), "base_models")))
+    lora = redis_db.hgetall(redis_key("lora", NEON))
+    assert not {"guidance_start", "guidance_end"} & {*pocket, *map(str, lora)}
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(

@@ -68,14 +68,18 @@ def test_a_base_model_may_name_its_vae_sampler_clip_skip_and_precision(tmp_path:
 
 def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Path) -> None:
     def change(content: Row) -> None:
-        content["base_models"].append({"id": "turbo", "folder": "turbo", "steps": 8, "guidance": 1})
-        wanted = {"sampler": "lcm-trailing", "steps": 4, "guidance": 1.5}
+        content["base_models"].append(
+            {"id": "turbo", "folder": "turbo", "steps": 8, "guidance": 1, "guidance_end": 0.5}
+        )
+        wanted = {"sampler": "lcm-trailing", "steps": 4, "guidance": 1.5, "guidance_start": 0, "guidance_end": 0.25}
         content["adapters"].append({**content["adapters"][0], "id": "model_quick", **wanted})
 
     catalog = read_catalog(_file(tmp_path, change))
-    assert (catalog.base_models["turbo"].steps, catalog.base_models["turbo"].guidance) == (8, 1)
+    turbo = catalog.base_models["turbo"]
+    assert (turbo.steps, turbo.guidance, turbo.guidance_start, turbo.guidance_end) == (8, 1, None, 0.5)
     quick, usual = catalog.adapters["model_quick"], catalog.adapters["model_one"]
     assert (quick.sampler, quick.steps, quick.guidance) == ("lcm-trailing", 4, 1.5)
+    assert (quick.guidance_start, quick.guidance_end) == (0, 0.25)
     assert (usual.sampler, usual.steps, usual.guidance) == ("", None, None)
     assert not catalog.set_aside
 
@@ -129,6 +133,8 @@ def _base_model(**row: object) -> Callable[[Row], None]:
         (_base_model(folder="x", group="SDXL"), "group must be 1 to 32 of a-z 0-9 -, not beginning with -"),
         (_base_model(folder="x", steps=0), "steps must be 1 to 50"),
         (_base_model(folder="x", guidance=0), "guidance must be 1 to 20"),
+        (_base_model(folder="x", guidance_end=1.5), "guidance_end must be 0 to 1"),
+        (_set("guidance_start", 1), "guidance_start must be below guidance_end, both from 0 to 1, not 1 and 1"),
         (_set("steps", 8.5), "steps must be a whole number"),
         (_set("guidance", "low"), "guidance must be a number"),
         (_set("sampler", "lmc"), "sampler must be one of .* not 'lmc'"),

@@ -39,7 +39,7 @@ PROVENANCE = (
 """XMP that says where a file's manifest is."""
 DRAWN = GenerationRequest(
     prompt="ein Café, 茶", negative_prompt="red", base_model="pocket", sampler="dpm++2m-karras", seeds=(3, 0),
-    loras=(LoraUse("model_x", 0.8),),
+    loras=(LoraUse("model_x", 0.8),), guidance_start=0.2, guidance_end=0.5,
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_each_mark_is_read_from_each_format(
     assert told.has_watermark
     assert told.settings[A1111] == (
         "ein Café, 茶 <lora:model_x:0.8>\nNegative prompt: red\nSteps: 30, Sampler: DPM++ 2M, Schedule type: Karras, "
-        "CFG scale: 7.5, Seed: 0, Size: 512x512, Model: pocket, Version: Atelier"
+        "CFG scale: 7.5, Skip Early CFG: 0.2, Guidance end: 0.5, Seed: 0, Size: 512x512, Model: pocket, Version: Atelier"
     )
     if form is ImageFormat.PNG:
         invoke = json.loads(told.settings[INVOKEAI])

@@ -39,13 +39,14 @@ PNG = _FILE.getvalue()
 FIELDS = {
     "prompt": " a (red:1.2) boat ", "negative_prompt": "a tree", f"lora:{LORA}": "yes", f"weight:{LORA}": "0.5",
     f"lora:{NEON}": "yes", f"weight:{NEON}": "-0.25", "size": "768x512", "steps": "21", "guidance_scale": "3.5",
+    "guidance_start": "0", "guidance_end": "0.5",
     "sampler": "dpm++2m", "spacing": "karras", "num_images": "2", "seed": "41", "output_format": "webp",
     "prompt_weights": "yes", "embed_settings": "yes",
 }  # fmt: skip
 REQUEST = GenerationRequest(
     prompt="a (red:1.2) boat", negative_prompt="a tree", loras=(LoraUse(LORA, 0.5), LoraUse(NEON, -0.25)), width=768,
-    height=512, steps=21, guidance_scale=3.5, sampler="dpm++2m-karras", seeds=(41, 42), prompt_weights=True,
-    embed_settings=True, output_format=ImageFormat.WEBP, base_model="pocket",
+    height=512, steps=21, guidance_scale=3.5, guidance_start=0, guidance_end=0.5, sampler="dpm++2m-karras",
+    seeds=(41, 42), prompt_weights=True, embed_settings=True, output_format=ImageFormat.WEBP, base_model="pocket",
 )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_what_is_left_empty_is_left_to_the_base_model() -> None:
     [
         ("prompt", " ", "prompt"), ("size", "64x64", "width"), ("size", "large", "size"), ("steps", "151", "steps"),
         ("steps", "2.5", "steps"), ("guidance_scale", "nan", "guidance scale"), ("num_images", "9", "num images"),
-        ("seed", "x", "seed"), ("sampler", "", "noise schedule"),
+        ("seed", "x", "seed"), ("sampler", "", "noise schedule"), ("guidance_end", "nan", "guidance end"),
     ],
 )  # fmt: skip
 def test_a_field_that_breaks_its_rule_is_named(field: str, value: str, name: str) -> None:
@@ -262,7 +263,7 @@ async def test_what_is_left_to_the_lora_stays_automatic_when_its_job_is_shown(
     browser: Browser, service: TestService, owner: Account
 ) -> None:
     resources = service.resources
-    change_base_model(resources.settings.catalog, guidance=1.5)
+    change_base_model(resources.settings.catalog, guidance=1.5, guidance_end=0.5)
     await resources.applied_catalog.apply_file()
     quick = adapter_of(owner.id, steps=8)
     await resources.adapter_registry.register(quick)
@@ -276,7 +277,9 @@ async def test_what_is_left_to_the_lora_stays_automatic_when_its_job_is_shown(
         return job.request.steps, job.request.guidance_scale, page.form("Generate").fields
 
     steps, guidance, shown = await drawn()
-    assert (steps, guidance, shown["steps"], shown["guidance_scale"]) == (8, 1.5, "", "")
+    assert (steps, guidance, shown["steps"], shown["guidance_scale"], shown["guidance_end"]) == (8, 1.5, "", "", "")
+    job_id = (await resources.job_history.list(owner.id))[0].id
+    assert "1.5 over 4 of 8 steps: about 25 % less work" in (await browser.open(f"/console/history/{job_id}")).text
     assert shown[f"lora:{quick.id}"] == "yes"
     steps, guidance, shown = await drawn(steps="25")
     assert (steps, guidance, shown["steps"], shown["guidance_scale"]) == (25, 1.5, "25", "")

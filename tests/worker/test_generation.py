@@ -23,7 +23,15 @@ from serve_app.worker.executor import NotLoaded, Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
-from tests.support import POCKET, CatalogRows, adapter_id, adapter_of, existing, rewrite_catalog
+from tests.support import (
+    POCKET,
+    CatalogRows,
+    adapter_id,
+    adapter_of,
+    change_base_model,
+    existing,
+    rewrite_catalog,
+)
 
 pytestmark = pytest.mark.xdist_group("generation")  # the engine and the service are opened once
 LORAS = (adapter_id("outline"), adapter_id("neon"))
@@ -37,6 +45,8 @@ CHANGES: dict[str, Any] = {
     "width": 320,
     "height": 320,
     "guidance_scale": 2.0,
+    "guidance_start": 0.5,
+    "guidance_end": 0.5,
     "steps": 3,
     "seeds": (2,),
     "sampler": "dpm++2m",
@@ -71,6 +81,8 @@ FIXED = {Variant.A: {"negative_prompt"}, Variant.B: {"steps"}}
 """Fields of a request that an interface has no field for."""
 OF_JOBS = {
     "base_model",
+    "guidance_start",
+    "guidance_end",
     "sampler",
     "image",
     "strength",
@@ -295,23 +307,33 @@ async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
 
 
 @pytest.mark.slow
-async def test_a_loras_own_sampler_draws_its_images_and_no_others(
+async def test_a_loras_own_sampler_and_guidance_draw_its_images_and_a_base_models_all_others(
     executor: GenerationExecutor, resources: Resources, engine: Engine
 ) -> None:
     def change(rows: CatalogRows) -> None:
-        rows[0]["sampler"] = "lcm-trailing"
+        rows[0] |= {"sampler": "lcm-trailing", "guidance_start": 0.5}
 
     before = [await images_of(executor, dataclasses.replace(REQUEST, loras=(LoraUse(lora),))) for lora in LORAS]
     rewrite_catalog(resources.settings.catalog, change)
     assert await resources.applied_catalog.apply_file() == []
+    change_base_model(resources.settings.catalog, guidance_end=0.5)
+    base_models = await resources.applied_catalog.base_models()
+    partly = GenerationExecutor(engine, resources.catalog, resources.weights, resources.images, base_models=base_models)
+    (own_of_both,), (others,) = [
+        await images_of(partly, dataclasses.replace(REQUEST, loras=(LoraUse(lora),))) for lora in LORAS
+    ]
     (own,), (other,) = [
         await images_of(executor, dataclasses.replace(REQUEST, loras=(LoraUse(lora),))) for lora in LORAS
     ]
     adapter = existing(await resources.catalog.adapter(LORAS[0]))
     (wanted,) = engine.generate(
         REQUEST.prompt, adapter=Path(adapter.file), weight=REQUEST.lora_weight, seeds=REQUEST.seeds, steps=2,
-        width=256, height=256, sampler="lcm-trailing",
+        width=256, height=256, sampler="lcm-trailing", guidance_start=0.5,
     )  # fmt: skip
     assert np.array_equal(own, np.asarray(wanted))
+    assert np.array_equal(own_of_both, own), "the LoRA's own part wins whole"
+    said = dataclasses.replace(REQUEST, loras=(LoraUse(LORAS[1]),), guidance_start=0.0, guidance_end=0.5)
+    assert np.array_equal(others, (await images_of(executor, said))[0])
+    assert not np.array_equal(others, other)
     assert not np.array_equal(own, before[0][0])
     assert np.array_equal(other, before[1][0])

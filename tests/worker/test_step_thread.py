@@ -140,6 +140,33 @@ async def test_a_failure_counts_once_however_busy_the_event_loop_is(
     assert not steps.is_broken
 
 
+async def test_a_step_that_makes_place_tells_it_though_no_run_has_ended() -> None:
+    class Narrowing(FragileExecutor):
+        """A run takes half of its place after its first step, as where its guidance ends."""
+
+        has_place = False
+
+        @property
+        def free_runs(self) -> int:
+            return int(self.has_place)
+
+        def step(self) -> Sequence[ScriptedRun]:
+            self.has_place = True
+            return ()
+
+    executor, is_told = Narrowing(), asyncio.Event()
+    steps = StepThread(executor, on_finished=is_told.set)
+    steps.start()
+    (ending,) = steps.expect(["narrowing"])
+    executor.add("narrowing")
+    steps.wake()
+    async with asyncio.timeout(30):
+        await is_told.wait()
+    assert not ending.done()
+    steps.forget(["narrowing"])
+    await steps.close(timedelta(seconds=30))
+
+
 async def test_a_thread_ends_that_is_closed_just_before_it_looks_for_work(executor: FragileExecutor) -> None:
     steps = StepThread(executor, on_finished=lambda: None)
     about_to_clear, may_clear = threading.Event(), threading.Event()

@@ -60,6 +60,7 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.families import abilities_of
+from serve_app.domain.guidance import WHOLE, GuidancePart
 from serve_app.domain.jobs import JOB_PREFIXES
 from serve_app.domain.requests import USUAL_GUIDANCE, USUAL_STEPS, GenerationRequest
 
@@ -222,6 +223,8 @@ class BaseModelInfo(ResponseBody):
     longest_side: Pixels
     steps: Annotated[int, Field(description="What it was made for, or 30 where nobody says it.")]
     guidance_scale: Annotated[float, Field(description="What it was made for, or 7.5; 1 is no guidance.")]
+    guidance_start: Annotated[float, Field(description="The fraction of an image's steps at which guidance begins.")]
+    guidance_end: Annotated[float, Field(description="The fraction at which it ends.")]
     sampler: Annotated[str, Field(description="Empty: the base model's own.")]
     samplers: Annotated[list[str], Field(description="What may be asked for, alone or with a spacing as in `-karras`.")]
     prompt_weights: Annotated[bool, Field(description="Whether `prompt_weights` may be asked for.")]
@@ -238,8 +241,9 @@ BASE_MODELS = {
     "Base models": {
         "base_models": [
             {
-                "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5, "sampler": "",
-                "samplers": ["euler", "dpm++2m"], "prompt_weights": True, "mask": True,
+                "id": "sdxl", "usual_side": 1024, "longest_side": 1536, "steps": 30, "guidance_scale": 7.5,
+                "guidance_start": 0.0, "guidance_end": 1.0, "sampler": "", "samplers": ["euler", "dpm++2m"],
+                "prompt_weights": True, "mask": True,
             }
         ]
     }
@@ -257,7 +261,7 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
     rows: list[dict[str, Any]] = []
     for model in await loras_of(request).applied_catalog.applied_base_models():
         abilities = abilities_of(model.pipeline)
-        longest = model.max_side or abilities.longest_side
+        longest, part = model.max_side or abilities.longest_side, GuidancePart.said_by(model) or WHOLE
         rows.append(
             {
                 "id": model.id,
@@ -265,6 +269,8 @@ async def list_base_models(request: Request, _caller: CallerDep) -> Response:
                 "longest_side": longest,
                 "steps": model.steps or USUAL_STEPS,
                 "guidance_scale": model.guidance or USUAL_GUIDANCE,
+                "guidance_start": part.start,
+                "guidance_end": part.end,
                 "sampler": model.sampler,
                 "samplers": list(abilities.samplers),
                 "prompt_weights": abilities.prompt_weights,

@@ -127,6 +127,19 @@ class GenerationWish(_AnyWish):
         NOT_NULL,
         Field(description="How closely the images follow the prompt; 1 is no guidance."),
     ] = None
+    guidance_start: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(
+            description="The fraction of an image's own steps at which guidance begins: a step without it takes half the "
+            "time. With `guidance_end` alone it is 0."
+        ),
+    ] = None
+    guidance_end: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="The fraction at which it ends, above `guidance_start`. With that alone it is 1."),
+    ] = None
     width: Side = None
     height: Side = None
     num_images: Annotated[int, Field(ge=1, le=8, description="How many images; image i uses seed + i.")] = 1
@@ -205,6 +218,9 @@ WISHES: dict[str, dict[str, Any]] = {
 
 SeedText = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"})]
 OptionalText = Annotated[str | SkipJsonSchema[None], Field(description="Absent where the request names none.")]
+OptionalFraction = Annotated[
+    float | SkipJsonSchema[None], Field(description="Absent where the request says nothing of it.")
+]
 OptionalImage = Annotated[ImageId | SkipJsonSchema[None], Field(description="Absent where it begins from none.")]
 
 
@@ -225,6 +241,8 @@ class GenerationFields(ResponseBody):
     width: Pixels
     height: Pixels
     guidance_scale: float
+    guidance_start: OptionalFraction = None
+    guidance_end: OptionalFraction = None
     steps: Count
     sampler: OptionalText = None
     num_images: Count

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.domain.families import UNET_SAMPLERS
+from serve_app.domain.guidance import WHOLE
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.domain.samplers import parse_sampler
 from serve_app.engine.device import torch_device, torch_dtype
@@ -159,6 +160,8 @@ class UNetFamily:
             added["text_embeds"] = torch.cat([side.pooled for side in sides if side.pooled is not None]).to(self.dtype)
             added["time_ids"] = torch.tensor([[*size, 0, 0, *size]] * len(sides), device=self.device, dtype=self.dtype)
         if self.unet.config.time_cond_proj_dim is not None:
+            if (request.guidance_start, request.guidance_end) != WHOLE:
+                raise ValueError("guidance_start: this base model is told its guidance at every step; leave it out")
             guidance = torch.tensor([request.guidance - 1] * len(sides))
             embedded = self._embed_guidance(guidance, self.unet.config.time_cond_proj_dim)
             added["timestep_cond"] = embedded.to(self.device, self.dtype)

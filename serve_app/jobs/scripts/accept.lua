@@ -44,6 +44,13 @@ local function weights_of(loras)
   return table.concat(parts, '+')
 end
 
+-- Return how many times the rows of a guided job count, by the part of its steps that the first LoRA, or else the base
+-- model, says has guidance: two rows there, and one elsewhere.
+local function guided_share(lora_start, lora_end, model)
+  if lora_start or lora_end then model = {guidance_start = lora_start, guidance_end = lora_end} end
+  return (1 + num(model.guidance_end, 1) - num(model.guidance_start, 0)) / 2
+end
+
 -- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
 -- takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or its
 -- LoRA says it. Its owner is told the work without price: `shown`, where that differs.
@@ -54,9 +61,11 @@ local function write_job(job)
   local model = base_model_of({adapters = adapters, base = job.base})
   if model then
     job.pool = pool_of(model)
-    local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost') or {}
+    local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost',
+      'guidance_start', 'guidance_end') or {}
     local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
     local cost = job.cost or num(own[1], model.passes or 1) * (1 + num(own[2], 0))
+    if job.guided then cost = cost * guided_share(own[3], own[4], model) end
     local priced = math.floor(price[1] * cost + price[2] + 0.5)
     if priced ~= job.work then job.shown, job.work = job.work, priced end
   end

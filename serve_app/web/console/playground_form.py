@@ -21,13 +21,14 @@ EXAMPLES = (
 """Prompts that the bundled model draws well."""
 DEFAULTS: Mapping[str, str] = {
     "prompt": "", "negative_prompt": "", "base_model": "", "size": "", "other_size": "", "num_images": "1", "image_id": "",
-    "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "", "seed": "",
-    "output_format": "png", "prompt_weights": "", "embed_settings": "",
+    "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "",
+    "guidance_start": "", "guidance_end": "", "seed": "", "output_format": "png", "prompt_weights": "",
+    "embed_settings": "",
 }  # fmt: skip
 """The fields as they are in a new form; an empty one is left to the LoRAs, their base model or the service."""
 TUNED = (
-    "negative_prompt", "base_model", "sampler", "spacing", "steps", "guidance_scale", "seed", "other_size", "prompt_weights",
-    "embed_settings",
+    "negative_prompt", "base_model", "sampler", "spacing", "steps", "guidance_scale", "guidance_start", "guidance_end",
+    "seed", "other_size", "prompt_weights", "embed_settings",
 )  # fmt: skip
 """These fields are shown only on demand, unless one of them is filled in."""
 COMPARISON: Mapping[str, str] = {
@@ -42,7 +43,7 @@ CHOICE, WEIGHT = "lora:", "weight:"
 SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg", "webp")
 
 _TEXTS = ("prompt", "negative_prompt", "base_model", "image_id", "mask_image_id", "sampler", "output_format")
-_NUMBERS = ("steps", "guidance_scale", "num_images", "seed", "strength")
+_NUMBERS = ("steps", "guidance_scale", "guidance_start", "guidance_end", "num_images", "seed", "strength")
 _LORA_FIELD = re.compile(r"loras\[(\d+)\]\.(\w+)")
 _SIZE = re.compile(r"\s*([0-9]{1,5})\s*[x×*]\s*([0-9]{1,5})\s*")
 
@@ -98,7 +99,7 @@ def for_people(message: str) -> str:
     place = _LORA_FIELD.fullmatch(field)
     if place:
         field = f"LoRA {int(place[1]) + 1}{f', {place[2]}' if place[2] != 'id' else ''}"
-    return f"{field}: {rest}" if colon else message
+    return f"{field.replace('_', ' ')}: {rest}" if colon else message
 
 
 def values_of(request: GenerationRequest) -> dict[str, str]:

@@ -41,7 +41,7 @@ PURPOSE = "playground"
 _LONGEST_QUERY_VALUE = 4000
 MOST_KEYS = 20
 """The code next to a finished job may name one of this many keys, the newest."""
-_LEFT_OPEN = (("size",), ("sampler", "spacing"), ("steps",), ("guidance_scale",))
+_LEFT_OPEN = (("size",), ("sampler", "spacing"), ("steps",), ("guidance_scale",), ("guidance_start", "guidance_end"))
 """What the LoRAs or the base model say of these is shown as automatic, so that it changes with them."""
 
 

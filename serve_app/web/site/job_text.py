@@ -94,10 +94,18 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
         Part("Images", str(request.num_images)),
         Part("Steps", str(request.steps)),
         Part("Sampler", request.sampler or "the base model's own"),
-        Part("Guidance", f"{request.guidance_scale:g}"),
+        Part("Guidance", f"{request.guidance_scale:g}{guidance_text(request)}"),
         Part("Seed" if request.num_images == 1 else "Seeds", ", ".join(map(str, request.seeds))),
     ]
     return parts
+
+
+def guidance_text(request: GenerationRequest) -> str:
+    """Say over which part of the steps guidance acts and what that saves; '' where that is all of them, or none."""
+    steps, guided = request.own_steps, request.guided_steps
+    if request.guidance_scale <= 1 or len(guided) == steps:
+        return ""
+    return f" over {len(guided)} of {steps} steps: about {round(50 * (1 - len(guided) / steps))} % less work"
 
 
 def drawn_with(request: Request | None, lora_names: Mapping[str, str]) -> str:

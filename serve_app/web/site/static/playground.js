@@ -1,6 +1,6 @@
-// The playground works without this file; with it, examples fill in the prompt, sliders say their value, no more LoRAs can be
-// chosen than act together, words are checked while they are typed, a chosen picture is sent at once, and a new picture of a
-// job is loaded before it takes the place of the one before.
+// The playground works without this file; with it, examples fill in the prompt, sliders say their value and a part with guidance
+// what it saves, no more LoRAs can be chosen than act together, words are checked while they are typed, a chosen picture is sent
+// at once, and a new picture of a job is loaded before it takes the place of the one before.
 const prompt_ = document.getElementById("prompt");
 const words = document.getElementById("words");
 const chosenLoras = () => [...document.querySelectorAll(".pick-card :checked")];
@@ -14,7 +14,20 @@ for (const link of document.querySelectorAll(".examples a")) {
   });
 }
 
+const saved = document.getElementById("saved");
+const rule = saved.textContent;
+function tellSaved() { // of the work, where guidance acts on a part of the steps: a step without it takes one row of two
+  const [start, end] = ["guidance_start", "guidance_end"].map((id) => document.getElementById(id).value);
+  const part = (end || 1) - start;
+  const percent = (share) => `${Math.round(100 * share)} %`;
+  const text = part > 0 && part < 1
+    ? `Guidance over ${percent(part)} of the steps: about ${percent((1 - part) / 2)} less work` : rule;
+  if (saved.textContent !== text) saved.textContent = text;
+}
+tellSaved();
+
 document.addEventListener("input", ({ target }) => {
+  tellSaved();
   if (target.type === "range") document.querySelector(`output[for=${target.id}]`).textContent = target.value;
 });
 
