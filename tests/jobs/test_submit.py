@@ -53,8 +53,9 @@ async def test_an_upscale_is_of_a_stored_image(resources: Resources, caller: Cal
     assert accepted.job.id.startswith("up_")
     job = await job_of(resources, accepted.job.id)
     assert job.request == UpscaleRequest(
-        image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512
-    )
+        image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512,
+        from_upload=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

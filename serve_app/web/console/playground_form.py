@@ -99,6 +99,8 @@ def for_people(message: str) -> str:
     place = _LORA_FIELD.fullmatch(field)
     if place:
         field = f"LoRA {int(place[1]) + 1}{f', {place[2]}' if place[2] != 'id' else ''}"
+    elif not field.isidentifier():
+        return message
     return f"{field.replace('_', ' ')}: {rest}" if colon else message
 
 
