@@ -14,6 +14,7 @@ from deployments.args import GeneratorArgs, UpscalerArgs, WorkerArgs
 from deployments.ray_internals import note_run, prepare_replica
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import DEFAULT_GROUP, JobKind, pool_of
+from serve_app.engine import loading
 from serve_app.jobs.workers import WorkerStatus
 from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog import CatalogReader
@@ -90,8 +91,8 @@ class Generator(WorkReplica):
 
     async def __init__(self, args: GeneratorArgs, group: str = DEFAULT_GROUP) -> None:
         async def set_up(process: Process, parts: WorkerParts) -> Executor:
-            # This imports torch, which only the replica may load.
-            from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine, warm_up
+            with loading():  # this imports torch, which only the replica may load
+                from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine, warm_up
 
             catalog = await AppliedCatalog(process.redis, process.settings).base_models()
             base_models = [model for model in catalog if model.group == group]
@@ -123,8 +124,8 @@ class Upscaler(WorkReplica):
 
     async def __init__(self, args: UpscalerArgs) -> None:
         async def set_up(_process: Process, parts: WorkerParts) -> Executor:
-            # This imports torch, which only the replica may load.
-            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler
+            with loading():  # this imports torch, which only the replica may load
+                from serve_app.worker.upscale import UpscaleExecutor, load_upscaler
 
             weights = ROOT / args.weights if args.weights else None
             upscaler = await asyncio.to_thread(

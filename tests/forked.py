@@ -12,8 +12,11 @@ from typing import IO, cast
 from tests.support import ROOT
 
 _SERVER = """
-import json, os, sys
+import gc, json, os, sys
+gc.disable()
 exec(sys.argv[1])
+gc.freeze()
+gc.enable()
 for line in sys.stdin:
     program, arguments, folder, environment, *files = json.loads(line)
     if not (child := os.fork()):

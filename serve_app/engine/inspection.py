@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from serve_app.engine import loading
 from serve_app.engine.adapters.explain import also_fits, base_family
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.placing import Placed, place
@@ -117,9 +118,10 @@ def inspect_adapter(
     try:
         with limits():
             placed = place(open_source(path), table, pattern_seconds=PATTERN_SECONDS)
-        import torch
+        with loading():
+            import torch
 
-        from serve_app.engine.adapters.reader import read_placed
+            from serve_app.engine.adapters.reader import read_placed
 
         with limits():
             weights = read_placed(placed, table, max_rank=max_rank, dtype=torch.float16)

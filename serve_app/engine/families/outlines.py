@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serve_app.atomic_files import write_atomically
+from serve_app.engine import loading
 from serve_app.engine.adapters.layer_table import LayerTable
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
     try:
         written = file.read_bytes()
     except FileNotFoundError:
-        from serve_app.engine.families.registry import load_meta_layers  # it loads diffusers and transformers
+        with loading():
+            from serve_app.engine.families.registry import load_meta_layers  # it loads diffusers and transformers
 
         written = _write(load_meta_layers(folder))
         with suppress(OSError):  # on a full disk the next time takes as long
