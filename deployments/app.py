@@ -78,6 +78,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         name="housekeeper",
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
         graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=STOP_MARGIN_S,
         logging_config=log,
         **HEALTH_CHECKS,
     )(Housekeeper).bind(args.housekeeper)

@@ -170,14 +170,15 @@ def refusal(args: dict[str, Any], *, without: tuple[str, ...] = ()) -> str:
 def not_started(runtime: Runtime) -> list[str]:
     """Return what a start says that may take a second only, and one whose model does not fit.
 
-    There is space for the generator alone, so that the others cost nothing.
+    There is space for the generator alone, so that the others cost nothing. Serve waits for as long as they may drain.
     """
     from ray import serve
     from ray.util.placement_group import placement_group, remove_placement_group
 
     places = placement_group([{"CPU": 6.5}])
     assert places.wait(60)
-    others = {name: {"num_cpus": 2} for name in ("ingress", "upscaler", "housekeeper")}
+    others: dict[str, Any] = {name: {"num_cpus": 2, "drain_s": 1} for name in ("ingress", "upscaler")}
+    others["housekeeper"] = {"num_cpus": 2}
     args = {"generator": {"engine": {"adapter_memory": 10**15}}, **others}
     service = ServeConfig.model_validate({"applications": [{"args": args}]})
     said: list[str] = []
