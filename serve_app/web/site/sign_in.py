@@ -159,7 +159,7 @@ def pages_app(realm: Realm[W], routers: Sequence[APIRouter]) -> FastAPI:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Send the browser to the sign-in page, also from a part of a page, and on to a page of `LED_TO` if it was wanted."""
+    """Send the browser to the sign-in page, also from a part of a page, and on to a wanted page of `LED_TO`."""
     after = _page(request.url.path.removeprefix(f"{root_of(request)}/").partition("/")[0])
     sign_in = redirect(request, f"sign-in?next={after}" if after else "sign-in")
     if "hx-request" in request.headers:
