@@ -1,6 +1,4 @@
-# The image of every pod, and of a whole service in one container:
-#   make guide && docker build -t atelier:0.1.0 .
-#   docker run --rm --read-only --tmpfs /tmp:exec --shm-size 2g -v atelier:/var/lib/atelier -p 8000:8000 atelier:0.1.0
+# The image of every pod, and of a whole service in one container (docs/operate/install-and-start.md builds and runs it).
 #
 # Python packages are installed by the hashes of configs/image/requirements.txt. The base image is named by its tag, until
 # `make pin-image` writes the digest below that the tag has then; or a build names one for itself:

@@ -17,3 +17,12 @@ new MutationObserver((_, waiting) => {
   new MutationObserver(() => settle(search)).observe(search, { attributeFilter: ["class"], childList: true, subtree: true });
   settle(search);
 }).observe(document.body, { childList: true });
+
+// Zensical finds only what has every word: those that a question has and its answer lacks are not searched for.
+const asking = new Set("a an and are be can do does for how i in is it my of on the this to what when where which why with".split(" "));
+const post = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message, ...more) {
+  const words = message.data?.input?.split?.(/\s+/) ?? [];
+  const sought = words.filter((word, place) => place === words.length - 1 || !asking.has(word.toLowerCase()));
+  return post.call(this, words.length > 1 ? { ...message, data: { ...message.data, input: sought.join(" ") } } : message, ...more);
+};

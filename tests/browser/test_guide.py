@@ -111,7 +111,7 @@ async def test_a_reader_searches_and_finds_without_signing_in(context: BrowserCo
         found += await findings(page, without=OF_THE_THEME)
     await page.keyboard.press("Control+k")
     await expect(page.get_by_role("searchbox", name="Search")).to_be_focused()
-    await page.keyboard.type("idempotency")
+    await page.keyboard.type("how do I repeat with an idempotency key")
     await page.get_by_role("link", name=re.compile("Retry safely")).first.click()
     await expect(page).to_have_url(re.compile("/guide/integrate/errors/"))
     assert (found, [url for url in elsewhere if not url.startswith("data:")]) == ([], [])

@@ -240,10 +240,10 @@ async def test_a_form_of_another_page_is_refused(
     assert (await _only_job(resources, owner)).state is JobState.QUEUED
 
 
-async def test_signing_in_leads_on_to_the_playground_for_who_wanted_it(browsers: Browsers, owner: Account) -> None:
-    browser = browsers.new()
-    page = await browser.press("/console/playground", "Sign in", name="owner", password=PASSWORD)
-    assert page.answer.url.path == "/console/playground"
+@pytest.mark.parametrize("wanted", ["/console/playground", "/console/verify"])
+async def test_signing_in_leads_on_to_what_was_wanted(browsers: Browsers, owner: Account, wanted: str) -> None:
+    page = await browsers.new().press(wanted, "Sign in", name="owner", password=PASSWORD)
+    assert page.answer.url.path == wanted
 
 
 async def test_words_that_the_bundled_model_has_never_read_are_named(browser: Browser) -> None:

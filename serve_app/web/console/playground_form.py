@@ -12,6 +12,7 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest
 from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
 from serve_app.jobs.resolution import SIDE_STEP
+from serve_app.web.site import size_text
 
 EXAMPLES = (
     "purple mountains under a black sky with a yellow moon",
@@ -45,6 +46,7 @@ SAMPLERS, SPACINGS, FORMATS = tuple(Sampler), tuple(SigmaSpacing), ("png", "jpeg
 _TEXTS = ("prompt", "negative_prompt", "base_model", "image_id", "mask_image_id", "sampler", "output_format")
 _NUMBERS = ("steps", "guidance_scale", "guidance_start", "guidance_end", "num_images", "seed", "strength")
 _LORA_FIELD = re.compile(r"loras\[(\d+)\]\.(\w+)")
+_BYTES = re.compile(r"\b(\d+) bytes")
 _SIZE = re.compile(r"\s*([0-9]{1,5})\s*[x×*]\s*([0-9]{1,5})\s*")
 
 
@@ -94,7 +96,8 @@ def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> Generatio
 
 
 def for_people(message: str) -> str:
-    """Return a message of the API with the name of its field in words: `loras[0].weight` as LoRA 1, weight."""
+    """Return a message of the API with its field and sizes in words: `loras[0].weight` as LoRA 1, weight; `64 MB`."""
+    message = _BYTES.sub(lambda found: size_text(int(found[1])), message)
     field, colon, rest = message.partition(": ")
     place = _LORA_FIELD.fullmatch(field)
     if place:

@@ -38,6 +38,8 @@ from serve_app.web.site.pages import Render, answer_with_pages
 
 FORM_LIFE = timedelta(hours=1)
 """A sign-in form is accepted this long after it was opened."""
+LED_TO = ("playground", "verify")
+"""A sign-in leads on to these pages: the guide sends people there."""
 LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 EXPIRED = "The page has expired. Please try again."
 
@@ -157,9 +159,9 @@ def pages_app(realm: Realm[W], routers: Sequence[APIRouter]) -> FastAPI:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Send the browser to the sign-in page, also from a part of a page, and on to the playground if that was wanted."""
-    wanted = request.url.path.removeprefix(f"{root_of(request)}/")
-    sign_in = redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
+    """Send the browser to the sign-in page, also from a part of a page, and on to a wanted page of `LED_TO`."""
+    after = _page(request.url.path.removeprefix(f"{root_of(request)}/").partition("/")[0])
+    sign_in = redirect(request, f"sign-in?next={after}" if after else "sign-in")
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": sign_in.headers["location"]})
     return sign_in
@@ -267,7 +269,7 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
 
 def _page(wanted: str) -> str:
     """Return the wanted page if a sign-in may lead on to it, else '', the realm's first page."""
-    return "playground" if wanted == "playground" else ""
+    return wanted if wanted in LED_TO else ""
 
 
 def new_password(form: Form) -> str:
