@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     side: int
     """Pixels."""
     adapters: int
-    """As many as the goals of its speed ask for."""
+    """How many LoRAs a batch has in the piece that measures speed."""
     steps: int
     guidance: bool
 

@@ -49,7 +49,7 @@ def difference(now: Drawing, kept: Iterable[Drawing]) -> str:
         return ""
     told = f"{now.model} on {now.hardware} does not draw what it drew before ({', '.join(parts)})"
     if again:
-        return f"{told}, and no version has changed since {before.at}: the card may be faulty"
+        return f"{told}, and no version has changed since {before.at}: the hardware may be faulty"
     changed = (
         f"{name} {before.versions.get(name) or 'none'} → {now.versions.get(name) or 'none'}"
         for name in {**before.versions, **now.versions}

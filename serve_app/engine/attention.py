@@ -9,6 +9,7 @@ differently; it is torch's own, which is that of speed on cards since Hopper.
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,10 @@ def _whole(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     return None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
 
 
-CANDIDATES: Mapping[str, Operator] = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}
+CANDIDATES: Mapping[str, Mapping[str, Operator]] = {
+    "cuda": {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}
+}
+"""Operators by the kind of device. On a CPU torch has one kernel to choose, and goes on choosing it."""
 
 
 class Attends(nn.Module):
@@ -67,22 +71,35 @@ def choose(
     denoiser: nn.Module,
     compute: Callable[[], object],
     row_counts: Sequence[int],
-    candidates: Mapping[str, Operator] = CANDIDATES,
+    device: torch.device,
 ) -> str:
     """Let the denoiser's layers attend by the first candidate that keeps a row's bits; return its name.
 
     `compute` computes a pass, whose calls are tried with random numbers at each of `row_counts`. torch goes on choosing
-    where no candidate computes what torch does, or keeps bits.
+    where no candidate computes what torch does, or keeps bits, and for shapes that the chosen one refuses later.
     """
+    candidates = CANDIDATES.get(device.type, {})
+    if not candidates:
+        return OF_TORCH
     with _recorded(denoiser) as calls:
         compute()
     for name, operator in candidates.items():
         if all(_keeps_bits(operator, call, row_counts) for call in calls):
-            _use(denoiser, operator)
+            _use(denoiser, partial(_or_of_torch, operator))
             return name
     log.warning("no operator of attention keeps a row's bits at %s rows", ", ".join(map(str, row_counts)))
     _use(denoiser, of_torch)
     return OF_TORCH
+
+
+def _or_of_torch(operator: Operator, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Attend by the operator, and by torch's choice where it does not take the shape."""
+    try:
+        return operator(q, k, v, bias)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError:
+        return of_torch(q, k, v, bias)
 
 
 class Call(NamedTuple):
@@ -140,7 +157,7 @@ def _keeps_bits(operator: Operator, call: Call, row_counts: Sequence[int]) -> bo
         if not torch.allclose(whole, of_torch(*given), rtol=0.05, atol=0.02):
             return False
         return all(torch.equal(operator(*given.first(rows)), whole[:rows]) for rows in counts)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         log.debug("an operator of attention is not for this card or shape: %s", error)
         return False
 

@@ -14,7 +14,7 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.engine.attention import OF_TORCH, choose
+from serve_app.engine.attention import choose
 from serve_app.engine.batch_invariance import ROW_MULTIPLES
 from serve_app.engine.canary import look
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
@@ -35,6 +35,10 @@ COMMON_RANK = 32
 
 MEASURING_S = 1.0
 """A step that measures begins passes for this long; then aborted runs leave, and other shapes have their turn."""
+
+
+FIRST_SIDE = 512
+"""Pixels of a side of the image by whose shapes the operator of attention is chosen."""
 
 
 class FailedRun(NamedTuple):
@@ -92,8 +96,7 @@ class BaseModel:
             measured=shared.measured,
         )
         self._shelf, self._told = shelf_of(shared.findings), tuple[object, ...]()
-        on_gpu = family.device.type == "cuda"
-        attention = choose(self.denoiser, self.compute, (*ROW_MULTIPLES, options.max_rows)) if on_gpu else OF_TORCH
+        attention = choose(self.denoiser, self._compute, (*ROW_MULTIPLES, options.max_rows), family.device)
         self._known = circumstances(
             self.denoiser,
             family.device,
@@ -179,9 +182,9 @@ class BaseModel:
         return encoded
 
     @torch.inference_mode()
-    def compute(self, side: int = 512) -> None:
-        """Compute a pass of random rows of an image this wide and high, with no adapter, before there is a runner."""
-        request = RunRequest(run_id="first", prompt="", width=side, height=side)
+    def _compute(self) -> None:
+        """Compute a pass of random rows with no adapter, before there is a runner."""
+        request = RunRequest(run_id="first", prompt="", width=FIRST_SIDE, height=FIRST_SIDE)
         encoded = self.encode(request)
         assert encoded is not None, "only an adapter is ever waited for"
         conditioning = self.family.prepare(encoded)

@@ -247,7 +247,7 @@ async def test_what_is_not_said_is_not_stored(resources: Resources, redis_db: re
     await resources.applied_catalog.apply_file()
     (pocket,) = json.loads(str(redis_db.hget(redis_key("catalog"), "base_models")))
     lora = redis_db.hgetall(redis_key("lora", NEON))
-    assert not {"guidance_start", "guidance_end"} & {*pocket, *map(str, lora)}
+    assert not {"guidance_start", "guidance_end", "precision"} & {*pocket, *map(str, lora)}
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(
