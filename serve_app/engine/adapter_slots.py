@@ -158,7 +158,7 @@ class AdapterSlots:
         """The layout that all adapters so far need together."""
         self._keys: list[Hashable] = [None] * len(lanes)
         self._layers = list(self.layers.values())
-        self._convolutions, self._convolved = [layer for layer in self._layers if isinstance(layer, LoRAConv)], 0
+        self._convolutions, self._apart = [layer for layer in self._layers if isinstance(layer, LoRAConv)], False
         self.names = {name: i for i, name in enumerate(self.layers)}
         """Layer → its place in tables and layouts."""
         is_read = {
@@ -282,11 +282,11 @@ class AdapterSlots:
         bound.bound = rows
         self._keys[lane] = (layout, len(slots), bound.moves)
 
-    def convolve_by(self, rows: int) -> None:
-        """Let each convolution of the first lane take `rows` rows at once in the passes that follow; 0 means all."""
-        for layer in self._convolutions if rows != self._convolved else ():
-            layer.rows_at_once = rows
-        self._convolved = rows
+    def convolve(self, *, strided_apart: bool) -> None:
+        """Let convolutions of the first lane that have strides take one row at a time in the passes that follow."""
+        for layer in self._convolutions if strided_apart != self._apart else ():
+            layer.strided_apart = strided_apart
+        self._apart = strided_apart
 
     def key(self, lane: int = 0) -> Hashable:
         """Return what tells whether a forward pass of the lane runs the same operators on the same addresses again.

@@ -1,9 +1,9 @@
 """Chooses the operator by which a base model attends, once at its load, so that nothing chooses another in between.
 
 torch's own function picks one anew at each call, by shapes, alignment and switches of the whole process: a row might be
-summed by another kernel than its neighbour was. So on a GPU the first of `CANDIDATES` that keeps a row's bits at every
-number of rows is called by name in all places. The order is fixed, since two generators that measured speed might choose
-differently; it is torch's own, which is that of speed on cards since Hopper.
+summed by another kernel than its neighbour was. So on a GPU the first of `CANDIDATES` that takes the model's shapes is
+called by name in all places. The order is fixed, since two generators that measured speed might choose differently; it is
+torch's own, which is that of speed on cards since Hopper. All passes have the same shape there (`batch_invariance.py`).
 """
 
 import logging
@@ -67,16 +67,11 @@ class Attends(nn.Module):
         return self.operator(q, k, v, bias).transpose(1, 2).flatten(2)
 
 
-def choose(
-    denoiser: nn.Module,
-    compute: Callable[[], object],
-    row_counts: Sequence[int],
-    device: torch.device,
-) -> str:
-    """Let the denoiser's layers attend by the first candidate that keeps a row's bits; return its name.
+def choose(denoiser: nn.Module, compute: Callable[[], object], device: torch.device) -> str:
+    """Let the denoiser's layers attend by the first candidate that computes what torch does; return its name.
 
-    `compute` computes a pass, whose calls are tried with random numbers at each of `row_counts`. torch goes on choosing
-    where no candidate computes what torch does, or keeps bits, and for shapes that the chosen one refuses later.
+    `compute` computes a pass, whose calls are tried with random numbers. torch goes on choosing where there is none, and
+    for shapes that the chosen one refuses later.
     """
     candidates = CANDIDATES.get(device.type, {})
     if not candidates:
@@ -84,10 +79,10 @@ def choose(
     with _recorded(denoiser) as calls:
         compute()
     for name, operator in candidates.items():
-        if all(_keeps_bits(operator, call, row_counts) for call in calls):
+        if all(_is_right(operator, call) for call in calls):
             _use(denoiser, partial(_or_of_torch, operator))
             return name
-    log.warning("no operator of attention keeps a row's bits at %s rows", ", ".join(map(str, row_counts)))
+    log.warning("no operator of attention computes what torch's choice does")
     _use(denoiser, of_torch)
     return OF_TORCH
 
@@ -110,13 +105,9 @@ class Call(NamedTuple):
     v: Tensor
     bias: Tensor | None
 
-    def resembling(self, rows: int) -> "Call":
-        """Return random numbers of so many rows; the bias of the first, which has a meaning, is that of all."""
-        bias = None if self.bias is None else self.bias[:1].expand(rows, *self.bias.shape[1:])
-        return Call(_resembling(self.q, rows), _resembling(self.k, rows), _resembling(self.v, rows), bias)
-
-    def first(self, rows: int) -> "Call":
-        return Call(self.q[:rows], self.k[:rows], self.v[:rows], None if self.bias is None else self.bias[:rows])
+    def resembling(self) -> "Call":
+        """Return random numbers; the bias, which has a meaning, stays."""
+        return Call(_resembling(self.q), _resembling(self.k), _resembling(self.v), self.bias)
 
 
 @contextmanager
@@ -138,25 +129,17 @@ def _recorded(denoiser: nn.Module) -> Generator[Sequence[Call]]:
         calls += seen.values()
 
 
-def _resembling(tensor: Tensor, rows: int) -> Tensor:
-    """Return random numbers of so many rows that lie in memory as those of `tensor`."""
-    inner = sorted(range(1, tensor.dim()), key=lambda each: -tensor.stride(each))
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(rows, *(tensor.shape[each] for each in inner), generator=generator)
-    places = [0, *(1 + inner.index(each) for each in range(1, tensor.dim()))]
-    return numbers.to(tensor.device, tensor.dtype).permute(places)
+def _resembling(tensor: Tensor) -> Tensor:
+    """Return random numbers that lie in memory as those of `tensor`."""
+    numbers = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return numbers.normal_(generator=torch.Generator(tensor.device).manual_seed(0))
 
 
-def _keeps_bits(operator: Operator, call: Call, row_counts: Sequence[int]) -> bool:
-    """Whether the operator takes the call, computes what torch does, and the first rows of all at every row count."""
-    *counts, most = sorted(row_counts)
-
-    given = call.resembling(most)
+def _is_right(operator: Operator, call: Call) -> bool:
+    """Whether the operator takes the call and computes what torch does."""
+    given = call.resembling()
     try:
-        whole = operator(*given)
-        if not torch.allclose(whole, of_torch(*given), rtol=0.05, atol=0.02):
-            return False
-        return all(torch.equal(operator(*given.first(rows)), whole[:rows]) for rows in counts)
+        return torch.allclose(operator(*given), of_torch(*given), rtol=0.05, atol=0.02)
     except RuntimeError as error:
         log.debug("an operator of attention is not for this card or shape: %s", error)
         return False

@@ -15,7 +15,6 @@ from serve_app.engine.adapter_slots import AdapterSlots, bind_alone, bucket_rank
 from serve_app.engine.adapter_store import AdapterStore
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.attention import choose
-from serve_app.engine.batch_invariance import ROW_MULTIPLES
 from serve_app.engine.canary import look
 from serve_app.engine.device import DeviceQueues, is_out_of_memory, module_bytes, spare_memory, torch_dtype
 from serve_app.engine.families.checkpoint import Source, as_checkpoint
@@ -96,7 +95,7 @@ class BaseModel:
             measured=shared.measured,
         )
         self._shelf, self._told = shelf_of(shared.findings), tuple[object, ...]()
-        attention = choose(self.denoiser, self._compute, (*ROW_MULTIPLES, options.max_rows), family.device)
+        attention = choose(self.denoiser, self._compute, family.device)
         self._known = circumstances(
             self.denoiser,
             family.device,

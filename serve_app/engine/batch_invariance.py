@@ -2,11 +2,18 @@
 
 Rows never mix, but a kernel may add numbers in another order when it is given more rows, or more threads, and the
 result then differs in its last bit. Which shapes agree depends on the machine, so it is measured there: random rows go
-through every pass that a batch may be divided into, at shuffled places, and must come out bit for bit as they do in the
-widest batch. The result is a row multiple, to whose multiples batches are padded, how many passes may run side by side,
-whether each takes one thread only, and how many rows a convolution takes at once. Where nothing narrower agrees it is the
-widest shape itself. A widest shape that does not fit in the device's memory is halved: then bits may differ from those
-of a larger device. Where not even a single shape keeps them, the log warns of it at each start.
+through passes at shuffled places, and must come out bit for bit as they did before.
+
+On a CPU, through every pass that a batch may be divided into. The result is a row multiple, to whose multiples batches
+are padded, how many passes may run side by side, and whether each takes one thread only. Where nothing narrower agrees
+it is the widest shape itself.
+
+On a GPU few shapes agree, and one pass of a few rows fills the card. So all passes of a key have the same shape: as many
+rows as `FLOPS_PER_PROCESSOR` asks for, one pass after the other, which a row's neighbours cannot change but by the place
+of the row, and that is measured.
+
+A shape that does not fit in the device's memory is halved: then bits may differ from those of a larger device. Where not
+even a single shape keeps them, the log warns of it at each start.
 """
 
 import hashlib
@@ -20,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from serve_app.engine.adapter_slots import NOTHING, RANK_BUCKETS, AdapterSlots, Layout
 from serve_app.engine.device import is_out_of_memory
@@ -33,7 +41,11 @@ log = logging.getLogger(__name__)
 
 ROW_MULTIPLES = (1, 2, 4, 8)
 MIN_ROWS = 2
-"""A forward pass has at least the rows of one run with guidance."""
+"""A forward pass on a CPU has at least the rows of one run with guidance."""
+FLOPS_PER_PROCESSOR = 2e11
+"""A pass on a GPU has so many FLOPs for each of its multiprocessors, or the most rows: more rows are hardly faster."""
+PROCESSORS = 132
+"""Of a device that does not tell: those of an H100."""
 
 
 class Division(NamedTuple):
@@ -44,17 +56,28 @@ class Division(NamedTuple):
     """How many passes at most run side by side."""
     single: bool = False
     """Every pass takes one thread, also alone: where operators that several share add by a row's place."""
-    convolved: int = 0
-    """How many rows are convolved at once, whatever the pass's own (`LoRAConv.rows_at_once`); 0 means all."""
+    fixed: bool = False
+    """Every pass has `row_multiple` rows, and they are computed one after the other."""
+    strided_apart: bool = False
+    """Convolutions with strides take one row at a time (`LoRAConv.strided_apart`)."""
 
     def passes(self, rows: int) -> list[int]:
         """Return the rows of each pass, with padding, as even as the row multiple allows."""
         units = -(-rows // self.row_multiple)
+        if self.fixed:
+            return [self.row_multiple] * units
         lanes = min(self.lanes, units)
         return [self.row_multiple * (units // lanes + (i < units % lanes)) for i in range(lanes)]
 
+    def compared(self, widest: int) -> list[int]:
+        """Return the passes that all others are compared with: of the widest batch, or two of those that are all alike."""
+        return self.passes(2 * self.row_multiple if self.fixed else widest)
+
     def all_passes(self, widest: int) -> Iterator[list[int]]:
         """Yield the passes of batches of up to `widest` rows, until each size has come with each share of threads."""
+        if self.fixed:
+            yield self.compared(widest)
+            return
         known: set[tuple[int, int]] = set()
         for most in range(self.row_multiple, widest + self.row_multiple, self.row_multiple):
             passes = self.passes(min(most, widest))
@@ -85,6 +108,7 @@ class BatchInvariance:
         self._lanes = lanes
         self._findings = findings
         self._max_rows = max_rows
+        self._is_fixed = family.device.type != "cpu"
         self._divisions: dict[BatchKey, Division] = {}
         self._measuring: dict[BatchKey, Iterator[None]] = {}
         """What is measured at present: each item is one more forward pass."""
@@ -113,6 +137,8 @@ class BatchInvariance:
         """Return how many rows at least must be computed before a key's division is known."""
         if batch_key in self._divisions or self._findings.found(self._name(batch_key), int) is not None:
             return 0
+        if self._is_fixed:
+            return 1 + 2 + 2
         widest = self._widest(batch_key)
         first = next(self._candidates(widest))
         return sum(map(sum, [first.passes(widest), *first.all_passes(widest)]))
@@ -120,13 +146,13 @@ class BatchInvariance:
     def limit_rows(self, batch_key: BatchKey, rows: int) -> bool:
         """Halve the widest shape, which did not fit in memory, and measure again.
 
-        False when `rows` rows are no narrower.
+        False when `rows` rows are no narrower, or a pass of a fixed shape has one row.
         """
         known = self._divisions.get(batch_key)
         widest = self._widest(batch_key) if known is None else min(self._widest(batch_key), known.row_multiple)
-        if widest <= max(rows, MIN_ROWS):
+        if widest <= (1 if self._is_fixed else max(rows, MIN_ROWS)):
             return False
-        self._row_limits[batch_key] = max(widest // 2, MIN_ROWS)
+        self._row_limits[batch_key] = max(widest // 2, 1 if self._is_fixed else MIN_ROWS)
         self._divisions.pop(batch_key, None)
         self._measuring.pop(batch_key, None)
         self._agree = {known: agree for known, agree in self._agree.items() if known[0] != batch_key}
@@ -169,7 +195,8 @@ class BatchInvariance:
 
     def _find(self, batch_key: BatchKey, like: Conditioning) -> Generator[None]:
         name = self._name(batch_key)
-        candidates = list(self._candidates(self._widest(batch_key)))
+        fixed = self._rows_of_pass(batch_key, like) if self._is_fixed else 0
+        candidates = list(self._candidates(self._widest(batch_key), fixed))
         found = self._findings.found(name, int)
         if found is None or not 0 <= found <= len(candidates):
             found = yield from self._first_exact(batch_key, like, candidates, NOTHING.factored)
@@ -188,19 +215,32 @@ class BatchInvariance:
             self._findings.keep(name, agree)
         self._agree[batch_key, factored] = agree
 
-    def _candidates(self, widest: int) -> Iterator[Division]:
+    def _rows_of_pass(self, batch_key: BatchKey, like: Conditioning) -> int:
+        """Return how many rows fill a pass of a GPU, by the FLOPs of one, which do not depend on the clock."""
+        name = f"{self._name(batch_key)}, rows of a pass"
+        rows = self._findings.found(name, int)
+        if rows is None:
+            with FlopCounterMode(display=False) as counter:
+                self._probe(batch_key, like, 1).output([torch.zeros(1, dtype=torch.long)], NOTHING)
+            wanted = FLOPS_PER_PROCESSOR * _processors(self._family.device) / max(1, counter.get_total_flops())
+            rows = 2 ** max(0, math.ceil(math.log2(wanted)))
+            self._findings.keep(name, rows)
+        return min(rows, self._widest(batch_key))
+
+    def _candidates(self, widest: int, fixed: int = 0) -> Iterator[Division]:
         """Yield divisions in the order of preference: all threads first, then less padding, then more lanes."""
+        if fixed:
+            yield from (Division(fixed, 1, fixed=True, strided_apart=apart) for apart in (False, True))
+            yield Division(1, 1, fixed=True)
+            return
         lane_counts = sorted({self._lanes.count, 1}, reverse=True)
         for row_multiple, lanes in product((each for each in ROW_MULTIPLES if each < widest), lane_counts):
             yield Division(row_multiple, lanes)
-        if self._lanes.count == 1:  # a GPU, or one thread
-            yield from (Division(rows, 1, convolved=rows) for rows in ROW_MULTIPLES if MIN_ROWS <= rows < widest)
-            yield Division(widest, 1)
-            yield Division(widest, 1, convolved=widest)
-        else:
-            yield Division(widest, 1)
-            for row_multiple in (*(each for each in ROW_MULTIPLES if each < widest), widest):
-                yield Division(row_multiple, self._lanes.count, single=True)
+        yield Division(widest, 1)
+        for row_multiple in (
+            (*(each for each in ROW_MULTIPLES if each < widest), widest) if self._lanes.count > 1 else ()
+        ):
+            yield Division(row_multiple, self._lanes.count, single=True)
 
     def _first_exact(
         self, batch_key: BatchKey, like: Conditioning, candidates: Sequence[Division], factored: Factored
@@ -210,12 +250,12 @@ class BatchInvariance:
         It yields after each pass.
         """
         widest = self._widest(batch_key)
-        probe = self._probe(batch_key, like, widest + max(ROW_MULTIPLES))
+        probe = self._probe(batch_key, like, 2 * widest + max(ROW_MULTIPLES))
         layout = self._adapter_slots.widest_layout._replace(factored=factored)
         whole: dict[tuple[bool, int, tuple[int, ...]], Tensor] = {}
         for place, division in enumerate(candidates):
-            passes = tuple(division.passes(widest))
-            key = division.single, division.convolved, passes
+            passes = tuple(division.compared(widest))
+            key = division.single, division.strided_apart, passes
             if key not in whole:
                 whole[key] = probe.output(probe.in_order(passes), layout, division)
                 yield
@@ -285,15 +325,25 @@ class Probe:
 
     def output(self, passes: Sequence[Tensor], layout: Layout, division: Division = WHOLE) -> Tensor:
         """Return the denoiser's output for the rows of each pass side by side, their adapters bound by `layout`."""
-        self._adapter_slots.convolve_by(division.convolved)
+        self._adapter_slots.convolve(strided_apart=division.strided_apart)
+        if division.fixed:
+            return torch.cat([self._alone(rows, layout) for rows in passes])
         for lane, rows in enumerate(passes):
             self._adapter_slots.bind_random(rows.tolist(), self._max_rows, layout, lane=lane)
         return self._lanes.run(
             [partial(self._forward, lane, rows) for lane, rows in enumerate(passes)], single=division.single
         )
 
+    def _alone(self, rows: Tensor, layout: Layout) -> Tensor:
+        self._adapter_slots.bind_random(rows.tolist(), self._max_rows, layout)
+        return self._forward(0, rows)
+
     def _forward(self, lane: int, rows: Tensor) -> Tensor:
         rows = rows.to(self._latents.device)
         context, added = self._conditioning.context, self._conditioning.added
         chosen = Conditioning(context[rows], {name: tensor[rows] for name, tensor in added.items()})
         return self._family.denoise(self._latents[rows], self._timesteps[rows], chosen, lane=lane)
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PROCESSORS

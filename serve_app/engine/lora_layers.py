@@ -196,10 +196,8 @@ class LoRAPointwise(LoRALinear):
 class LoRAConv(LoRALayer):
     base: nn.Conv2d
 
-    rows_at_once = 0
-    """How many rows one call convolves, or one where the convolution has strides; 0: all in one. cuDNN sums small
-    images differently where there are more of them, and with strides the last one of a call differently (seen on an
-    H200): in calls of one shape a row keeps its bits."""
+    strided_apart = False
+    """With strides, take one row at a time: cuDNN sums the last one of a call differently (seen on an H200)."""
 
     def __init__(self, base: nn.Conv2d) -> None:
         super().__init__(base)
@@ -219,8 +217,9 @@ class LoRAConv(LoRALayer):
         return _apply_gain(flat, change).view(last.shape).permute(0, 3, 1, 2)
 
     def _convolve(self, x: Tensor) -> Tensor:
-        some = min(self.rows_at_once, 1 if max(self.base.stride) > 1 else x.shape[0])
-        return torch.cat([self.base(rows) for rows in x.split(some)]) if some else self.base(x)
+        if self.strided_apart and max(self.base.stride) > 1:
+            return torch.cat([self.base(row) for row in x.split(1)])
+        return self.base(x)
 
     def _shrink_by_fold(self, x: Tensor, down: Tensor) -> Tensor:
         """Compute x·down as [rows, rank, height, width]: a batched product over the kernel, summed by `fold`.

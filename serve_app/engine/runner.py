@@ -114,14 +114,7 @@ class Runner:
         scale = torch.stack([run.schedule.inputs[run.step, 0] for run in runs])
         timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
         inputs = state[0] * _per_run(scale, state[0].dim() - 1)
-        for lane, each in enumerate(batch.passes):
-            self.adapter_slots.bind(each.slots, each.scales, lane=lane)
-        division = self._division(runs[0])
-        self.adapter_slots.convolve_by(division.convolved)
-        output = self.lanes.run(
-            [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(batch.passes)],
-            single=division.single,
-        )
+        output = self._output(batch.passes, self._division(runs[0]), inputs, timesteps)
         negative, positive = output[batch.sides].chunk(2)
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
         drawing = [(run.generator, run.generator.get_state()) for run in runs if run.schedule.noisy[run.step]]
@@ -135,6 +128,20 @@ class Runner:
         for i, run in enumerate(runs):
             run.state, run.seen = [tensor[i] for tensor in after[: run.schedule.size]], (run.step, inputs[i], guided[i])
             run.step += 1
+
+    def _output(self, passes: Sequence[ForwardPass], division: Division, inputs: Tensor, timesteps: Tensor) -> Tensor:
+        """Return the denoiser's output for the rows of all passes, computed side by side or one after the other."""
+        self.adapter_slots.convolve(strided_apart=division.strided_apart)
+        if division.fixed:
+            outputs: list[Tensor] = []
+            for each in passes:
+                self.adapter_slots.bind(each.slots, each.scales)
+                outputs.append(self._forward(0, each, inputs, timesteps).clone())  # the next may overwrite it
+            return torch.cat(outputs)
+        for lane, each in enumerate(passes):
+            self.adapter_slots.bind(each.slots, each.scales, lane=lane)
+        forward = [partial(self._forward, lane, each, inputs, timesteps) for lane, each in enumerate(passes)]
+        return self.lanes.run(forward, single=division.single)
 
     def _forward(self, lane: int, rows: ForwardPass, inputs: Tensor, timesteps: Tensor) -> Tensor:
         chosen = rows.run_of_row

@@ -96,14 +96,10 @@ def bytes_in_company(
 ) -> dict[str, Any]:
     """Make images in random company, then each alone on another engine, as after a restart; as many as time allows.
 
-    `tell` is told what is known after every few. An image that failed counts as made, and its failure as its bytes.
+    `tell` is told what is known after each. An image that failed counts as made, and its failure as its bytes.
     """
     found: dict[str, Any] = {}
     with new_engine() as engine:
-        found["rows of a lone run's pass, by guidance"] = {
-            guidance: _rows_alone(engine, replace(draw(0), guidance=guidance, image=None, mask=None))
-            for guidance in (1.0, 5.0)
-        }
         now = time.monotonic()
         together = drawn_in_company(engine, draw, most, until if until == math.inf else now + (until - now) * 0.4)
         found["rows of the widest pass"] = max(step.rows for step in engine.measured.steps)
@@ -126,18 +122,8 @@ def bytes_in_company(
                 "first that differ": differing[:8],
                 "digests": [together[f"{i}"] for i in range(min(made, 8))],
             }
-            if made % 8 == 0:
-                tell(found)
+            tell(found)
     return found
-
-
-def _rows_alone(engine: Engine, request: RunRequest) -> int:
-    (model,) = engine.base_models.values()
-    rows: list[int] = []
-    hook = model.denoiser.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
-    finish(engine, [replace(request, steps=1, sampler=None)])
-    hook.remove()
-    return rows[-1]
 
 
 DIGEST = 64

@@ -1,4 +1,4 @@
-"""Layers attend by one operator, chosen by what it does to bits; candidates of a CPU stand for those of a card."""
+"""Layers attend by one operator, chosen once; candidates of a CPU stand for those of a card."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -30,19 +30,15 @@ def unmasked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return flash(q, k, v, bias)
 
 
-def by_company(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    return of_torch(q, k, v, bias) * (1 + 1e-6 * len(q))
-
-
 def wrong(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return 2 * flash(q, k, v, bias)
 
 
 CASES: Mapping[str, tuple[Mapping[str, Operator], str]] = {
-    "sd": ({"wrong": wrong, "by company": by_company, "unmasked": unmasked, "flash": flash}, "unmasked"),
+    "sd": ({"wrong": wrong, "unmasked": unmasked, "flash": flash}, "unmasked"),
     "z_image": ({"unmasked": unmasked, "flash": flash}, "flash"),
-    "klein": ({"by company": by_company, "unmasked": unmasked}, "unmasked"),
-    "sdxl": ({"by company": by_company, "wrong": wrong}, OF_TORCH),
+    "klein": ({"unmasked": unmasked}, "unmasked"),
+    "sdxl": ({"wrong": wrong}, OF_TORCH),
 }
 
 
@@ -60,7 +56,7 @@ def operators(model: BaseModel) -> set[object]:
 
 
 @pytest.mark.parametrize("folder", CASES)
-def test_the_first_operator_that_keeps_a_rows_bits_is_called_in_all_places_from_the_load_on(
+def test_the_first_operator_that_computes_what_torch_does_is_called_in_all_places_from_the_load_on(
     folder: str,
     candidates: Callable[[Mapping[str, Operator]], None],
     request: pytest.FixtureRequest,
@@ -73,7 +69,7 @@ def test_the_first_operator_that_keeps_a_rows_bits_is_called_in_all_places_from_
     candidates(given)
     model = load(request.getfixturevalue(folder))
     assert operators(model) == {given.get(expected, of_torch)}
-    assert ("no operator of attention keeps" in caplog.text) == (expected == OF_TORCH)
+    assert ("no operator of attention computes" in caplog.text) == (expected == OF_TORCH)
     torch.testing.assert_close(final_latents(model, [REQUEST])["k"], latents, atol=1e-4, rtol=0)
     for each in (plain, model):
         each.close()

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from serve_app.engine import AdapterFile, Engine, RunRequest, base_model
+from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest, base_model, batch_invariance
 from serve_app.engine.base_model import BaseModel
-from tests.engine import tiny_models
+from serve_app.engine.batch_invariance import PROCESSORS
+from tests.engine import simulated_device, tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import add_together, final_latents, finish, load
 
@@ -121,26 +123,60 @@ def test_every_row_count_and_number_of_threads_in_use_is_measured(small_sd: Path
     assert alone == together
 
 
+def simulated() -> EngineOptions:
+    simulated_device.register()
+    return replace(EXACT_FLOAT32, device=simulated_device.NAME, adapter_memory=2**26)
+
+
+def depend_on_being_last(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
+    return torch.cat([answer[:-1], answer[-1:] * 1.1])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["sd"], indirect=True)
-def test_convolutions_whose_bits_depend_on_rows_or_place_keep_them_and_a_lone_image_is_not_padded(
-    engine: Engine, model: BaseModel
+@pytest.mark.parametrize(
+    ("last", "rows"),
+    [("", 4), ("down_blocks.0.downsamplers.0.conv", 4), ("mid_block.resnets.0.conv1", 1)],
+    ids=["by rows alone", "a convolution with strides by its place", "another by its place"],
+)
+def test_all_passes_of_a_gpu_have_one_shape(
+    sd: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, last: str, rows: int
 ) -> None:
-    """As those of cuDNN on an H200: small images by the rows of a call, those with strides by being its last."""
+    """As cuDNN on an H200: small images by the rows of a call, those with strides by being its last."""
+    request = replace(REQUEST, width=96)
+    plain = load(sd, replace(simulated(), exact=False))
+    with FlopCounterMode(display=False) as counter:
+        final_latents(plain, [replace(request, steps=1, guidance=1.0)])
+    monkeypatch.setattr(batch_invariance, "FLOPS_PER_PROCESSOR", 3 * counter.get_total_flops() / PROCESSORS)
+    with Engine.load({"sd": sd}, simulated()) as engine:
+        model = engine.base_models["sd"]
+        layers = model.family.components["unet"].layers
+        layers["up_blocks.0.resnets.0.conv1"].base.register_forward_hook(depend_on_batch)
+        if last:
+            layers[last].base.register_forward_hook(depend_on_being_last)
+        passes: list[int] = []
+        model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
+        alone, together = alone_and_beside_others(engine, request)
+        assert alone == together
+        passes.clear()
+        finish(engine, [request])
+    assert passes == [rows] * (2 if rows == 4 else 4)
+    assert "may depend" not in caplog.text
 
-    def depend_on_being_last(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
-        return torch.cat([answer[:-1], answer[-1:] * 1.1])
 
-    layers = model.family.components["unet"].layers
-    layers["down_blocks.0.downsamplers.0.conv"].base.register_forward_hook(depend_on_being_last)
-    layers["mid_block.resnets.0.conv1"].base.register_forward_hook(depend_on_batch)
+@pytest.mark.slow
+def test_a_pass_that_does_not_fit_on_a_gpu_is_halved_down_to_one_row(sd: Path) -> None:
+
+    def hold_one_row(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        passes.append(inputs[0].shape[0])
+        if passes[-1] > 1:
+            raise torch.OutOfMemoryError("a card that is full")
+
     passes: list[int] = []
-    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
-    alone, together = alone_and_beside_others(engine, REQUEST)
-    assert alone == together
-    passes.clear()
-    finish(engine, [REQUEST])
-    assert passes == [2, 2], "the rows of one guided image"
+    with Engine.load({"sd": sd}, simulated()) as engine:
+        engine.base_models["sd"].denoiser.register_forward_pre_hook(hold_one_row)
+        ended = finish(engine, [replace(REQUEST, run_id=f"{i}") for i in range(3)])
+    assert all(each.image is not None for each in ended.values()), ended
+    assert passes[-6:] == [1] * 6, "three guided runs"
 
 
 @pytest.mark.slow
