@@ -24,6 +24,7 @@ from benchmarks.engine_policies import drive, set_adapters_per_job
 from benchmarks.gpu_tables import BACK_ENDS, keep, read
 from benchmarks.many_loras_jobs import LORAS, workload
 from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest
+from serve_app.engine.batch_invariance import BatchInvariance
 from serve_app.engine.device import torch_dtype
 from tests.engine.device_checks import (
     Latents,
@@ -204,6 +205,23 @@ def speed(setup: Setup, name: str, precision: str = "") -> dict[str, Any]:
             found["roof"] = roof(benchmark, most, setup.few(shape.steps))
         setup.keep(found)
         return found | _trace(setup, benchmark, engine)
+
+
+def shapes(setup: Setup, name: str) -> dict[str, Any]:
+    """Time a step of the widest batch in passes of other numbers of rows than the engine chooses."""
+    found, chosen = dict[str, Any](), "_rows_of_pass"
+    with setup.model(name, adapters=16) as made:
+        for rows in (1, 2, 4, 8, 16):
+            setattr(BatchInvariance, chosen, lambda *_, rows=rows: rows)  # of this process alone
+            with made._replace(findings=None).engine() as engine:
+                requests = [replace(one, steps=99) for one in setup.requests(made, engine.options.runs, 16)]
+                for request in requests:
+                    engine.add(request)
+                while len(engine.progress()) < len(requests) or min(done for done, _ in engine.progress().values()) < 3:
+                    engine.step()
+                found[f"ms in passes of {rows}"] = round(1e3 * min(timed(engine.step, made.wall) for _ in range(4)), 1)
+            setup.keep(found)
+    return found
 
 
 def _warm_up(engine: Engine, requests: Sequence[RunRequest]) -> None:
@@ -436,6 +454,7 @@ PIECES: Sequence[Piece] = (
     _piece("bytes", "z-image", _SAME, company, 90),
     _piece("bytes", "klein", _SAME, company, 80),
     _piece("speed", "sdxl", "images a second with 16 LoRAs, one and none; a trace of a step", speed, 140),
+    _piece("shapes", "sdxl", "a step in passes of 1, 2, 4, 8 and 16 rows", shapes, 100),
     Piece("attention", "back ends: ms, and the row counts that keep bits", attention, "", 40),
     _piece("guidance", "sdxl", "guidance over half of the steps", partial_guidance, 80),
     _piece("restart", "sdxl", "the first of its images again, in another process", restart, 60),
