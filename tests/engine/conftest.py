@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
-from serve_app.engine.families import unet
+from serve_app.engine.families import dit, unet
 from tests.engine import tiny_models
 from tests.engine.latent_comparison import Base
 from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE, TinyTransformer
@@ -44,11 +44,13 @@ class Kernels(NamedTuple):
     lora: Any
     unet: Any
     float8: Any
+    transformer: Any
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Let models that are loaded from now on compute by kernels, as on a GPU."""
         patch.setattr(base_model, "lora_kernel", lambda _: self.lora.add_lora)
         patch.setattr(unet, "unet_kernels", lambda _: self.unet)
+        patch.setattr(dit, "transformer_kernels", lambda _: self.transformer)
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,7 @@ def test_the_check_at_load_passes_and_tells_of_a_kernel_that_is_wrong(
         module.check(torch.device("cpu"), torch.float32)
     monkeypatch.setattr(kernels.lora, "LINE_BYTES", 64)
     monkeypatch.setattr(kernels.unet, "geglu", lambda pairs: pairs.chunk(2, -1)[0])
+    monkeypatch.setattr(kernels.transformer, "turn", lambda x, *_: x)
     monkeypatch.setattr(kernels.float8, "quantize", lambda x: (x.to(torch.float8_e4m3fn), torch.full((len(x), 1), 2.0)))
     for module in kernels:
         with pytest.raises(RuntimeError, match="off by up to"):
@@ -167,7 +168,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from serve_app.engine import float8_kernels, lora_kernels
+from serve_app.engine import float8_kernels, lora_kernels, transformer_kernels
 
 pointers = dict.fromkeys(("y", "x", "numbers"), "*bf16") | dict.fromkeys(("starts", "ranks", "unscaled", "slots"), "*i32")
 tiles = {"LINE": 64, "BM": lora_kernels.POSITIONS, "BK": 64, "BN": lora_kernels.OUTPUTS}
@@ -187,6 +188,19 @@ made = triton.compile(
     ASTSource(float8_kernels._quantize, signature=types, constexprs={"BLOCK": 2048}), target=GPUTarget("cuda", 89, 32)
 )
 print(89, made.metadata.shared, "e4m3x2" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+
+names = transformer_kernels._turn.arg_names
+types = dict.fromkeys(("x", "weight", "y"), "*bf16") | {"rope": "*fp32", "eps": "fp32", "HEADS": "constexpr", "PAIRS": "constexpr"}
+made = triton.compile(
+    ASTSource(
+        transformer_kernels._turn,
+        signature={name: types.get(name, "i32") for name in names},
+        constexprs={"HEADS": 32, "PAIRS": 64},
+        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "i32")[0] in "*i"},
+    ),
+    target=GPUTarget("cuda", 80, 32),
+)
+print("turn", made.metadata.shared, "ld.global.v4.b32" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
 """
 
 
@@ -196,7 +210,7 @@ def test_the_kernel_compiles_for_gpus_since_ampere_within_the_shared_memory_of_t
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", COMPILE]
     lines = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["80", "90", "89"]
+    assert [line.split()[0] for line in lines] == ["80", "90", "89", "turn"]
     for line in lines:
         _, shared, *is_done = line.split()
         assert int(shared) <= 99 * 1024

@@ -1,7 +1,7 @@
 """What families of diffusion transformers share: a Qwen3 that reads prompts, flow matching, and operators of blocks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.domain.samplers import Sampler, parse_sampler
+from serve_app.engine.attention import Attends
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
+from serve_app.engine.kernels import transformer_kernels
 from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import RunRequest
@@ -28,6 +30,7 @@ MAX_TOKENS = 512
 """A prompt in its chat template is cut at this many tokens, as diffusers' pipelines do."""
 MAX_PLACES = 32
 """How many places of tokens are kept, one for each image size and caption length: 2.5 MB each for 1024²."""
+Turn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 USUAL_STEPS = 8
 """A schedule of this many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 
@@ -59,6 +62,10 @@ class TransformerFamily(ABC):
             "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
+        kernels = transformer_kernels(options)
+        for layer in self.transformer.modules():
+            if isinstance(layer, AttendsByPlace) and kernels is not None:
+                layer.turn = kernels.turn
         self.text_encoder: Any = self.components["text_encoder"].module
         self.vae = _on_device(pipeline.vae, self.device)
         if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
@@ -217,6 +224,19 @@ def qwen_component(encoder: Any) -> Component:
     sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]
     prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
     return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, prefixes)
+
+
+class AttendsByPlace(Attends):
+    """A layer that attends by its operator, with queries and keys that are normalized and turned by their places."""
+
+    turn: Turn | None = None
+    """A kernel for it, `transformer_kernels.turn`, where the device has one."""
+
+    def placed(self, norm: Any, x: Tensor, rope: Tensor) -> Tensor:
+        """Return heads [rows, tokens, heads, width] normalized and turned."""
+        if self.turn is None or norm is None:
+            return turned(normed(norm, x), rope)
+        return self.turn(x, norm.weight, rope, norm.eps)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:

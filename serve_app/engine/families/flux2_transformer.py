@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.attention import Attends
-from serve_app.engine.families.dit import MAX_TOKENS, normed, turned
+from serve_app.engine.families.dit import MAX_TOKENS, AttendsByPlace, normed, turned
 from serve_app.engine.lora_layers import shrink_together
 
 REFERENCE_TIME = 10
@@ -126,7 +125,7 @@ class DoubleBlock(nn.Module):
         return _modulated(x, by.shift, by.scale, self.eps)
 
 
-class JointAttention(Attends):
+class JointAttention(AttendsByPlace):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.width: int = plain.head_dim
@@ -139,11 +138,18 @@ class JointAttention(Attends):
     def forward(self, text: Tensor, image: Tensor, rope: Tensor) -> Sequence[Tensor]:
         of_text = self._heads(text, (self.add_q_proj, self.add_k_proj, self.add_v_proj))
         of_image = self._heads(image, (self.to_q, self.to_k, self.to_v))
-        q = torch.cat([normed(self.norm_added_q, of_text[0]), normed(self.norm_q, of_image[0])], 1)
-        k = torch.cat([normed(self.norm_added_k, of_text[1]), normed(self.norm_k, of_image[1])], 1)
-        made = self.attended(turned(q, rope), turned(k, rope), torch.cat([of_text[2], of_image[2]], 1))
+        q = self._joined(of_text[0], of_image[0], (self.norm_added_q, self.norm_q), rope)
+        k = self._joined(of_text[1], of_image[1], (self.norm_added_k, self.norm_k), rope)
+        made = self.attended(q, k, torch.cat([of_text[2], of_image[2]], 1))
         text, image = made.split([text.shape[1], image.shape[1]], 1)
         return self.to_add_out(text), self.to_out[0](image)
+
+    def _joined(self, text: Tensor, image: Tensor, norms: tuple[Any, Any], rope: Tensor) -> Tensor:
+        """Return the caption's heads and the image's after them, normalized and turned."""
+        if self.turn is None:
+            return turned(torch.cat([normed(norms[0], text), normed(norms[1], image)], 1), rope)
+        of_text, of_image = rope.split([text.shape[1], image.shape[1]], 1)
+        return torch.cat([self.placed(norms[0], text, of_text), self.placed(norms[1], image, of_image)], 1)
 
     def _heads(self, x: Tensor, layers: Sequence[Any]) -> Sequence[Tensor]:
         """Return queries, keys and values [rows, tokens, heads, width]."""
@@ -173,7 +179,7 @@ class SingleBlock(nn.Module):
         return _within_range(torch.addcmul(x, by.gate, changed))
 
 
-class ParallelAttention(Attends):
+class ParallelAttention(AttendsByPlace):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.width: int = plain.head_dim
@@ -184,7 +190,7 @@ class ParallelAttention(Attends):
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         *heads, gate, up = self.to_qkv_mlp_proj(x).split(self.parts, 2)
         q, k, v = (each.unflatten(2, (-1, self.width)) for each in heads)
-        made = self.attended(turned(normed(self.norm_q, q), rope), turned(normed(self.norm_k, k), rope), v)
+        made = self.attended(self.placed(self.norm_q, q, rope), self.placed(self.norm_k, k, rope), v)
         return self.to_out(torch.cat([made, F.silu(gate).mul_(up)], 2))
 
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.attention import Attends
-from serve_app.engine.families.dit import PATCH, normed, turned
+from serve_app.engine.families.dit import PATCH, AttendsByPlace, normed
 from serve_app.engine.lora_layers import shrink_together
 
 MULTIPLE = 32
@@ -118,7 +117,7 @@ class Block(nn.Module):
         return x.addcmul_(gates[1], normed(self.ffn_norm2, changed))
 
 
-class Attention(Attends):
+class Attention(AttendsByPlace):
     def __init__(self, plain: Any) -> None:
         super().__init__()
         self.heads: int = plain.heads
@@ -129,7 +128,7 @@ class Attention(Attends):
         layers = (self.to_q, self.to_k, self.to_v)
         shrunk = shrink_together(x, layers)
         q, k, v = (layer(x, each).unflatten(2, (self.heads, -1)) for layer, each in zip(layers, shrunk, strict=True))
-        q, k = (turned(normed(norm, each), rope) for norm, each in ((self.norm_q, q), (self.norm_k, k)))
+        q, k = self.placed(self.norm_q, q, rope), self.placed(self.norm_k, k, rope)
         return self.to_out[0](self.attended(q, k, v, bias))
 
 
