@@ -192,9 +192,12 @@ def speed(setup: Setup, name: str, precision: str = "") -> dict[str, Any]:
     """Measure images a second with many LoRAs, one and none, a lone image, and a trace of a step, in exact mode."""
     shape, found = MODELS[name], dict[str, Any]()
     many = setup.few(shape.adapters)
+    began = time.monotonic()
     with setup.model(name, adapters=many) as made, (benchmark := made._replace(precision=precision)).engine() as engine:
+        found["s to an engine"] = round(time.monotonic() - began, 1)
         for adapters, told, rounds in ((many, f"{shape.adapters} LoRAs", 2), (0, "no LoRAs", 2), (1, "1 LoRA", 1)):
             _warm_up(engine, setup.requests(benchmark, many, adapters))
+            found.setdefault("s to the first images", round(time.monotonic() - began, 1))
             found[told] = _images_a_second(engine, setup.requests(benchmark, many, adapters), rounds)
             setup.keep(found)
         most, none = (found[told]["images/s"] for told in (f"{shape.adapters} LoRAs", "no LoRAs"))

@@ -26,7 +26,7 @@ class EngineOptions:
     dtype: str = "auto"
     """`float32`, `bfloat16` or `float16`; `auto` is float32 on a CPU and bfloat16 on a GPU."""
     max_rows: int = 16
-    """Image rows of the widest forward pass; a run with guidance takes two."""
+    """Image rows of the widest batch; a run with guidance takes two. On a GPU a forward pass may have fewer."""
     max_runs: int = 0
     """Runs admitted at once; 0 means as many as fill one forward pass of one latent shape."""
     exact: bool = True
