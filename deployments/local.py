@@ -40,7 +40,7 @@ from serve_app.operations.checks import cannot_listen
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import running_redis, stop_redis
 from serve_app.store.process import open_process
-from serve_app.store.redis_inspection import require_usable
+from serve_app.store.redis_inspection import require_durable, require_usable
 
 START_LIMIT_S = 900.0
 """All replicas may take this long to start: large models take minutes to load and to warm up."""
@@ -285,6 +285,8 @@ async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tup
     """Start the embedded Redis and apply the catalog; return the demo account and the first LoRA it may use, if any."""
     if settings.redis_url:
         await asyncio.to_thread(require_usable, settings.redis_url)
+        if not settings.redis_may_lose_jobs:
+            await asyncio.to_thread(require_durable, settings.redis_url)
     async with open_process(settings) as process:
         Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
         if settings.mark_images:

@@ -17,6 +17,7 @@ from serve_app.loras.catalog_file import CatalogError, read_catalog
 from serve_app.operations.checks import Level
 from serve_app.operations.store_checks import check_base_model
 from serve_app.settings import ROOT, Settings
+from serve_app.store.redis_inspection import require_durable
 
 GPU_HELP = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or start configs/local.yaml, which needs no GPU"
 CPU_CONFIG, GPU_CONFIG = ROOT / "configs" / "local.yaml", ROOT / "configs" / "one_gpu.yaml"
@@ -133,6 +134,8 @@ def check_start(asked: list[ReplicaDemand], settings: Settings, *, spread: bool)
     import ray
 
     require_shared(settings, spread=spread, secrets=())  # nodes that run replicas are asked for secrets
+    if settings.redis_url and not settings.redis_may_lose_jobs:
+        require_durable(settings.redis_url)
     if not ray.is_initialized():
         return
     if spread:

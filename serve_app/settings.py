@@ -144,6 +144,8 @@ class Settings(BaseSettings):
     data_dir: SomePath = Path("var")
     redis_url: str = Field(default="", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
     """The address of a Redis server; when it is empty, an embedded one is started under `data_dir`."""
+    redis_may_lose_jobs: bool = False
+    """Start with a Redis that evicts keys or keeps no append-only file, and so loses accepted jobs."""
     storage_url: Annotated[str, AfterValidator(_check_storage)] = ""
     """The fsspec URL under which images are stored; when it is empty, they are in `data_dir/images`."""
     storage_shared: bool = False

@@ -31,16 +31,33 @@ def require_usable(url: str) -> None:
     Raises `StoreUnavailable`, whose message names the cause and what to do: for operators alone, since it holds the
     address.
     """
-    place = place_of(url)
+    if found := _why_unusable(_asked(url)):
+        raise StoreUnavailable(f"Redis at {place_of(url)} {found}")
+
+
+def require_durable(url: str) -> None:
+    """Ask the server once whether it keeps what it acknowledges, as far as `INFO` tells: managed ones tell no more.
+
+    Raises `StoreUnavailable` as `require_usable` does, but not for a server that does not answer now.
+    """
+    try:
+        info = _asked(url)
+    except StoreUnavailable:
+        return
+    if found := _why_lossy(info):
+        insist = "or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost"
+        raise StoreUnavailable(f"Redis at {place_of(url)} {found}, {insist}")
+
+
+def _asked(url: str) -> Mapping[str, Any]:
+    """Return what the server tells of itself; nothing to a user that may not ask: what it lacks is said where needed."""
     with blocking_client(url, **OPTIONS, retry=Retry(NoBackoff(), 0)) as client:
         try:
-            info: Mapping[str, Any] = cast(Any, client).info()
+            return cast(Any, client).info()
         except NoPermissionError:
-            return  # a user that may not ask: what it lacks is said where it is needed
+            return {}
         except RedisError as error:
-            raise StoreUnavailable(f"Redis at {place} {_why_not_asked(error)}") from error
-    if found := _why_unusable(info):
-        raise StoreUnavailable(f"Redis at {place} {found}")
+            raise StoreUnavailable(f"Redis at {place_of(url)} {_why_not_asked(error)}") from error
 
 
 def _why_not_asked(error: RedisError) -> str:
@@ -63,15 +80,30 @@ def _why_not_asked(error: RedisError) -> str:
 
 def _why_unusable(info: Mapping[str, Any]) -> str:
     """Say what is wrong with a server that answers; nothing when it can be used."""
+    if not info:
+        return ""
     version = str(info["redis_version"])  # Valkey's is that of the Redis which it is compatible with
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
         return f"is version {version}: {'.'.join(map(str, OLDEST))} or later is needed"
     if info.get("role") == "slave":
         return f"is a replica, which takes no writes: {CORRECT} to name the primary, or its Sentinels"
+    if info.get("cluster_enabled"):
+        return (
+            "is in Cluster mode, where what a script changes lies on several servers: use one primary, with Sentinels"
+        )
     if info.get("loading"):
         return "is still reading its file: start again when it has"
     if info.get("aof_last_write_status", "ok") != "ok":
         return "cannot write its file: free some space on its disk"
+    return ""
+
+
+def _why_lossy(info: Mapping[str, Any]) -> str:
+    """Say how a server loses what it has acknowledged; nothing where it does not tell."""
+    if info.get("maxmemory_policy", "noeviction") != "noeviction":
+        return f"deletes jobs when it is full ({info['maxmemory_policy']}): set maxmemory-policy noeviction"
+    if not info.get("aof_enabled", 1):
+        return "forgets accepted jobs when it ends: set appendonly yes and appendfsync always"
     return ""
 
 

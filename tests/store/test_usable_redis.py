@@ -3,7 +3,7 @@
 import socket
 import socketserver
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import cast
 
@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.store.redis_inspection import require_usable
+from serve_app.store.redis_inspection import require_durable, require_usable
 
 HELLO_OF_REDIS_5 = b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
 GOOD = {"redis_version": "7.2.4", "role": "master", "loading": "0", "aof_last_write_status": "ok"}
@@ -50,9 +50,9 @@ def server(facts: dict[str, str]) -> Generator[str]:
         thread.join()
 
 
-def why_not(url: str) -> str:
+def why_not(url: str, require: Callable[[str], None] = require_usable) -> str:
     with pytest.raises(StoreUnavailable) as refused:
-        require_usable(url)
+        require(url)
     return refused.value.message
 
 
@@ -62,6 +62,7 @@ def why_not(url: str) -> str:
         ({}, "is too old: 6.2 or later is needed"),
         (GOOD | {"redis_version": "6.0.16"}, "is version 6.0.16: 6.2 or later is needed"),
         (GOOD | {"role": "slave"}, "is a replica, which takes no writes"),
+        (GOOD | {"cluster_enabled": "1"}, "is in Cluster mode, where what a script changes lies on several servers"),
         (GOOD | {"loading": "1"}, "is still reading its file"),
         (GOOD | {"aof_last_write_status": "err"}, "cannot write its file: free some space on its disk"),
     ],
@@ -74,6 +75,25 @@ def test_a_server_that_cannot_be_used(facts: dict[str, str], message: str) -> No
 def test_a_server_that_can_be_used() -> None:
     with server(GOOD) as url:
         require_usable(url)
+        require_durable(url)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"aof_enabled": "0"}, "forgets accepted jobs when it ends: set appendonly yes"),
+        ({"maxmemory_policy": "allkeys-lru"}, "deletes jobs when it is full (allkeys-lru): set maxmemory-policy"),
+    ],
+)
+def test_a_server_that_loses_jobs_is_refused_at_a_start_without_asking_for_its_configuration(
+    facts: dict[str, str], message: str
+) -> None:
+    with server(GOOD | facts) as url:
+        require_usable(url)
+        refused = why_not(url, require_durable)
+    assert refused.startswith(f"Redis at {url.removeprefix('redis://')} {message}")
+    assert refused.endswith("or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost")
+    require_durable(url)  # it is gone: a start waits for it
 
 
 def test_a_server_that_is_not_found() -> None:
