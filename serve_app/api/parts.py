@@ -107,7 +107,7 @@ class JobParts:
         self.stats = QueueStats(redis)
         self.reader = JobReader(redis)
         self.history = JobHistory(redis)
-        self.dead_letters = DeadLetters(redis)
+        self.dead_letters = DeadLetters(redis, settings)
         self.poller = Poller(redis, settings)
         self.images = ImageStore(settings, process.measures)
         self.access = ImageAccess(redis)

@@ -125,7 +125,7 @@ async def delete(
     facts = {"id": found.id, "name": found.name, "jobs": deleted.jobs, "keys": deleted.keys, "left": list(deleted.left)}
     shown = f"{found.name}: deleted, with {deleted.jobs} jobs and {deleted.keys} keys"
     if deleted.left:
-        shown += f"\nStill naming it: {', '.join(deleted.left)}"
+        shown += f"\nStill there: {', '.join(deleted.left)}"
     return Result(facts=facts, shown=shown, failed=bool(deleted.left))
 
 

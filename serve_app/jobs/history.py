@@ -7,11 +7,12 @@ from datetime import datetime
 from math import ceil
 from typing import Any, NamedTuple
 
-from serve_app.domain.durations import Position, epoch_ms
+from serve_app.domain.durations import Position, epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
 from serve_app.jobs.records import RECORD_VERSION, read_job, read_snapshot, record_version
+from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Argument, Rewrite, Script, pairs
@@ -216,8 +217,9 @@ class DeadPage(NamedTuple):
 class DeadLetters:
     """Failed jobs, for operators. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
         self._redis = redis
+        self._index_ms = milliseconds(settings.longest_record_life)
         self._requeue = Script(redis, "jobs/requeue_dead", rewrite)
         self._list_dead = Script(redis, "jobs/list_dead", rewrite)
 
@@ -248,7 +250,7 @@ class DeadLetters:
 
     async def requeue(self, job_id: str) -> bool:
         """Queue a failed job again with all its attempts; False when it has not failed."""
-        return bool(await self._requeue(job_id=job_id))
+        return bool(await self._requeue(job_id=job_id, index_ms=self._index_ms))
 
     async def drop(self, job_id: str) -> bool:
         """Take a job off the list; its record stays as it is. False when it is not on the list."""

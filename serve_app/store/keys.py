@@ -53,7 +53,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("dead", "zset", "permanent: trimmed by retention", "failed job ids by time, for the operator"),
     Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),
     Key("stored:*", "hash", "retention", "account:interface → day (since 1970) of accept → bytes that its jobs take"),
-    Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
+    Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept or requeue (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
     Key("upload:*", "hash", "permanent: until due", "image id → an uploaded image: account, object, size, expiry (ms)"),
     Key("upload_of:*", "string", "permanent: until due", "account:SHA-256 of an upload's PNG → image id"),

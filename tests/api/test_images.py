@@ -416,7 +416,7 @@ async def test_uploads_have_a_limit_expire_and_go_with_their_account(tmp_path: P
             stored_image("file:///x.png"), account=member.account.id, user="x", lasts=timedelta(days=1)
         )
         assert late == ("closed", ""), "a request that was under way leaves nothing behind"
-        assert await resources.account_records.still_naming(member.account.id) == []
+        assert await resources.account_records.left(member.account.id) == []
         with plain_redis(resources.redis_url) as redis:
             assert [*redis.scan_iter(match="*upload*")] == []
 

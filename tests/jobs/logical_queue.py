@@ -60,7 +60,7 @@ class LogicalQueue(JobQueue):
         self.reader = JobReader(self.client, rewrite=logical_clock)
         self.stats = QueueStats(self.client)
         self.recent_adapters = RecentAdapters(self.client, rewrite=logical_clock)
-        self.dead_letters = DeadLetters(self.client, rewrite=logical_clock)
+        self.dead_letters = DeadLetters(self.client, settings, rewrite=logical_clock)
         self.grant = Script(self.client, "loras/grant_lora", logical_clock)
         self.now = START_MS
         self.sync.flushdb()

@@ -50,7 +50,7 @@ class AccountDeleted(ResponseBody):
     account_id: str
     status: Annotated[
         Literal["deleted", "deleting"],
-        Field(description="`deleting`: storage or Redis does not answer; the rest is removed as soon as it does."),
+        Field(description="`deleting`: there is much, or storage or Redis does not answer; the rest goes without you."),
     ]
     jobs: Annotated[Count | SkipJsonSchema[None], Field(description="Deleted jobs, with their prompts and images.")] = (
         None
@@ -60,8 +60,8 @@ class AccountDeleted(ResponseBody):
         bool | SkipJsonSchema[None],
         Field(
             description=(
-                "Redis and the storage were searched afterwards and hold nothing of the account; false where the "
-                "operator's own configuration names it."
+                "Its records and images were looked for afterwards, and none is left. Answered calls, links and counts of "
+                "tries go within a day by themselves."
             )
         ),
     ] = None

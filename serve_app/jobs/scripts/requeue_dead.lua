@@ -1,5 +1,5 @@
 -- include queue
--- args: job_id
+-- args: job_id, index_ms:number
 -- requeue_dead: the operator queues a failed job again, with all its attempts. Returns 1, or 0 when it has not failed.
 local job = read_job(job_id)
 if not job or job.state ~= 'failed' then return 0 end
@@ -10,6 +10,8 @@ job.pool = wanted_pool(job)
 know_pool(job.pool) -- the reaper may have forgotten it since
 redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now, 'kind', job.pool)
 redis.call('HINCRBY', K('unfinished'), job.account, 1)
+redis.call('ZADD', K('jobs:' .. job.account), now, job_id) -- its record outlives others of its age
+redis.call('PEXPIRE', K('jobs:' .. job.account), index_ms)
 redis.call('HINCRBY', K('load:' .. job.pool), 'work', job.work)
 redis.call('HINCRBY', K('count'), 'failed', -1)
 local queued = read_job(job_id)

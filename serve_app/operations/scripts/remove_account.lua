@@ -3,4 +3,5 @@
 redis.call('DEL', K('account:' .. account))
 if redis.call('GET', K('name:' .. name)) == account then redis.call('DEL', K('name:' .. name)) end
 redis.call('ZREM', K('accounts'), account)
+redis.call('HDEL', K('unfinished'), account)
 return 1

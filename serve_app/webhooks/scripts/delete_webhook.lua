@@ -1,6 +1,9 @@
+-- include jobs/webhooks
 -- args: account, endpoint
 -- delete_webhook: removes an endpoint with the list of its deliveries; those that wait end at their next attempt. Safe to
 -- repeat.
 redis.call('ZREM', K('webhooks:' .. account), endpoint)
-redis.call('DEL', K('webhook:' .. account .. ':' .. endpoint), K('webhook_log:' .. account .. ':' .. endpoint))
+local log = K('webhook_log:' .. account .. ':' .. endpoint)
+for _, message in ipairs(redis.call('ZRANGE', log, 0, -1)) do redis.call('DEL', delivery_of(account, endpoint, message)) end
+redis.call('DEL', K('webhook:' .. account .. ':' .. endpoint), log)
 return 1
