@@ -29,7 +29,8 @@ from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.jobs.uploads import Upload, Uploads
 from serve_app.loras.applied_catalog import AppliedCatalog
-from serve_app.loras.catalog import CatalogReader, added_cost
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.record import added_cost
 
 SHORTEST_SIDE, SIDE_STEP = 256, 8
 MOST_CUT = 0.1

@@ -3,81 +3,20 @@
 What one process changes, every other serves with its next request: lists that a process keeps are those of a revision.
 """
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.domain import guidance
 from serve_app.domain.catalog import Adapter, Terms
-from serve_app.domain.durations import Position, epoch_ms, from_epoch_ms, milliseconds
-from serve_app.domain.samplers import passes_of
-from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.domain.durations import Position, epoch_ms, milliseconds
+from serve_app.loras.open_loras import READ_AT_ONCE, OpenLoras, OwnLoras, place_of
+from serve_app.loras.record import FROM_FILE, REGISTERED, order_of, read_record, write_record
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, read_records
 from serve_app.store.script import Script, pairs
-
-FROM_FILE, REGISTERED = "file", "registered"
-ROWS_AT_ONE_TIME = 1_000
-AS_THEY_ARE = ("name", "description", "file", "sha256", "base_model", "owner")
-"""The texts of an adapter that its record holds under their own names."""
-RANK_OF_A_LAYER = 640
-"""A LoRA of this rank would cost as much as a layer of 1,280 inputs and outputs itself: r·(in + out) = in·out."""
-
-
-def order_of(adapter: Adapter, place: int = 0) -> str:
-    """Return its place in lists: by creation, and rows of one millisecond by their `place` in the catalog file."""
-    return str(epoch_ms(adapter.created_at) * ROWS_AT_ONE_TIME + min(place, ROWS_AT_ONE_TIME - 1))
-
-
-def added_cost(adapter: Adapter, *, free: int) -> float:
-    """Return by what share the LoRA makes a pass longer: by its rank beyond `free`, or by that of a LoRA as slow.
-
-    Nothing for a row of the catalog file, whose rank the engine counts.
-    """
-    rank: Any = adapter.found.get("work_rank", adapter.found.get("rank", 0))
-    return max(0, int(rank) - free) / RANK_OF_A_LAYER
-
-
-def write_record(adapter: Adapter, source: str) -> dict[str, str]:
-    return {
-        "version": "1",  # a reader ignores fields that it does not know
-        "source": source,
-        **{name: getattr(adapter, name) for name in AS_THEY_ARE},
-        "created": str(epoch_ms(adapter.created_at)),
-        "is_folder": "1" if adapter.is_folder else "",
-        "bytes": str(adapter.size_bytes),
-        "trigger_words": json.dumps(adapter.trigger_words),
-        "open": "1" if adapter.accounts is None else "",
-        "accounts": json.dumps(sorted(adapter.accounts or ())),
-        "found": json.dumps(dict(adapter.found)),
-        "sampler": adapter.sampler,
-        "passes": str(passes_of(adapter.sampler)) if adapter.sampler else "",  # accept counts work by these two
-        "added_cost": str(added_cost(adapter, free=DEFAULT_MAX_RANK)) if "work_rank" in adapter.found else "",
-        "recommended": json.dumps([adapter.steps, adapter.guidance]),
-        **{name: str(value) for name in guidance.FIELDS if (value := getattr(adapter, name)) is not None},
-    }
-
-
-def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
-    steps, scale = json.loads(fields.get("recommended", "[null, null]"))
-    part = {name: float(fields[name]) for name in guidance.FIELDS if name in fields}
-    return Adapter(
-        id=lora_id,
-        **{name: fields[name] for name in AS_THEY_ARE},
-        created_at=from_epoch_ms(fields["created"]),
-        is_folder=fields["is_folder"] == "1",
-        size_bytes=int(fields["bytes"]),
-        trigger_words=tuple(json.loads(fields["trigger_words"])),
-        accounts=None if fields["open"] == "1" else frozenset(json.loads(fields["accounts"])),
-        found=json.loads(fields["found"]),
-        sampler=fields.get("sampler", ""),
-        steps=steps,
-        guidance=scale,
-        guidance_start=part.get("guidance_start"),
-        guidance_end=part.get("guidance_end"),
-    )
 
 
 def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
@@ -90,10 +29,8 @@ def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
     return {"id": adapter.id, "order": order, "digest": digest, "record": record}
 
 
-READ_AT_ONCE = 500
-"""How many records are read in one round trip."""
 MOST_LISTED = 32
-"""A process keeps the lists of this many accounts; one of a thousand LoRAs takes 2 MB."""
+"""A process keeps what this many accounts alone may use; a thousand LoRAs take 2 MB."""
 
 
 class SharedAdapter(NamedTuple):
@@ -118,29 +55,49 @@ class CatalogReader:
         self._list_loras = Script(redis, "loras/list_loras")
         self._page_loras = Script(redis, "loras/page_loras")
         self._read_lora = Script(redis, "loras/read_lora")
-        self._listed: dict[str, tuple[int, list[Adapter]]] = {}
-        """What each account could use, and at which revision of all LoRAs."""
+        self._open = OpenLoras(redis)
+        self._own: dict[str, OwnLoras] = {}
+        """What accounts alone could use, those asked for last at the end."""
 
     async def adapter(self, lora_id: str) -> Adapter | None:
         fields: dict[str, str] = await self._redis.hgetall(redis_key("lora", lora_id))
         return read_record(lora_id, fields) if fields else None
 
     async def adapters(self, account_id: str, *, limit: int | None = None) -> list[Adapter]:
-        """List the adapters that the account may use, oldest first.
+        """List the adapters that the account may use, oldest first, at most `limit` where given.
 
-        Reads as many records as it lists, and next to none where nothing has changed since the last call.
+        Reads what has changed since the last call in this process, and what the account alone may use, unless nothing
+        has changed at all.
         """
-        known, listed = self._listed.get(account_id, (None, [])) if limit is None else (None, [])
-        revision, *answer = await self._list_loras(account=account_id, most=limit, known=known)
-        if not answer:
-            return list(listed)
-        found = [read_record(lora_id, pairs(flat)) for lora_id, flat in answer[0]]
-        if limit is None:
-            self._listed.pop(account_id, None)
-            self._listed[account_id] = revision, list(found)
-            while len(self._listed) > MOST_LISTED:
-                self._listed.pop(next(iter(self._listed)))
+        own = await self._followed(account_id)
+        places = self._open.places(without=own.adapters.keys() | own.denied, and_those=own.places)
+        found: list[Adapter] = []
+        for number, (_, lora_id) in enumerate(places[:limit], start=1):
+            adapter = own.adapters.get(lora_id) or self._open.adapter(lora_id)
+            if adapter is not None:  # another call may have seen its removal meanwhile
+                found.append(adapter)
+            if number % READ_AT_ONCE == 0:
+                await asyncio.sleep(0)  # so that no other call waits for a long list
         return found
+
+    async def _followed(self, account_id: str) -> OwnLoras:
+        """Bring what everyone may use up to date; return what the account alone may use."""
+        while True:
+            own, followed = self._own.get(account_id), self._open.revision
+            known = None if own is None else own.revision
+            revision, *answer = await self._list_loras(account=account_id, followed=followed, own_known=known)
+            if not answer:
+                await self._open.read_all(since=followed, revision=revision)
+                continue
+            changes, *of_account = answer
+            if of_account:
+                own = _own_loras(revision, *of_account)
+                self._own.pop(account_id, None)
+                self._own[account_id] = own
+                while len(self._own) > MOST_LISTED:
+                    self._own.pop(next(iter(self._own)))
+            if self._open.follow(changes, revision) and own is not None:
+                return own
 
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
         """List the newest adapters that the account may use; the cost grows with `limit` alone.
@@ -174,6 +131,13 @@ class CatalogReader:
 
     async def owned_ids(self, account_id: str) -> list[str]:
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
+
+
+def _own_loras(revision: int, rows: Sequence[tuple[str, Sequence[str]]], denied: Sequence[str]) -> OwnLoras:
+    records = {lora_id: pairs(flat) for lora_id, flat in rows}
+    adapters = {lora_id: read_record(lora_id, fields) for lora_id, fields in records.items()}
+    places = [place_of(lora_id, fields) for lora_id, fields in records.items()]
+    return OwnLoras(revision, adapters, places, frozenset(denied))
 
 
 class AdapterGrants:

@@ -19,7 +19,7 @@ from serve_app.domain.audit import operator
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import Job
 from serve_app.jobs.history import find_jobs
-from serve_app.loras.catalog import REGISTERED, read_record
+from serve_app.loras.record import REGISTERED, read_record
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 

@@ -104,6 +104,8 @@ KEY_MAP: tuple[Key, ...] = (
     Key("lora_jobs:*", "zset", "30 days after the last", "LoRA id, or base:base model → waiting job ids by sequence"),
     Key("loras_withdrawn", "zset", "permanent: until reaped", "names of `lora_jobs` by the last job looked at"),
     Key("loras_revision", "string", "permanent", "how many times LoRAs or grants have changed"),
+    Key("loras_log", "hash", "permanent: two numbers", "from which and to which revision `loras_changed` goes"),
+    Key("loras_changed", "zset", "permanent: newest 10,000", "LoRA id → revision of its last change"),
     Key("loras_samples", "hash", "permanent", "LoRA id → the job that drew its sample"),
     Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),
     Key("catalog", "hash", "permanent", "when the catalog file was applied, its base models, rows that are set aside"),

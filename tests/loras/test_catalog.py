@@ -104,6 +104,28 @@ async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
     assert (await resources.catalog.adapters(acme.id))[2].name == "Neon", "unchanged, by the revision"
 
 
+async def test_a_list_follows_more_changes_than_one_answer_has_and_those_that_no_log_tells_of(
+    resources: Resources, other: Resources, redis_db: redis.Redis
+) -> None:
+    acme = await resources.accounts.create("acme")
+    before = await _usable(resources, acme.id)
+    added = [replace(REGISTERED, id=f"model_{number:03}", owner="", accounts=None) for number in range(2 * 200 + 1)]
+    for each in added:
+        await other.adapter_registry.register(each)
+    assert sorted(await _usable(resources, acme.id)) == sorted([*before, *(each.id for each in added)])
+    for each in added[1:]:
+        await other.adapter_registry.remove(each.id)
+    assert sorted(await _usable(resources, acme.id)) == sorted([*before, "model_000"])
+    by_the_version_before = [redis_key("lora", "model_000"), redis_key("loras_open")]
+    redis_db.delete(by_the_version_before[0])
+    redis_db.zrem(by_the_version_before[1], "model_000")
+    redis_db.incr(redis_key("loras_revision"))
+    assert await _usable(resources, acme.id) == before
+    await other.adapter_registry.register(added[1])
+    assert sorted(await _usable(resources, acme.id)) == sorted([*before, added[1].id])
+    assert redis_db.zcard(redis_key("loras_changed")) == 1, "the log begins anew"
+
+
 async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resources, settings: Settings) -> None:
     def at_two_times(rows: CatalogRows) -> None:
         rows.sort(key=itemgetter("id"), reverse=True)

@@ -14,7 +14,7 @@ from tests.support import adapter_id, lora_record
 NEON = adapter_id("neon")
 DRAFT = GenerationDraft(prompt="a boat", loras=(LoraUse(NEON),), seed=7, interface=Variant.A)
 FEW, MANY = 8, 1_000
-VARIES = 200
+VARIES = 300
 """Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of
 itself."""
 
@@ -52,8 +52,10 @@ async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_d
     caller, owner = await caller_of(resources), await resources.accounts.create("owner")
     meter = Meter(redis_db)
     await _register(resources, owner.id, range(FEW))
+    await resources.catalog.adapters(owner.id)
     few = await _costs(resources, meter, caller, owner.id)
     await _register(resources, owner.id, range(FEW, MANY))
+    await resources.catalog.adapters(owner.id)
     many = await _costs(resources, meter, caller, owner.id)
     for name, cost in few.items():
         assert many[name].commands == cost.commands, name
@@ -61,8 +63,10 @@ async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_d
 
 
 async def _register(resources: Resources, owner: str, numbers: range) -> None:
+    """Half of them are the owner's, and half are open to everyone."""
     for number in numbers:
-        await resources.adapter_registry.register(lora_record(id=f"model_{number}", owner=owner))
+        facts: dict[str, Any] = {"owner": owner} if number % 2 else {"accounts": None}
+        await resources.adapter_registry.register(lora_record(id=f"model_{number}", **facts))
 
 
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
@@ -73,10 +77,16 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str)
         assert await resources.catalog.adapter(NEON)
         await resources.queue.finish(claimed.lease, [], seconds=1)
 
+    async def change_and_list() -> None:
+        await resources.adapter_registry.remove("model_changing")
+        await resources.adapter_registry.register(lora_record(id="model_changing", accounts=None))
+        assert "model_changing" in [each.id for each in await resources.catalog.adapters(caller.account_id)]
+
     return {
+        "grant": await meter.cost(lambda: resources.adapter_grants.grant(NEON, caller.account_id)),
+        "change and list": await meter.cost(change_and_list),
         "accept": await meter.cost(lambda: resources.submission.submit(caller, DRAFT)),
         "claim and finish": await meter.cost(claim_and_finish),
-        "grant": await meter.cost(lambda: resources.adapter_grants.grant(NEON, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
         "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW)),
         "page of the owner": await meter.cost(lambda: resources.catalog.newest(owner, limit=FEW)),

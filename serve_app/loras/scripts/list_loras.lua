@@ -1,12 +1,26 @@
 -- include usable_loras
--- args: most:number, known:number
--- list_loras: list the LoRAs that the account may use by creation, the oldest `most` where given. It reads no other
--- records. Returns {revision, {{id, record} of each}}, or the revision alone if it is the `known` one: nothing has
--- changed since.
+-- args: followed:number, own_known:number
+-- list_loras: what has changed of LoRAs after revision `followed`, and those that the account alone may use, unless
+-- they are those of revision `own_known`. Of what everyone may use it reads the changed records alone.
+-- Returns {revision, {{id, its revision, record or {}} of each changed one, in order}, {{id, record} of each own one},
+-- {ids of LoRAs that are denied}}; no own ones and denied ones where these are known. Of at most `AT_ONCE` changed ones,
+-- after which a call goes on. Where the log does not go back to `followed`, the revision alone.
+local AT_ONCE = 200
 local revision = num(redis.call('GET', K('loras_revision')), 0)
-if revision == known then return {revision} end
-local places = usable_places(function(index) return redis.call('ZRANGE', index, 0, -1, 'WITHSCORES') end)
-return {revision, first_records(places, most, function(a, b)
-  if places[a] == places[b] then return a < b end
-  return places[a] < places[b]
-end)}
+local log = redis.call('HMGET', K('loras_log'), 'last', 'from')
+local is_logged = num(log[1], 0) == revision and num(log[2], 0) <= (followed or -1)
+if followed ~= revision and not is_logged then return {revision} end
+
+local changed = {}
+local rows = followed == revision and {}
+  or redis.call('ZRANGEBYSCORE', K('loras_changed'), '(' .. followed, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
+for i = 1, #rows, 2 do
+  changed[#changed + 1] = {rows[i], tonumber(rows[i + 1]), redis.call('HGETALL', K('lora:' .. rows[i]))}
+end
+if own_known == revision then return {revision, changed} end
+
+local places, denied = own_places(function(index) return redis.call('ZRANGE', index, 0, -1, 'WITHSCORES') end), {}
+for id, decision in pairs(grants) do
+  if decision ~= 'allow' then denied[#denied + 1] = id end
+end
+return {revision, changed, first_records(places, nil, nil), denied}

@@ -1,9 +1,10 @@
 -- include permission
+-- include revision
 -- A LoRA's record and the indexes that find it: one of all, one of those open to everyone, one for each owner, for each
 -- account or name that it is offered to, and, of registered ones, for each digest of stored weights. A record's
 -- `accounts` are JSON, its `open` is '1' or '', and `order` is its place by creation.
 local function unindex_lora(id)
-  redis.call('INCR', K('loras_revision'))
+  log_change(id)
   local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'accounts', 'sha256')
   redis.call('ZREM', K('loras'), id)
   redis.call('ZREM', K('loras_open'), id)
