@@ -75,7 +75,9 @@ def check_redis(settings: Settings) -> Iterable[Check]:
         return
     yield ok("redis", facts.release)
     yield from _memory(facts)
-    if facts.settings is None:
+    if facts.settings is None and facts.lossy:
+        yield fail("redis durability", f"this Redis {facts.lossy}", "accepted jobs can be lost")
+    elif facts.settings is None:
         advice = f"make sure that it has {_wanted(DURABLE)}"
         yield warn("redis durability", "this Redis user may not read CONFIG", advice)
     elif facts.wrong:

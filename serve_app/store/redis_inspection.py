@@ -118,6 +118,8 @@ class RedisFacts:
     """Redis's `maxmemory` in bytes; 0 when it has no limit."""
     settings: Mapping[str, str] | None
     """The settings of `DURABLE` as they are; None when this user may not ask (managed services, ACLs)."""
+    lossy: str
+    """How it loses what it has acknowledged, as far as `INFO` tells; empty where it does not."""
 
     @property
     def wrong(self) -> dict[str, str]:
@@ -130,16 +132,16 @@ def inspect_redis(url: str) -> RedisFacts:
     require_usable(url)
     with connect_sync(url) as client:
         try:
-            server: Mapping[str, Any] = client.info("server")
-            memory: Mapping[str, Any] = client.info("memory")
+            info: Mapping[str, Any] = client.info()
         except (AuthenticationError, NoPermissionError) as refused:
             raise StoreUnavailable(f"Redis refuses this user: {refused}") from refused
         return RedisFacts(
-            release=release_of(server),
-            identity=f"{server['run_id']}/{client.connection_pool.connection_kwargs.get('db', 0)}",
-            used_bytes=int(memory["used_memory"]),
-            limit_bytes=int(memory.get("maxmemory", 0)),
+            release=release_of(info),
+            identity=f"{info['run_id']}/{client.connection_pool.connection_kwargs.get('db', 0)}",
+            used_bytes=int(info["used_memory"]),
+            limit_bytes=int(info.get("maxmemory", 0)),
             settings=_durability(client),
+            lossy=_why_lossy(info),
         )
 
 

@@ -88,6 +88,8 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str)
         "accept": await meter.cost(lambda: resources.submission.submit(caller, DRAFT)),
         "claim and finish": await meter.cost(claim_and_finish),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
-        "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW // 4)),
+        "page of another account": await meter.cost(
+            lambda: resources.catalog.newest(caller.account_id, limit=FEW // 4)
+        ),
         "page of the owner": await meter.cost(lambda: resources.catalog.newest(owner, limit=FEW // 4)),
     }

@@ -5,12 +5,16 @@ import socketserver
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.operations.checks import Level
+from serve_app.operations.store_checks import check_redis
+from serve_app.settings import Settings
 from serve_app.store.redis_inspection import require_durable, require_usable
 
 HELLO_OF_REDIS_5 = b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
@@ -30,6 +34,12 @@ class _Answer(socketserver.StreamRequestHandler):
                 case b"INFO":
                     info = "".join(f"{name}:{value}\r\n" for name, value in facts.items()).encode()
                     self.wfile.write(b"$%d\r\n%s\r\n" % (len(info), info))
+                case b"TIME":
+                    self.wfile.write(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n")
+                case b"SCAN":
+                    self.wfile.write(b"*2\r\n$1\r\n0\r\n*0\r\n")
+                case b"CONFIG":
+                    self.wfile.write(b"-ERR unknown command\r\n")
                 case _:
                     self.wfile.write(b"+OK\r\n")
 
@@ -94,6 +104,14 @@ def test_a_server_that_loses_jobs_is_refused_at_a_start_without_asking_for_its_c
     assert refused.startswith(f"Redis at {url.removeprefix('redis://')} {message}")
     assert refused.endswith("or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost")
     require_durable(url)  # it is gone: a start waits for it
+
+
+def test_the_doctor_judges_a_managed_server_by_what_it_tells(tmp_path: Path) -> None:
+    """CONFIG is refused there."""
+    with server(GOOD | {"run_id": "a", "used_memory": "1", "aof_enabled": "0"}) as url:
+        checks = list(check_redis(Settings(data_dir=tmp_path, redis_url=url)))
+    found = {check.name: check for check in checks}["redis durability"]
+    assert (found.level, found.found[:39]) == (Level.FAIL, "this Redis forgets accepted jobs when i")
 
 
 def test_a_server_that_is_not_found() -> None:
