@@ -1,5 +1,6 @@
 """ContractRoute: the contract's order of checks as a FastAPI route."""
 
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
@@ -122,8 +123,11 @@ class Rules:
         self._kinds = kinds or {}
 
     def explain(self, faults: Any) -> str:
-        """Write a clause for each parameter that is unknown, missing or breaks its rule."""
-        found = [(self._field(fault["loc"]), str(fault["type"])) for fault in faults]
+        """Write a clause for each parameter that is unknown, missing or breaks its rule.
+
+        One that may be left out is also told not to be null, which is no rule of it (`none_required`).
+        """
+        found = [(self._field(each["loc"]), str(each["type"])) for each in faults if each["type"] != "none_required"]
         unknown = [field for field, kind in found if kind == "extra_forbidden"]
         broken = {field.whole_name: (field, kind) for field, kind in found if kind != "extra_forbidden"}
         clauses = [self._unknown(field) for field in unknown[:SHOWN_UNKNOWN_FIELDS]]
@@ -148,12 +152,12 @@ class Rules:
         rule = rule_of(field.siblings[field.name])
         if kind == "missing":
             return f"is required, {rule.type}"
-        return rule.type if kind.endswith("_type") or kind == "value_error" else rule.bounds
+        return rule.type if kind.endswith(("_type", "_parsing")) or kind == "value_error" else rule.bounds
 
     def _unknown(self, field: "Field") -> str:
-        name = field.name
-        if not field.owner and name in self._other_api_fields:
-            return f"{name}: {self._other_api_fields[name]}"
+        name, place = field.name, re.sub(r"\[\d+\]", "[]", field.whole_name)
+        if place in self._other_api_fields:
+            return f"{field.whole_name}: {self._other_api_fields[place]}"
         of_other = next((kind for kind, schemas in self._kinds.items() if name in schemas and field.kind), None)
         if of_other:
             return f"{name}: is for `kind: {of_other}` alone"

@@ -129,10 +129,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a field of the other kind": (SHORTEST | {"scale_factor": 2}, "scale_factor: is for `kind: upscale` alone"),
     "a field of the usual kind": ({"kind": "upscale", "prompt": "a"}, "prompt: is for `kind: generation` alone"),
     "another service's name": (SHORTEST | {"num_inference_steps": 4}, "num_inference_steps: is called `steps` here"),
+    "Replicate's whole body": (
+        {"version": "x", "input": {}},
+        "version: send `base_model`, or LoRAs as `loras`; input: ",
+    ),
+    "Replicate's LoRA": (SHORTEST | {"lora_scale": 1}, "lora_scale: send `loras`, as in "),
+    "Replicate's events": (
+        SHORTEST | {"webhook_events_filter": []},
+        "webhook_events_filter: leave it out; `webhook_url`",
+    ),
+    "fal's LoRA": (
+        SHORTEST | {"loras": [{"path": "https://x"}]},
+        "loras[0].path: send the file to `POST /v1/loras` once",
+    ),
+    "fal's checker": (
+        SHORTEST | {"enable_safety_checker": True},
+        "enable_safety_checker: leave it out; whoever operates",
+    ),
+    "fal's waiting": (
+        {"kind": "upscale", "sync_mode": True},
+        "sync_mode: leave it out; with the header `Prefer: wait=30`",
+    ),
+    "an upscaler's factor": (
+        {"kind": "upscale", "scale": 4},
+        "scale: is called `weight` of a LoRA here, and `scale_factor`",
+    ),
     "too many LoRAs": (SHORTEST | {"loras": [{"id": LORA}] * 5}, "loras: must be at most 4 objects"),
     "a weight out of bounds": (SHORTEST | {"loras": [{"id": LORA, "weight": 3}]}, "loras[0].weight: must be between"),
     "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras[0].id: is required, must be a string"),
-    "a LoRA's strange field": (SHORTEST | {"loras": [{"id": LORA, "scale": 1}]}, "loras[0].scale: unknown field; the"),
+    "a LoRA's other name": (
+        SHORTEST | {"loras": [{"id": LORA, "scale": 1}]},
+        "loras[0].scale: is called `weight` here",
+    ),
+    "a LoRA's strange field": (
+        SHORTEST | {"loras": [{"id": LORA, "x": 1}]},
+        "loras[0].x: unknown field; the fields are",
+    ),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
     "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
@@ -147,7 +179,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         SHORTEST | {"guidance_start": 0.5, "guidance_end": 0.5},
         "guidance_end: must be above guidance_start, both from 0 to 1, not 0.5 and 0.5",
     ),
-    "guidance from a word": (SHORTEST | {"guidance_start": "half"}, "guidance_start: must be between 0 and 1"),
+    "guidance from a word": (SHORTEST | {"guidance_start": "half"}, "guidance_start: must be a number between 0 and 1"),
+    "steps as text": (
+        SHORTEST | {"steps": "20", "width": 4.5},
+        "steps: must be an integer between 1 and 150; width: must be",
+    ),
+    "a sampler of no text": (SHORTEST | {"sampler": 1}, "sampler: must be a string of 1 to 40 characters"),
+    "nothing in place of steps": (SHORTEST | {"steps": None}, "steps: must be an integer between 1 and 150"),
     "a strength alone": (SHORTEST | {"strength": 0.5}, "strength: needs an image_id"),
     "metadata of numbers": (SHORTEST | {"metadata": {"a": 1}}, "metadata: must be an object of at most 16 texts"),
     "no truth value": (SHORTEST | {"prompt_weights": "yes"}, "prompt_weights: must be true or false"),

@@ -139,7 +139,12 @@ class UsageRow(ResponseBody):
         Field(description="Several are joined by `+`; without one the base model's id; `upscale` for upscaled images."),
     ]
     images: Annotated[int, Field(ge=1)]
-    megapixel_steps: Annotated[Amount, Field(description="Width × height × steps of the images, in millions.")]
+    megapixel_steps: Annotated[
+        Amount,
+        Field(
+            description="Width × height × steps of the images, in millions; of upscales, width × height of the results."
+        ),
+    ]
     worker_seconds: Annotated[Amount, Field(validation_alias="seconds", description="The jobs' share of a GPU or CPU.")]
 
 
