@@ -21,7 +21,7 @@ from serve_app.api.dependencies import (
     loras_of,
     valid_job_id,
 )
-from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, SUBMIT_ERRORS, error_responses
+from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, POLL_ERRORS, SUBMIT_ERRORS, error_responses
 from serve_app.api.jobs.records import (
     CANCELED_EXAMPLE,
     CURSOR,
@@ -157,7 +157,7 @@ async def list_jobs(
     responses={
         200: success("The job.", JOB_EXAMPLE, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
-        **error_responses(*EITHER_KEY_ERRORS, NotFound),
+        **error_responses(*POLL_ERRORS),
     },
     openapi_extra=POLL_PARAMETERS,
 )
