@@ -12,7 +12,7 @@ from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, jobs_
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.openapi import deletion, named, success
 from serve_app.api.responses import json_response
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
@@ -21,7 +21,7 @@ from serve_app.domain.jobs import JobState
 from serve_app.webhooks.endpoints import OF_JOBS
 from serve_app.webhooks.targets import LONGEST_URL
 
-router = APIRouter(route_class=ContractRoute, tags=["Webhooks"], strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, tags=["Webhooks"], strict_content_type=False)
 
 ENDPOINT_PATTERN, DELIVERY_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$", "^msg_(?:gen|up|job)_[a-z2-7]{26}_[0-9]+$"
 _ERRORS = {403: "The API key lacks the scopes `read` and `generate`, or is kept to some LoRAs."}

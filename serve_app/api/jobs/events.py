@@ -23,7 +23,7 @@ from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import JobId
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import encode
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.domain.errors import AtelierError, Overloaded
 from serve_app.domain.jobs import JOB_PREFIXES, Job
 from serve_app.jobs.waits import JobLook, Watch
@@ -228,7 +228,7 @@ async def _send_in_time(send: Send, message: Message) -> None:
         await send(message)
 
 
-router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
+router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
 
 
 @router.get(
