@@ -211,6 +211,8 @@ def rule_of(schema: dict[str, Any]) -> Rule:
         fields = (f"{name} {rule_of(field).bounds}" for name, field in schema["items"]["properties"].items())
         objects = f"at most {schema['maxItems']} objects, in each of which {' and '.join(fields)}"
         return Rule(f"must be {objects}", f"must be a list of {objects}")
+    if schema["type"] == "array" and "enum" in schema["items"]:
+        return Rule(*[f"must be a list of {' or '.join(schema['items']['enum'])}"] * 2)
     if schema["type"] == "array":
         item = schema["items"]
         texts = f"at most {schema['maxItems']} texts of {item['minLength']} to {item['maxLength']} characters"

@@ -14,6 +14,7 @@ from serve_app.api.dependencies import (
     CallerDep,
     acting_key,
     authenticate_beyond_plan,
+    base_url,
     found,
     image_signer,
     jobs_of,
@@ -114,7 +115,7 @@ async def create_job(
     parts, headers = jobs_of(request), dict[str, str]()
     if body.webhook_url is not None:
         parts.webhooks.targets.check(body.webhook_url, "webhook_url")
-        call = replace(call, webhook=body.webhook_url)
+        call = replace(call, webhook=body.webhook_url, base_url=base_url(request))
     acceptance = await parts.submission.submit(caller, body.to_domain(), call)
     if isinstance(body, GenerationWish):
         headers = await unknown_words_header(request, acceptance, body.prompt)
