@@ -3,12 +3,13 @@
 Passes each request to its application, by the path and, where two share it, the credential.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +20,7 @@ from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
 from serve_app.api.middleware import OpenRequests, RequestContextMiddleware
-from serve_app.api.openapi import json_app
+from serve_app.api.openapi import COMMON_HEADERS, GENERATION_HEADERS, POLL_HEADERS, json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
@@ -86,6 +87,13 @@ async def to_verify(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{request.scope.get('root_path', '')}/console/verify", status_code=307)
 
 
+def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let pages of these origins call the application, without cookies, and read all headers that it documents."""
+    shown = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS, "WWW-Authenticate"]
+    methods = ["GET", "POST", "PATCH", "DELETE"]
+    return CORSMiddleware(app, origins, methods, allow_headers=["*"], expose_headers=shown)
+
+
 def create_app(
     settings: Settings,
     *,
@@ -121,5 +129,6 @@ def create_app(
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
-    bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
+    readable = with_origins(dispatcher, settings.cors_origins) if settings.cors_origins else dispatcher
+    bounded = OpenRequests(readable, at_once=settings.requests_at_once, waiting=requests_waiting)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

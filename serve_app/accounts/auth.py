@@ -56,7 +56,9 @@ class Authenticator:
         self._authenticate = Script(redis, "accounts/authenticate")
         self._count_owner = Script(redis, "accounts/count_owner")
 
-    async def authenticate(self, secret: str, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
+    async def authenticate(
+        self, secret: str | KeyDigest, variant: Variant, *, counted: bool, address: str = ""
+    ) -> AuthResult:
         """Identify the caller and count the request, in one script; store the `address` of the key's last use.
 
         An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest
@@ -94,14 +96,19 @@ class Authenticator:
 
 
 def auth_query(
-    secret: str, variant: Variant, settings: Settings, *, rate_token: str = "", address: str = ""
+    secret: str | KeyDigest, variant: Variant, settings: Settings, *, rate_token: str = "", address: str = ""
 ) -> AuthQuery | None:
-    """Return the arguments for a key; None for a text that cannot be one."""
-    if not is_well_formed(secret):
+    """Return the arguments for a key, or for its digest; None for a text that cannot be one."""
+    if isinstance(secret, str) and not is_well_formed(secret):
         return None
-    key, *older = (hash_secret(secret, pepper) for pepper in settings.key_peppers.values())
+    key, *older = digests_of(secret, settings) if isinstance(secret, str) else [secret]
     plans = settings.plans_of(variant)
     return AuthQuery(key=key, older=older, variant=variant, plans=plans, rate_token=rate_token, address=address)
+
+
+def digests_of(secret: str, settings: Settings) -> list[KeyDigest]:
+    """Return a key's digests, that under the newest pepper first."""
+    return [hash_secret(secret, pepper) for pepper in settings.key_peppers.values()]
 
 
 def anonymous(variant: Variant, settings: Settings) -> AuthResult:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
@@ -159,7 +160,8 @@ class WebhookDelivery:
             return Outcome("retry", error="the job's record cannot be read by this version of the service")
         if job is None and job_id:
             return Outcome("failed", error="the job was deleted")
-        data = {"id": claimed.endpoint_id} if job is None else self._record_of(job, self._signer(base_url))
+        url_of = partial(self._images.url, base_url=base_url)
+        data = {"id": claimed.endpoint_id} if job is None else self._record_of(job, url_of)
         body = _body(claimed.fields, data)
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
@@ -174,9 +176,6 @@ class WebhookDelivery:
         if 200 <= status < 300:
             return Outcome("delivered", status)
         return Outcome("gone" if status == GONE else "retry", status, f"answered {status}")
-
-    def _signer(self, base_url: str) -> Callable[[str], str]:
-        return lambda uri: self._images.url(uri, base_url=base_url)
 
 
 def _body(fields: Mapping[str, str], data: Mapping[str, Any]) -> str:

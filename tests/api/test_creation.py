@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a field of the usual kind": ({"kind": "upscale", "prompt": "a"}, "prompt: is for `kind: generation` alone"),
     "another service's name": (SHORTEST | {"num_inference_steps": 4}, "num_inference_steps: is called `steps` here"),
     "Replicate's body": ({"version": "x", "input": {}}, "version: send `base_model`, or LoRAs as `loras`; input: send"),
-    "Replicate's LoRA": (SHORTEST | {"lora_scale": 1}, "lora_scale: send `loras`, as in "),
+    "Replicate's LoRA": (SHORTEST | {"lora_scale": 1}, "lora_scale: send `loras`, each with a `weight`"),
     "Replicate's events": (SHORTEST | {"webhook_events_filter": []}, "webhook_events_filter: leave it out; a webhook"),
     "fal's LoRA": (SHORTEST | {"loras": [{"path": "https://x"}]}, "loras[0].path: send the file to `POST /v1/loras`"),
     "fal's checker": (SHORTEST | {"enable_safety_checker": True}, "enable_safety_checker: leave it out; the operator"),

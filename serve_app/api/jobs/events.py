@@ -4,6 +4,7 @@ An event's id says all that its reader has seen by then, so that any ingress goe
 """
 
 import asyncio
+import hmac
 import logging
 import re
 import time
@@ -11,22 +12,41 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.api.dependencies import found, image_signer, jobs_of, load_job, still_reads
+from serve_app.accounts.api_keys import KeyDigest
+from serve_app.accounts.auth import digests_of
+from serve_app.api.credentials import Credential
+from serve_app.api.dependencies import (
+    accounts_of,
+    base_url,
+    credential_of,
+    found,
+    image_signer,
+    jobs_of,
+    load_job,
+    settings_of,
+    still_reads,
+)
 from serve_app.api.errors import POLL_ERRORS, domain_error_response, error_responses
 from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import JobId
+from serve_app.api.openapi import success
 from serve_app.api.request_context import RequestContext
-from serve_app.api.responses import encode
+from serve_app.api.responses import encode, json_response
 from serve_app.api.routing import ClosedRoute
-from serve_app.domain.errors import AtelierError, Overloaded
+from serve_app.api.schemas import ResponseBody, Url, UtcTime
+from serve_app.domain.errors import AtelierError, Overloaded, Unauthorized
 from serve_app.domain.jobs import JOB_PREFIXES, Job
+from serve_app.domain.requests import Variant
 from serve_app.jobs.waits import JobLook, Watch
+from serve_app.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +81,15 @@ id: end
 data: {"id":"gen_c4zq2e7wvbbxm5l3r6yhtajd2i","kind":"generation","status":"completed","progress":100}
 
 """
+_ADDRESS = {
+    "Address": {
+        "url": "https://images.example/v1/jobs/gen_c4zq2e7wvbbxm5l3r6yhtajd2i/events?token=1795867800.a.key_…",
+        "expires_at": "2026-11-28T12:10:00Z",
+    }
+}
 _DESCRIPTION = f"""\
-Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; use a client that \
-sets headers.
+Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; it opens an \
+address of `getEventsAddress`.
 
 - `snapshot`: the job, as `getJob` answers, at once.
 - `progress`: `status`, `attempt` and `progress` (percent), whenever one of them changes.
@@ -228,7 +254,51 @@ async def _send_in_time(send: Send, message: Message) -> None:
         await send(message)
 
 
+TOKEN_LIFE = timedelta(minutes=10)
+"""How long a stream can be opened, or opened again, with a token."""
+
+
+class EventsAddress(ResponseBody):
+    """Where whoever has no key, such as a browser's `EventSource`, may follow one job for a while."""
+
+    url: Url
+    expires_at: Annotated[UtcTime, Field(description="A stream that is open by then goes on.")]
+
+
+def _signature(settings: Settings, job_id: str, said: str) -> str:
+    return hmac.digest(settings.pepper_bytes, f"events of {job_id}: {said}".encode(), "sha256").hex()
+
+
+def _read_token(request: Request, job_id: str, token: str) -> Credential:
+    """Return whose key made a token for this job. Raises `Unauthorized`."""
+    said, _, signature = token.rpartition(".")
+    expected = _signature(settings_of(request), job_id, said)
+    if not hmac.compare_digest(expected.encode(), signature.encode()) or float(said.partition(".")[0]) < time.time():
+        raise Unauthorized("The token of this address is not valid any more: ask for another.")
+    _, variant, key_id, digest = said.split(".")
+    return Credential(KeyDigest(key_id, digest), Variant(variant))
+
+
 router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events/address",
+    operation_id="getEventsAddress",
+    summary="Make an address by which a browser follows a job without the key, for 10 minutes",
+    response_model=EventsAddress,
+    responses={200: success("The address.", _ADDRESS), **error_responses(*POLL_ERRORS)},
+    description="It follows this one job, as long as the key that made it may read.",
+)
+async def get_events_address(request: Request, job_id: JobId) -> Response:
+    job, (secret, variant) = found(await load_job(request, job_id, *JOB_PREFIXES), "job"), credential_of(request)
+    known = await accounts_of(request).auth.authenticate(secret, variant, counted=False)
+    keys = {each.id: each.digest for each in digests_of(str(secret), settings_of(request))}
+    key_id, expires_at = known.caller.key_id if known.caller else "", datetime.now(UTC) + TOKEN_LIFE
+    said = f"{expires_at.timestamp():.0f}.{variant}.{key_id}.{keys.get(key_id, '')}"
+    token = f"{said}.{_signature(settings_of(request), job.id, said)}"
+    url = f"{base_url(request)}/v1/jobs/{job.id}/events?token={token}"
+    return json_response(EventsAddress(url=url, expires_at=expires_at))
 
 
 @router.get(
@@ -258,7 +328,12 @@ async def follow_job(
     last_event_id: Annotated[
         str, Header(alias="Last-Event-ID", description="The `id` of the last event that was received.")
     ] = "",
+    token: Annotated[
+        str, Query(max_length=300, description="In place of a key: that of an address of `getEventsAddress`.")
+    ] = "",
 ) -> Response:
+    if token:
+        RequestContext.of(request).credential = _read_token(request, job_id, token)
     job = found(await load_job(request, job_id, *JOB_PREFIXES), "job")
     if last_event_id == END and job.state.is_terminal:
         return Response(status_code=204)

@@ -65,11 +65,10 @@ format image_format: is called `output_format` here
 prompt_weighting: is called `prompt_weights` here
 webhook fal_webhook callback_url: is called `webhook_url` here
 lora lora_id lora_ids lora_url lora_urls lora_path model_id: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
-lora_weight lora_weights lora_scale lora_scales lora_strength: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
-extra_lora extra_lora_scale replicate_weights adapters: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
+lora_weight lora_weights lora_scale lora_strength extra_lora replicate_weights: send `loras`, each with a `weight`
 model model_name version checkpoint: send `base_model`, or LoRAs as `loras`
-image image_url image_urls init_image init_images input_image: send the picture to `POST /v1/images`, its id as `image_id`
-mask mask_image mask_url: send the picture to `POST /v1/images`, and its id as `mask_image_id`
+image image_url image_urls init_image init_images input_image: send it to `POST /v1/images`, and its id as `image_id`
+mask mask_image mask_url: send it to `POST /v1/images`, and its id as `mask_image_id`
 input inputs arguments parameters params: send its fields in the body itself
 scale upscale upscale_factor: is called `weight` of a LoRA here, and `scale_factor` of an upscale
 loras[].path loras[].url loras[].file loras[].model: send the file to `POST /v1/loras` once, and its id as `id`

@@ -1,6 +1,6 @@
 -- args: account, endpoint, fields
--- update_webhook: changes fields of an endpoint's record; `fields` is JSON, in which `disabled` is true or false. Safe to
--- repeat. Returns the record; {} without such an endpoint.
+-- update_webhook: changes fields of an endpoint's record; `fields` is JSON, in which `disabled` is true or false. Safe
+-- to repeat. Returns the record; {} without such an endpoint.
 local key, fields = K('webhook:' .. account .. ':' .. endpoint), cjson.decode(fields)
 if redis.call('EXISTS', key) == 0 then return {} end
 if fields.disabled == false then redis.call('HDEL', key, 'disabled') end
