@@ -3,7 +3,7 @@
 Passes each request to its application, by the path and, where two share it, the credential.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
@@ -87,13 +87,6 @@ async def to_verify(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{request.scope.get('root_path', '')}/console/verify", status_code=307)
 
 
-def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Let pages of these origins call the application, without cookies, and read all headers that it documents."""
-    shown = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS, "WWW-Authenticate"]
-    methods = ["GET", "POST", "PATCH", "DELETE"]
-    return CORSMiddleware(app, origins, methods, allow_headers=["*"], expose_headers=shown)
-
-
 def create_app(
     settings: Settings,
     *,
@@ -128,7 +121,9 @@ def create_app(
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
-    readable = with_origins(dispatcher, settings.cors_origins) if settings.cors_origins else dispatcher
-    bounded = OpenRequests(readable, at_once=settings.requests_at_once, waiting=requests_waiting)
+    dispatcher: ASGIApp = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
+    if settings.cors_origins:  # their pages send a key, and no cookie of ours
+        shown, methods = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS], ["GET", "POST", "PATCH", "DELETE"]
+        dispatcher = CORSMiddleware(dispatcher, settings.cors_origins, methods, ["*"], expose_headers=shown)
+    bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

@@ -75,15 +75,7 @@ _PREFIX = re.compile(r"(?:file:///|memory://|[a-z][a-z0-9]*://[^/:\s]+(?::\d+)?/
 SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
-def _check_origin(origin: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
-        raise ValueError("must be origins like https://app.example.com, without a path")
-    return origin.lower()
-
-
-Origin = Annotated[str, AfterValidator(_check_origin)]
-
-
+Origin = Annotated[str, Field(pattern=r"^https?://[^/\s?#@*A-Z]+$")]
 _STORAGE = re.compile(
     r"(?:file|local):///.*"
     r"|(?:s3a?|gc?s)://[^/\s]\S*"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
-from serve_app.accounts.api_keys import KeyDigest
+from serve_app.accounts.api_keys import KeySent
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
@@ -15,9 +15,9 @@ SHARED_PATH = "/v1/generate"
 
 
 class Credential(NamedTuple):
-    """A key as sent, or the digest that a token of events has of it, and the interface whose header carried it."""
+    """A key as sent, and the interface whose header carried it."""
 
-    key: str | KeyDigest
+    key: KeySent
     variant: Variant
 
 

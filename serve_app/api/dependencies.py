@@ -30,7 +30,6 @@ from serve_app.settings import Settings
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
-_PARAMETER = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")
 
 _OTHER_INTERFACE = {
@@ -111,7 +110,7 @@ def check_query(request: Request) -> None:
         return
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
-        shown = name if _PARAMETER.fullmatch(name) else "query"
+        shown = name if _KEY_TEXT.fullmatch(name) else "query"
         if name not in known:
             takes = f"the parameters are {', '.join(known)}" if known else "there are no parameters"
             raise InvalidParameter(f"{shown}: unknown query parameter; {takes}")

@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from fastapi import Request
-from fastapi._compat import ModelField
-from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
 from starlette.responses import Response
@@ -63,7 +63,7 @@ class ContractRoute(APIRoute):
 
     def query_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the schema of each query parameter, of those of dependencies too."""
-        fields = _query_fields(self.dependant)
+        fields = [each for each in get_flat_params(self.dependant) if isinstance(each.field_info, Query)]
         query: dict[str, Any] = {field.alias: (field.field_info.annotation, field.field_info) for field in fields}
         return properties_of(create_model("Query", **query)) if query else {}
 
@@ -80,10 +80,6 @@ class ClosedRoute(ContractRoute):
     def get_route_handler(self) -> Handler:
         self.query = {name: "items" in _of_value(schema) for name, schema in self.query_schemas().items()}
         return super().get_route_handler()
-
-
-def _query_fields(dependant: Dependant) -> list[ModelField]:
-    return [*dependant.query_params, *(field for each in dependant.dependencies for field in _query_fields(each))]
 
 
 def _models_of(union: Any) -> list[type[RequestBody]]:

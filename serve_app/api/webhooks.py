@@ -1,7 +1,6 @@
 """Path operations of `/v1/webhooks`: where an account is told of the ends of its jobs, and what was delivered."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -45,56 +44,40 @@ _DELIVERY: dict[str, Any] = {
     "response_status": 503,
     "error": "answered 503",
 }
-_TEST: dict[str, Any] = {
-    "id": "msg_test_9f3a1c5e7b2d4f6a8c0e1b3d5f",
-    "type": TEST,
-    "status": "waiting",
-    "attempts": 0,
-    "ended_at": "2026-11-26T12:00:08Z",
-}
-_FAILURES = {"url": _URL, "events": ["job.failed", "job.expired"]}
-_CHANGES: dict[str, Any] = {"Enable again": {"enabled": True}, "Failures": _FAILURES}
+_TEST = {"id": "msg_test_9f3a1c5e7b2d4f6a8c0e1b3d5f", "type": TEST, "status": "waiting", "attempts": 0}
+_TEST_EXAMPLE = {"Waiting": {**_TEST, "ended_at": "2026-11-26T12:00:08Z"}}
 _REPLAYED = {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]}
-_OF_JOB = {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."}
-_OF_TEST: dict[str, Any] = {
+_MESSAGE: dict[str, Any] = {
     "type": "object",
-    "required": ["id"],
+    "required": ["type", "timestamp", "data"],
     "additionalProperties": False,
-    "properties": {"id": {"type": "string", "description": "That of the webhook."}},
+    "properties": {
+        "type": {"type": "string", "enum": list(EVENTS)},
+        "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended."},
+        "data": {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."},
+    },
 }
-
-
-def _message(name: str, summary: str, types: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "type": {"type": "string", "enum": list(types)},
-        "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended, or the test began."},
-        "data": data,
-    }
-    body = {"type": "object", "required": [*fields], "additionalProperties": False, "properties": fields}
-    headers = {
-        "webhook-id": "The same in every attempt at this end of the job, at every address.",
-        "webhook-timestamp": "When this attempt was made, in Unix seconds.",
-        "webhook-signature": "Signatures of id, timestamp and body: `v1,` and base64, with spaces between.",
-    }
-    post = {
-        "operationId": name,
-        "summary": summary,
-        "description": "Verify it by Standard Webhooks, and answer with any 2xx status within 15 seconds.",
-        "parameters": [
-            {"name": header, "in": "header", "required": True, "schema": {"type": "string"}, "description": said}
-            for header, said in headers.items()
-        ],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {
-            "2XX": {"description": "It has arrived. Any other answer is tried again for a day; a test is not."}
-        },
-    }
-    return {"post": post}
-
-
 MESSAGES: dict[str, Any] = {
-    "jobEnded": _message("jobEnded", "What a webhook is told: a job has ended", EVENTS, _OF_JOB),
-    "webhookTested": _message("webhookTested", "What a webhook is told when it is tested", [TEST], _OF_TEST),
+    "jobEnded": {
+        "post": {
+            "operationId": "jobEnded",
+            "summary": "What a webhook is told: a job has ended",
+            "description": "Verify it by Standard Webhooks, and answer with any 2xx status within 15 seconds.",
+            "parameters": [
+                {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": said}
+                for name, said in (
+                    ("webhook-id", "The same in every attempt at this end of the job, at every address."),
+                    ("webhook-timestamp", "When this attempt was made, in Unix seconds."),
+                    (
+                        "webhook-signature",
+                        "Signatures of id, timestamp and body: `v1,` and base64, with spaces between.",
+                    ),
+                )
+            ],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _MESSAGE}}},
+            "responses": {"2XX": {"description": "It has arrived. Any other answer is tried again for a day."}},
+        }
+    }
 }
 """What this service sends to webhooks, as OpenAPI describes it."""
 
@@ -217,15 +200,11 @@ ChangingCaller = Annotated[Caller, Depends(changing)]
 async def create_webhook(
     request: Request,
     caller: ChangingCaller,
-    body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}, "Failures": _FAILURES}))],
-    idempotency_key: IdempotencyKeyDep,
+    body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}}))],
+    key: IdempotencyKeyDep,
 ) -> Response:
     created = await jobs_of(request).webhooks.create(
-        caller.account_id,
-        body.url,
-        events=body.events or (),
-        base_url=base_url(request),
-        idempotency_key=idempotency_key,
+        caller.account_id, body.url, events=body.events or (), base_url=base_url(request), idempotency_key=key
     )
     if not created.replayed:
         await _record(request, caller, Act.WEBHOOK_ADDED, created.endpoint.id)
@@ -262,7 +241,7 @@ async def change_webhook(
     request: Request,
     caller: ChangingCaller,
     webhook_id: EndpointId,
-    body: Annotated[WebhookChange, Body(openapi_examples=named(_CHANGES))],
+    body: Annotated[WebhookChange, Body(openapi_examples=named({"Enable again": {"enabled": True}}))],
 ) -> Response:
     changed = await jobs_of(request).webhooks.change(caller.account_id, webhook_id, **body.model_dump())
     await _record(request, caller, Act.WEBHOOK_CHANGED, webhook_id)
@@ -272,17 +251,18 @@ async def change_webhook(
 @router.post(
     "/v1/webhooks/{webhook_id}/test",
     operation_id="testWebhook",
-    summary="Send a webhook a test message, once",
+    summary="Send a webhook a test message, once, even if it is disabled",
+    description=f'The message is signed as any other: `{{"type": "{TEST}", "timestamp": "…", "data": {{"id": "wh_…"}}}}`.',
     response_model=Delivery,
     responses={
-        200: success("The delivery, which waits.", {"Waiting": _TEST}),
+        200: success("The delivery, which waits.", _TEST_EXAMPLE),
         **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
     },
 )
 async def send_test(
-    request: Request, caller: ChangingCaller, webhook_id: EndpointId, idempotency_key: IdempotencyKeyDep
+    request: Request, caller: ChangingCaller, webhook_id: EndpointId, key: IdempotencyKeyDep
 ) -> Response:
-    delivery = await jobs_of(request).webhooks.test(caller.account_id, webhook_id, idempotency_key)
+    delivery = await jobs_of(request).webhooks.test(caller.account_id, webhook_id, key)
     return json_response(Delivery.model_validate(delivery))
 
 

@@ -97,10 +97,6 @@ class JobFilter:
     metadata: Set[str] = frozenset()
     """Texts that the request keeps, each as `name=value`."""
 
-    @property
-    def reads_requests(self) -> bool:
-        return bool(self.base_model or self.metadata)
-
 
 class JobPage(NamedTuple):
     """The jobs of one page, and the position after which the next page begins; None on the last.
@@ -154,7 +150,7 @@ class JobHistory:
             "since": None if only.since is None else epoch_ms(only.since),
             "until_ms": None if only.until is None else epoch_ms(only.until),
         }
-        if not only.reads_requests:
+        if not only.base_model and not only.metadata:
             search = PageSearch(self._list_jobs, calls=ceil(among / LOOKED_AT_ONCE), most=LOOKED_AT_ONCE)
             places, following = await search.page(limit, after, **args)
             return JobPage(await find_jobs(self._redis, [each.id for each in places]), following)
@@ -178,14 +174,13 @@ class JobHistory:
         for lora_id in lora_ids if only.base_model else ():
             pipeline.hget(redis_key("lora", lora_id), "base_model")
         of_loras = dict(zip(lora_ids, await pipeline.execute(), strict=False))
+        bases = {job_id: each.base_model or of_loras.get(each.lora_id) for job_id, each in drawn.items()}
 
-        def takes(job: Job) -> bool:
-            request = drawn.get(job.id)
-            base_model = request and (request.base_model or of_loras.get(request.lora_id))
-            kept = {f"{name}={value}" for name, value in job.request.metadata.items()} if job.request else set[str]()
-            return only.metadata <= kept and only.base_model in ("", base_model)
+        def texts(job: Job) -> Set[str]:
+            return {f"{name}={value}" for name, value in job.request.metadata.items()} if job.request else set()
 
-        return [job for job in jobs if takes(job)]
+        rest = [job for job in jobs if only.base_model in ("", bases.get(job.id))]
+        return [job for job in rest if only.metadata <= texts(job)]
 
     async def list_all(self, state: JobState | None = None, limit: int = 50) -> Sequence[Job]:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""

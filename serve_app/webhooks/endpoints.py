@@ -22,7 +22,8 @@ from serve_app.store.script import Script, pairs
 from serve_app.webhooks.targets import Targets
 
 Event = Literal["job.completed", "job.failed", "job.canceled", "job.expired"]
-EVENTS: Sequence[Event] = get_args(Event)
+Events = Sequence[Event]
+EVENTS: Events = get_args(Event)
 """What an endpoint is told of, unless it names some of these."""
 TEST = "webhook.test"
 """The type of a message that tells of no job."""
@@ -39,14 +40,11 @@ LOOKED_AT = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where an account wants to be told of the ends of its jobs.
-
-    A disabled one answered 410, or its owner disabled it, and is told nothing.
-    """
+    """Where an account wants to be told of the ends of its jobs. A disabled one is told nothing."""
 
     id: str
     url: str
-    events: Sequence[Event]
+    events: Events
     status: Literal["active", "disabled"]
     created_at: datetime
 
@@ -90,13 +88,7 @@ class WebhookStore:
         self._redeliver = Script(redis, "webhooks/redeliver")
 
     async def create(
-        self,
-        account_id: str,
-        url: str,
-        *,
-        events: Sequence[Event] = (),
-        base_url: str = "",
-        idempotency_key: str | None = None,
+        self, account_id: str, url: str, *, events: Events = (), base_url: str = "", idempotency_key: str | None = None
     ) -> Created:
         """Make an endpoint, which is told of some events, or of all.
 
@@ -128,22 +120,16 @@ class WebhookStore:
         return Created(_endpoint(endpoint_id, fields), secret, replayed=fields["salt"] != salt)
 
     async def change(
-        self,
-        account_id: str,
-        endpoint_id: str,
-        *,
-        url: str | None = None,
-        events: Sequence[Event] | None = None,
-        enabled: bool | None = None,
+        self, account_id: str, endpoint_id: str, *, url: str | None, events: Events | None, enabled: bool | None
     ) -> Endpoint:
         """Change what is not None. Raises `InvalidParameter` and `NotFound`."""
         if url is not None:
             self.targets.check(url)
-        told = None if events is None else " ".join(events)
-        fields = {"url": url, "events": told, "disabled": None if enabled is None else not enabled}
-        given = {name: value for name, value in fields.items() if value is not None}
+        is_off = None if enabled is None else not enabled
+        fields = {"url": url, "events": events and " ".join(events), "disabled": is_off}
+        given = json.dumps({name: value for name, value in fields.items() if value is not None})
         await self._require(account_id, endpoint_id)
-        row = await self._update(account=account_id, endpoint=endpoint_id, fields=json.dumps(given))
+        row = await self._update(account=account_id, endpoint=endpoint_id, fields=given)
         if not row:
             raise NotFound(NO_SUCH)
         return _endpoint(endpoint_id, pairs(row))
@@ -222,9 +208,8 @@ def signing_secrets(
 
 def _name(of: str, idempotency_key: str | None) -> str:
     """Return a new random name, or the one that a call with this key gives, whenever it is made."""
-    if idempotency_key is None:
-        return secrets.token_hex(13)
-    return hashlib.sha256(f"{of}:{idempotency_key}".encode()).hexdigest()[:26]
+    known = f"{of}:{idempotency_key}".encode()
+    return secrets.token_hex(13) if idempotency_key is None else hashlib.sha256(known).hexdigest()[:26]
 
 
 def _secret(pepper: bytes, name: str) -> str:

@@ -182,9 +182,6 @@ async def test_an_endpoint_is_told_of_what_it_asked_for_can_be_changed_and_teste
         ((headers, body),) = [row[1:] for row in receiver.got[2:]]
         message = Webhook(secret).verify(body, headers)
         assert (message["type"], message["data"]) == ("webhook.test", {"id": chosen})
-        document = await document_of(service, "jobs")
-        content = document["webhooks"]["webhookTested"]["post"]["requestBody"]["content"]
-        validator(document, content["application/json"]["schema"]).validate(message)
     for fields, said in {
         '{"events": ["job.begun"]}': "events: must be a list of job.completed or job.failed or job.canceled or ",
         '{"events": []}': "events: must be a list of",

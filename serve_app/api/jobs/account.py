@@ -140,10 +140,7 @@ class UsageRow(ResponseBody):
     ]
     images: Annotated[int, Field(ge=1)]
     megapixel_steps: Annotated[
-        Amount,
-        Field(
-            description="Width × height × steps of the images, in millions; of upscales, width × height of the results."
-        ),
+        Amount, Field(description="Width × height × steps in millions, of upscales without steps.")
     ]
     worker_seconds: Annotated[Amount, Field(validation_alias="seconds", description="The jobs' share of a GPU or CPU.")]
 

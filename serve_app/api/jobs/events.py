@@ -20,11 +20,9 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.accounts.api_keys import KeyDigest
-from serve_app.accounts.auth import digests_of
+from serve_app.accounts.api_keys import KeyDigest, digests_of
 from serve_app.api.credentials import Credential
 from serve_app.api.dependencies import (
-    accounts_of,
     base_url,
     credential_of,
     found,
@@ -46,7 +44,6 @@ from serve_app.domain.errors import AtelierError, Overloaded, Unauthorized
 from serve_app.domain.jobs import JOB_PREFIXES, Job
 from serve_app.domain.requests import Variant
 from serve_app.jobs.waits import JobLook, Watch
-from serve_app.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +78,7 @@ id: end
 data: {"id":"gen_c4zq2e7wvbbxm5l3r6yhtajd2i","kind":"generation","status":"completed","progress":100}
 
 """
-_ADDRESS = {
-    "Address": {
-        "url": "https://images.example/v1/jobs/gen_c4zq2e7wvbbxm5l3r6yhtajd2i/events?token=1795867800.a.key_…",
-        "expires_at": "2026-11-28T12:10:00Z",
-    }
-}
+_URL = "https://images.example/v1/jobs/gen_c4zq2e7wvbbxm5l3r6yhtajd2i/events?token=1795867800.a.…"
 _DESCRIPTION = f"""\
 Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; it opens an \
 address of `getEventsAddress`.
@@ -124,7 +116,7 @@ _EVENTS = {
     "JobPreviewEvent": _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
     "JobEndEvent": _event_schema("end", "The job, once it has ended.", _JOB),
 }
-EVENT_SCHEMAS = {
+SCHEMAS = {
     **_EVENTS,
     "JobEvent": {
         "description": "An event of a job, its data read as JSON.",
@@ -265,18 +257,18 @@ class EventsAddress(ResponseBody):
     expires_at: Annotated[UtcTime, Field(description="A stream that is open by then goes on.")]
 
 
-def _signature(settings: Settings, job_id: str, said: str) -> str:
-    return hmac.digest(settings.pepper_bytes, f"events of {job_id}: {said}".encode(), "sha256").hex()
+def _signed(request: Request, job_id: str, said: str) -> str:
+    signed = f"events of {job_id}: {said}".encode()
+    return f"{said}.{hmac.digest(settings_of(request).pepper_bytes, signed, 'sha256').hex()}"
 
 
 def _read_token(request: Request, job_id: str, token: str) -> Credential:
     """Return whose key made a token for this job. Raises `Unauthorized`."""
-    said, _, signature = token.rpartition(".")
-    expected = _signature(settings_of(request), job_id, said)
-    if not hmac.compare_digest(expected.encode(), signature.encode()) or float(said.partition(".")[0]) < time.time():
+    said, whole = token.rpartition(".")[0], token.encode()
+    if not hmac.compare_digest(_signed(request, job_id, said).encode(), whole) or int(said.split(".")[0]) < time.time():
         raise Unauthorized("The token of this address is not valid any more: ask for another.")
-    _, variant, key_id, digest = said.split(".")
-    return Credential(KeyDigest(key_id, digest), Variant(variant))
+    _, variant, *keys = said.split(".")
+    return Credential([KeyDigest(*each) for each in zip(keys[::2], keys[1::2], strict=True)], Variant(variant))
 
 
 router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
@@ -287,17 +279,17 @@ router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
     operation_id="getEventsAddress",
     summary="Make an address by which a browser follows a job without the key, for 10 minutes",
     response_model=EventsAddress,
-    responses={200: success("The address.", _ADDRESS), **error_responses(*POLL_ERRORS)},
+    responses={
+        200: success("The address.", {"Address": {"url": _URL, "expires_at": "2026-11-28T12:10:00Z"}}),
+        **error_responses(*POLL_ERRORS),
+    },
     description="It follows this one job, as long as the key that made it may read.",
 )
 async def get_events_address(request: Request, job_id: JobId) -> Response:
     job, (secret, variant) = found(await load_job(request, job_id, *JOB_PREFIXES), "job"), credential_of(request)
-    known = await accounts_of(request).auth.authenticate(secret, variant, counted=False)
-    keys = {each.id: each.digest for each in digests_of(str(secret), settings_of(request))}
-    key_id, expires_at = known.caller.key_id if known.caller else "", datetime.now(UTC) + TOKEN_LIFE
-    said = f"{expires_at.timestamp():.0f}.{variant}.{key_id}.{keys.get(key_id, '')}"
-    token = f"{said}.{_signature(settings_of(request), job.id, said)}"
-    url = f"{base_url(request)}/v1/jobs/{job.id}/events?token={token}"
+    expires_at, keys = datetime.now(UTC) + TOKEN_LIFE, digests_of(secret, settings_of(request))
+    said = ".".join((f"{expires_at.timestamp():.0f}", variant, *(f"{each.id}.{each.digest}" for each in keys)))
+    url = f"{base_url(request)}/v1/jobs/{job.id}/events?token={_signed(request, job.id, said)}"
     return json_response(EventsAddress(url=url, expires_at=expires_at))
 
 
@@ -329,7 +321,7 @@ async def follow_job(
         str, Header(alias="Last-Event-ID", description="The `id` of the last event that was received.")
     ] = "",
     token: Annotated[
-        str, Query(max_length=300, description="In place of a key: that of an address of `getEventsAddress`.")
+        str, Query(max_length=999, description="In place of a key: that of an address of `getEventsAddress`.")
     ] = "",
 ) -> Response:
     if token:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from serve_app.api.dependencies import (
     CallDep,
@@ -51,7 +51,6 @@ from serve_app.api.schemas import (
     CatalogId,
     PageSize,
     Pixels,
-    QueryTime,
     ResponseBody,
     image_id_path,
     job_id_path,
@@ -150,9 +149,9 @@ async def list_jobs(
     base_model: Annotated[str, Query(max_length=128, description="Only generations with this base model.")] = "",
     lora_id: Annotated[str, Query(max_length=128, description="Only generations with this LoRA.")] = "",
     created_after: Annotated[
-        QueryTime, Query(description="Only jobs that were accepted at this time or later.")
+        AwareDatetime | None, Query(description="Only jobs accepted at this time or later.")
     ] = None,
-    created_before: Annotated[QueryTime, Query(description="Only jobs that were accepted before this time.")] = None,
+    created_before: Annotated[AwareDatetime | None, Query(description="Only jobs accepted before this time.")] = None,
     metadata: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=600)]],
         Query(max_length=16, description="Only jobs that keep this text, as `name=value`. Repeated, they keep each."),

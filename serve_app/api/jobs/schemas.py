@@ -62,7 +62,6 @@ scheduler sampler_name: is called `sampler` here
 prompt_strength denoising_strength image_strength: is called `strength` here
 positive_prompt text: is called `prompt` here
 format image_format: is called `output_format` here
-prompt_weighting: is called `prompt_weights` here
 webhook fal_webhook callback_url: is called `webhook_url` here
 lora lora_id lora_ids lora_url lora_urls lora_path model_id: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
 lora_weight lora_weights lora_scale lora_strength extra_lora replicate_weights: send `loras`, each with a `weight`
@@ -75,11 +74,9 @@ loras[].path loras[].url loras[].file loras[].model: send the file to `POST /v1/
 loras[].lora_id loras[].model_id loras[].name loras[].lora: is called `id` here
 loras[].scale loras[].strength loras[].lora_weight loras[].lora_scale: is called `weight` here
 webhook_events_filter webhook_events: leave it out; a webhook of `POST /v1/webhooks` has `events`
-enable_safety_checker disable_safety_checker enable_safety_checks safety_checker: leave it out; the operator moderates
-safety_checker_version safety_tolerance moderation nsfw_checker: leave it out; the operator moderates
+enable_safety_checker disable_safety_checker safety_checker safety_tolerance: leave it out; the operator moderates
 sync_mode sync wait stream: leave it out; with the header `Prefer: wait=30` the answer comes when the job has ended
-acceleration go_fast output_quality quality refine high_noise_frac clip_skip: leave it out; there is no such choice here
-expand_prompt enable_prompt_expansion prompt_upsampling apply_watermark: leave it out; there is no such choice here
+acceleration go_fast output_quality quality expand_prompt clip_skip refine: leave it out; there is no such choice here
 """
 OTHER_NAMES = {
     name: said for line in _SAID.splitlines() for names, _, said in [line.partition(": ")] for name in names.split()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
@@ -120,19 +121,14 @@ async def list_loras(
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    catalog, is_filtered = loras_of(request).catalog, (base_model, q, name) != (None, None, None)
-
-    def takes(each: Adapter) -> bool:
-        return _matches(each, base_model, q) and (name is None or each.name.casefold() == name.strip().casefold())
-
+    catalog, takes = loras_of(request).catalog, partial(_matches, base_model=base_model, name=name, q=q)
     if caller.adapters is None:
-        page, following = await catalog.page(
-            caller.account_id, limit=limit, after=after, takes=takes if is_filtered else None
-        )
+        wanted = None if (base_model, name, q) == (None, None, None) else takes
+        page, following = await catalog.page(caller.account_id, limit=limit, after=after, takes=wanted)
     else:
         found = [await catalog.adapter_of(each, caller.account_id) for each in caller.adapters]
-        wanted = sorted((each.adapter for each in found if each and takes(each.adapter)), key=position_of, reverse=True)
-        rest = [each for each in wanted if after is None or position_of(each) < after]
+        chosen = sorted((each.adapter for each in found if each and takes(each.adapter)), key=position_of, reverse=True)
+        rest = [each for each in chosen if after is None or position_of(each) < after]
         page, following = rest[:limit], position_of(rest[limit - 1]) if len(rest) > limit else None
     samples = await _sample_urls(request, page)
     base_models = await loras_of(request).applied_catalog.applied_base_models()
@@ -278,8 +274,10 @@ async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 
-def _matches(adapter: Adapter, base_model: str | None, q: str | None) -> bool:
-    if base_model is not None and adapter.base_model != base_model:
+def _matches(adapter: Adapter, base_model: str | None, name: str | None, q: str | None) -> bool:
+    if base_model not in (None, adapter.base_model):
+        return False
+    if name is not None and adapter.name.casefold() != name.strip().casefold():
         return False
     texts = (adapter.name, adapter.description, *adapter.trigger_words)
     return q is None or any(q.casefold() in text.casefold() for text in texts)
