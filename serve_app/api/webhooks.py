@@ -252,7 +252,7 @@ async def change_webhook(
     "/v1/webhooks/{webhook_id}/test",
     operation_id="testWebhook",
     summary="Send a webhook a test message, once, even if it is disabled",
-    description=f'The message is signed as any other: `{{"type": "{TEST}", "timestamp": "…", "data": {{"id": "wh_…"}}}}`.',
+    description=f'A message like any other: `{{"type": "{TEST}", "timestamp": "…", "data": {{"id": "wh_…"}}}}`.',
     response_model=Delivery,
     responses={
         200: success("The delivery, which waits.", _TEST_EXAMPLE),
