@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +20,7 @@ from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
 from serve_app.api.middleware import OpenRequests, RequestContextMiddleware
-from serve_app.api.openapi import json_app
+from serve_app.api.openapi import COMMON_HEADERS, GENERATION_HEADERS, POLL_HEADERS, json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
@@ -120,6 +121,9 @@ def create_app(
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
+    dispatcher: ASGIApp = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
+    if settings.cors_origins:  # their pages send a key, and no cookie of ours
+        shown, methods = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS], ["GET", "POST", "PATCH", "DELETE"]
+        dispatcher = CORSMiddleware(dispatcher, settings.cors_origins, methods, ["*"], expose_headers=shown)
     bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

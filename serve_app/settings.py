@@ -75,6 +75,7 @@ _PREFIX = re.compile(r"(?:file:///|memory://|[a-z][a-z0-9]*://[^/:\s]+(?::\d+)?/
 SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
+Origin = Annotated[str, Field(pattern=r"^https?://[^/\s?#@*A-Z]+$")]
 _STORAGE = re.compile(
     r"(?:file|local):///.*"
     r"|(?:s3a?|gc?s)://[^/\s]\S*"
@@ -162,6 +163,8 @@ class Settings(BaseSettings):
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: Annotated[WebAddress, AfterValidator(_check_public_url)] = ""
     """Image URLs begin with this address; empty takes the one that the caller used."""
+    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Pages of these origins, by commas, may call the API with a key from a browser: `https://app.example.com`."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
     reads the same variable."""

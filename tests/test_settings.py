@@ -55,6 +55,8 @@ WRONG = {
     'ATELIER_SIGNING_KEYS={"k": "x"}': "ATELIER_SIGNING_KEYS.k: must have 16 bytes or more",
     "ATELIER_STORAGE_OPTIONS=no JSON": "ATELIER_STORAGE_OPTIONS: must be JSON",
     "ATELIER_TRUSTED_PROXIES=10.0.0.300": "ATELIER_TRUSTED_PROXIES.0: input is not a valid IPv4 network",
+    "ATELIER_CORS_ORIGINS=https://a.example,*": "ATELIER_CORS_ORIGINS.1: string should match pattern '^https?://",
+    "ATELIER_CORS_ORIGINS=https://a.example/": "ATELIER_CORS_ORIGINS.0: string should match pattern '^https?://",
     "ATELIER_LOG_LEVEL=LOUD": "ATELIER_LOG_LEVEL: must be one of CRITICAL, ",
     "ATELIER_DATA_DIR=": "ATELIER_DATA_DIR: must not be empty",
 }

@@ -33,6 +33,10 @@ class KeyDigest:
     digest: str
 
 
+KeySent = str | Sequence[KeyDigest]
+"""What a caller has sent: a key, or what a token holds in place of one, its digest under each pepper."""
+
+
 def new_secret() -> str:
     body = PREFIX + "".join(secrets.choice(BASE62) for _ in range(RANDOM))
     return body + _check_digits(body)
@@ -50,6 +54,11 @@ def is_well_formed(secret: str) -> bool:
 def hash_secret(secret: str, pepper: bytes) -> KeyDigest:
     digest = hmac.digest(pepper, secret.encode(), "sha256")
     return KeyDigest(id="key_" + base32(digest[:16]), digest=digest.hex())
+
+
+def digests_of(sent: KeySent, settings: Settings) -> Sequence[KeyDigest]:
+    """Return a key's digests, that under the newest pepper first."""
+    return [hash_secret(sent, pepper) for pepper in settings.key_peppers.values()] if isinstance(sent, str) else sent
 
 
 def hint_of(secret: str) -> str:

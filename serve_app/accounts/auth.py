@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_app.accounts.api_keys import KeyDigest, hash_secret, is_well_formed, read_adapters, read_scopes
+from serve_app.accounts.api_keys import KeyDigest, KeySent, digests_of, is_well_formed, read_adapters, read_scopes
 from serve_app.domain.accounts import AuthResult, Caller, Plan, Window, new_rate_token, plan_cells
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.requests import Variant
@@ -56,7 +56,7 @@ class Authenticator:
         self._authenticate = Script(redis, "accounts/authenticate")
         self._count_owner = Script(redis, "accounts/count_owner")
 
-    async def authenticate(self, secret: str, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
+    async def authenticate(self, secret: KeySent, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
         """Identify the caller and count the request, in one script; store the `address` of the key's last use.
 
         An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest
@@ -94,12 +94,12 @@ class Authenticator:
 
 
 def auth_query(
-    secret: str, variant: Variant, settings: Settings, *, rate_token: str = "", address: str = ""
+    secret: KeySent, variant: Variant, settings: Settings, *, rate_token: str = "", address: str = ""
 ) -> AuthQuery | None:
     """Return the arguments for a key; None for a text that cannot be one."""
-    if not is_well_formed(secret):
+    if isinstance(secret, str) and not is_well_formed(secret):
         return None
-    key, *older = (hash_secret(secret, pepper) for pepper in settings.key_peppers.values())
+    key, *older = digests_of(secret, settings)
     plans = settings.plans_of(variant)
     return AuthQuery(key=key, older=older, variant=variant, plans=plans, rate_token=rate_token, address=address)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
+from serve_app.accounts.api_keys import KeySent
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
@@ -16,7 +17,7 @@ SHARED_PATH = "/v1/generate"
 class Credential(NamedTuple):
     """A key as sent, and the interface whose header carried it."""
 
-    key: str
+    key: KeySent
     variant: Variant
 
 

@@ -1,7 +1,7 @@
 """Dependencies of path operations: the parts of the service, the caller, a job, the idempotency key."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
@@ -84,7 +84,7 @@ async def authenticate_beyond_plan(request: Request) -> Caller:
 async def _authenticated(request: Request, *, may_exceed: bool) -> Caller:
     context = RequestContext.of(request)
     if context.caller is None:
-        key, variant = _credential(request)
+        key, variant = credential_of(request)
         address = caller_address(request)
         auth = await accounts_of(request).auth.authenticate(key, variant, counted=True, address=address)
         caller = _known_caller(context, auth)
@@ -98,7 +98,24 @@ async def _authenticated(request: Request, *, may_exceed: bool) -> Caller:
         changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
         _check_scope(caller, Scope.READ if request.method == "GET" else changing)
         context.caller = caller
+        if request.scope["route"].body_field is None:  # else the body is read and checked first
+            check_query(request)
     return context.caller
+
+
+def check_query(request: Request) -> None:
+    """Check the names of the query's parameters, where the route is closed. Raises `InvalidParameter`."""
+    known: Mapping[str, bool] | None = getattr(request.scope["route"], "query", None)
+    if known is None or not request.scope["query_string"]:
+        return
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        shown = name if _KEY_TEXT.fullmatch(name) else "query"
+        if name not in known:
+            takes = f"the parameters are {', '.join(known)}" if known else "there are no parameters"
+            raise InvalidParameter(f"{shown}: unknown query parameter; {takes}")
+        if not known[name] and names.count(name) > 1:
+            raise InvalidParameter(f"{shown}: must be sent once")
 
 
 async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | None = None) -> Job | None:
@@ -107,18 +124,19 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     Key and record are read in one round trip. Raises `Unauthorized` for every key that may not pass, whatever it asks
     for.
     """
-    key, variant = _credential(request)
+    key, variant = credential_of(request)
     poll = await jobs_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
     _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
     if poll.auth.limited:
         most = settings_of(request).polls_per_second
         raise PollLimitExceeded(f"At most {most} polls per second for each key; poll every 5 seconds.")
+    check_query(request)
     return poll.job
 
 
 async def still_reads(request: Request) -> bool:
     """Whether the key of a request that has long passed may still read: asked again every few seconds."""
-    key, variant = _credential(request)
+    key, variant = credential_of(request)
     return await jobs_of(request).poller.still_reads(key, variant)
 
 
@@ -193,9 +211,10 @@ CallerDep = Annotated[Caller, Depends(authenticate)]
 CallDep = Annotated[Call, Depends(read_call)]
 
 
-def _credential(request: Request) -> Credential:
+def credential_of(request: Request) -> Credential:
+    """Return the key of the request's header, or of the token that it came with. Raises `Unauthorized`."""
     scheme: CredentialScheme = request.app.state.credentials
-    return scheme.read(request.headers)
+    return RequestContext.of(request).credential or scheme.read(request.headers)
 
 
 def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:

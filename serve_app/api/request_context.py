@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.api.credentials import Credential
 from serve_app.domain.accounts import Caller, Window
 from serve_app.domain.requests import Variant
 from serve_app.settings import Network
@@ -110,6 +111,8 @@ class RequestContext:
     variant: Variant | None = None
     window: Window | None = None
     caller: Caller | None = None
+    credential: Credential | None = None
+    """What came with a token in place of a header."""
     route: str = ""
     """The route that is measured for an answer that no application gave."""
     error_code: str = ""

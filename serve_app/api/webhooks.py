@@ -8,27 +8,28 @@ from fastapi import APIRouter, Body, Depends, Path, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, jobs_of
+from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, accounts_of, acting_key, base_url, jobs_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.openapi import deletion, named, success
+from serve_app.api.openapi import ACCEPTED_HEADERS, deletion, named, success
 from serve_app.api.responses import json_response
-from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
+from serve_app.api.routing import ClosedRoute
+from serve_app.api.schemas import NOT_NULL, RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import Forbidden, NotFound
-from serve_app.domain.jobs import JobState
-from serve_app.webhooks.endpoints import OF_JOBS
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, InvalidParameter, NotFound
+from serve_app.webhooks.endpoints import EVENTS, OF_JOBS, TEST, Event
 from serve_app.webhooks.targets import LONGEST_URL
 
-router = APIRouter(route_class=ContractRoute, tags=["Webhooks"], strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, tags=["Webhooks"], strict_content_type=False)
 
-ENDPOINT_PATTERN, DELIVERY_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$", "^msg_(?:gen|up|job)_[a-z2-7]{26}_[0-9]+$"
+ENDPOINT_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$"
+DELIVERY_PATTERN = "^msg_(?:(?:gen|up|job)_[a-z2-7]{26}_[0-9]+|test_[0-9a-f]{26})$"
 _ERRORS = {403: "The API key lacks the scopes `read` and `generate`, or is kept to some LoRAs."}
 _URL, _SECRET = "https://example.com/atelier", "whsec_tKQvSpbPW8rwsrZqlMQkwGnDf2sAPbhN1vbnZDYHzwU="
 _WEBHOOK: dict[str, Any] = {
     "id": "wh_9f3a1c5e7b2d4f6a8c0e1b3d5f",
     "url": _URL,
+    "events": ["job.completed", "job.failed"],
     "status": "active",
     "created_at": "2026-11-26T12:00:00Z",
 }
@@ -43,12 +44,15 @@ _DELIVERY: dict[str, Any] = {
     "response_status": 503,
     "error": "answered 503",
 }
+_TEST = {"id": "msg_test_9f3a1c5e7b2d4f6a8c0e1b3d5f", "type": TEST, "status": "waiting", "attempts": 0}
+_TEST_EXAMPLE = {"Waiting": {**_TEST, "ended_at": "2026-11-26T12:00:08Z"}}
+_REPLAYED = {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]}
 _MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["type", "timestamp", "data"],
     "additionalProperties": False,
     "properties": {
-        "type": {"type": "string", "enum": [f"job.{state}" for state in JobState if state.is_terminal]},
+        "type": {"type": "string", "enum": list(EVENTS)},
         "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended."},
         "data": {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."},
     },
@@ -78,16 +82,30 @@ MESSAGES: dict[str, Any] = {
 """What this service sends to webhooks, as OpenAPI describes it."""
 
 
+WebhookUrl = Annotated[str, line(1, LONGEST_URL)]
+Events = Annotated[list[Event], Field(min_length=1, max_length=len(EVENTS))]
+_OF_URL = Field(
+    description="An HTTPS address at port 443 of the public internet, whose name is looked up when a message is sent; "
+    "redirects are not followed."
+)
+_OF_EVENTS = Field(description="What it is told of; by default, of every end of a job.")
+
+
 class NewWebhook(RequestBody):
     """Where to tell the ends of all jobs of the account."""
 
-    url: Annotated[
-        Annotated[str, line(1, LONGEST_URL)],
-        Field(
-            description="An HTTPS address at port 443 of the public internet, whose name is "
-            "looked up when a message is sent; redirects are not followed."
-        ),
-    ]
+    url: Annotated[WebhookUrl, _OF_URL]
+    events: Annotated[Events | SkipJsonSchema[None], NOT_NULL, _OF_EVENTS] = None
+
+
+class WebhookChange(RequestBody):
+    """What to change of a webhook. What is left out stays."""
+
+    url: Annotated[WebhookUrl | SkipJsonSchema[None], NOT_NULL, _OF_URL] = None
+    events: Annotated[Events | SkipJsonSchema[None], NOT_NULL, _OF_EVENTS] = None
+    enabled: Annotated[
+        bool | SkipJsonSchema[None], NOT_NULL, Field(description="Whether it is told of jobs that end from now on.")
+    ] = None
 
 
 class Webhook(ResponseBody):
@@ -95,8 +113,10 @@ class Webhook(ResponseBody):
 
     id: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^wh_[0-9a-f]{26}$"})]
     url: str
+    events: Annotated[list[Event], Field(description="What it is told of.")]
     status: Annotated[
-        Literal["active", "disabled"], Field(description="`disabled`: it answered 410, and is told nothing more.")
+        Literal["active", "disabled"],
+        Field(description="`disabled`: it answered 410, or was disabled, and is told nothing until it is enabled."),
     ]
     created_at: UtcTime
 
@@ -120,14 +140,14 @@ class Secret(ResponseBody):
 
 
 class Delivery(ResponseBody):
-    """A message about the end of a job, and what became of it."""
+    """A message about the end of a job, or a test, and what became of it."""
 
     id: Annotated[str, Field(description="The header `webhook-id` of every attempt.")]
-    type: Annotated[str, Field(description="`job.` and how the job ended.")]
-    job_id: str
+    type: Annotated[str, Field(description=f"`job.` and how the job ended; `{TEST}` of a test.")]
+    job_id: Annotated[str | SkipJsonSchema[None], Field(description="Absent for a test.")] = None
     status: Literal["waiting", "delivered", "failed"]
     attempts: Annotated[int, Field(ge=0)]
-    ended_at: Annotated[UtcTime, Field(description="When the job ended.")]
+    ended_at: Annotated[UtcTime, Field(description="When the job ended, or the test was asked for.")]
     next_attempt_at: Annotated[UtcTime | SkipJsonSchema[None], Field(description="Of one that waits.")] = None
     response_status: Annotated[int | SkipJsonSchema[None], Field(description="The last answer's HTTP status.")] = None
     error: Annotated[str | SkipJsonSchema[None], Field(description="Why the last attempt failed.")] = None
@@ -173,18 +193,23 @@ ChangingCaller = Annotated[Caller, Depends(changing)]
     status_code=201,
     response_model=CreatedWebhook,
     responses={
-        201: success("The webhook, with its secret.", {"Created": {**_WEBHOOK, "secret": _SECRET}}),
-        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, descriptions=_ERRORS),
+        201: success("The webhook, with its secret.", {"Created": {**_WEBHOOK, "secret": _SECRET}}, headers=_REPLAYED),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, IdempotencyConflict, descriptions=_ERRORS),
     },
 )
 async def create_webhook(
     request: Request,
     caller: ChangingCaller,
     body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}}))],
+    key: IdempotencyKeyDep,
 ) -> Response:
-    endpoint, secret = await jobs_of(request).webhooks.create(caller.account_id, body.url)
-    await _record(request, caller, Act.WEBHOOK_ADDED, endpoint.id)
-    return json_response(CreatedWebhook(**asdict(endpoint), secret=secret), status=201)
+    created = await jobs_of(request).webhooks.create(
+        caller.account_id, body.url, events=body.events or (), base_url=base_url(request), idempotency_key=key
+    )
+    if not created.replayed:
+        await _record(request, caller, Act.WEBHOOK_ADDED, created.endpoint.id)
+    shown = CreatedWebhook(**asdict(created.endpoint), secret=created.secret)
+    return json_response(shown, status=201, headers={"Idempotency-Replayed": "true"} if created.replayed else None)
 
 
 @router.get(
@@ -200,6 +225,45 @@ async def create_webhook(
 async def list_webhooks(request: Request, caller: CallerDep) -> Response:
     found = await jobs_of(request).webhooks.list(caller.account_id)
     return json_response(Webhooks.model_validate({"webhooks": found}))
+
+
+@router.patch(
+    "/v1/webhooks/{webhook_id}",
+    operation_id="changeWebhook",
+    summary="Change a webhook, disable it or enable it again",
+    response_model=Webhook,
+    responses={
+        200: success("The changed webhook.", {"Webhook": _WEBHOOK}),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def change_webhook(
+    request: Request,
+    caller: ChangingCaller,
+    webhook_id: EndpointId,
+    body: Annotated[WebhookChange, Body(openapi_examples=named({"Enable again": {"enabled": True}}))],
+) -> Response:
+    changed = await jobs_of(request).webhooks.change(caller.account_id, webhook_id, **body.model_dump())
+    await _record(request, caller, Act.WEBHOOK_CHANGED, webhook_id)
+    return json_response(Webhook.model_validate(changed))
+
+
+@router.post(
+    "/v1/webhooks/{webhook_id}/test",
+    operation_id="testWebhook",
+    summary="Send a webhook a test message, once, even if it is disabled",
+    description=f'A message like any other: `{{"type": "{TEST}", "timestamp": "…", "data": {{"id": "wh_…"}}}}`.',
+    response_model=Delivery,
+    responses={
+        200: success("The delivery, which waits.", _TEST_EXAMPLE),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def send_test(
+    request: Request, caller: ChangingCaller, webhook_id: EndpointId, key: IdempotencyKeyDep
+) -> Response:
+    delivery = await jobs_of(request).webhooks.test(caller.account_id, webhook_id, key)
+    return json_response(Delivery.model_validate(delivery))
 
 
 @router.delete(
@@ -225,7 +289,7 @@ async def delete_webhook(request: Request, caller: ChangingCaller, webhook_id: E
     },
 )
 async def roll_secret(request: Request, caller: ChangingCaller, webhook_id: EndpointId) -> Response:
-    secret = await jobs_of(request).webhooks.roll(caller.account_id, webhook_id)
+    secret = await jobs_of(request).webhooks.roll(caller.account_id, webhook_id, base_url=base_url(request))
     await _record(request, caller, Act.WEBHOOK_ROLLED, webhook_id)
     return json_response(Secret(secret=secret))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from serve_app.accounts.api_keys import KeySent
 from serve_app.accounts.auth import anonymous, auth_query
 from serve_app.domain.accounts import AuthResult, Scope
 from serve_app.domain.errors import StoreUnavailable
@@ -37,7 +38,7 @@ class Poller:
         self._counts: dict[tuple[str, str, Variant], int] = {}
         self._known: dict[tuple[str, str, Variant], AuthResult] = {}
 
-    async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
+    async def poll(self, secret: KeySent, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
         """Authenticate without counting, and read the account's job, in one script.
 
         With `of`, only a job that was made on that interface is read, without its request, which the interface does not
@@ -56,7 +57,7 @@ class Poller:
             self._known[key] = auth
         return Poll(auth, read_snapshot(snapshot, with_request=of is None))
 
-    async def still_reads(self, secret: str, variant: Variant) -> bool:
+    async def still_reads(self, secret: KeySent, variant: Variant) -> bool:
         """Whether a key that once passed may still read, which counts as no poll of it. It may while Redis is away."""
         query = auth_query(secret, variant, self._settings)
         if query is None:

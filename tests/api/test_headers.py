@@ -307,3 +307,26 @@ async def test_words_that_the_base_model_has_never_read_are_named(service: TestS
     many = existing(await said(" ".join("öü" * length for length in range(1, 41))))
     assert (len(many) <= LONGEST, many.startswith("%C3%B6%C3%BC, %C3%B6%C3%BC%C3%B6%C3%BC")) == (True, True)
     assert header_value(str(number) for number in range(100)) == ", ".join(map(str, range(MOST_WORDS)))
+
+
+async def test_pages_of_the_origins_that_an_operator_names_may_call_from_a_browser(
+    service: TestService, member: Member
+) -> None:
+    named, other = {"Origin": "https://app.example.com"}, {"Origin": "https://elsewhere.example"}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key,idempotency-key"}
+    settings = service.resources.settings.model_copy(update={"cors_origins": ("https://app.example.com",)})
+    async with client_of(service.resources.with_parts(settings=settings).app()) as client:
+        before = await client.options("/v1/jobs", headers=named | asks)
+        assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, named["Origin"])
+        assert before.headers["access-control-allow-headers"] == asks["Access-Control-Request-Headers"]
+        for headers, status in ((member.b, 200), ({}, 401)):
+            answer = await client.get("/v1/jobs", headers=headers | named)
+            assert_headers(answer)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, named["Origin"])
+            assert {"ETag", "Location", "Retry-After"} < {*answer.headers["access-control-expose-headers"].split(", ")}
+            assert "access-control-allow-credentials" not in answer.headers
+            answer = await client.get("/v1/jobs", headers=headers | other)
+            assert "access-control-allow-origin" not in answer.headers
+        assert (await client.options("/v1/jobs", headers=other | asks)).status_code == 400
+    refused(await service.client.options("/v1/jobs", headers=named | asks), 405, "method_not_allowed")
+    assert "access-control-allow-origin" not in (await service.client.get("/v1/jobs", headers=member.b | named)).headers

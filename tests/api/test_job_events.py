@@ -5,6 +5,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import httpx
@@ -15,7 +16,7 @@ from serve_app.api.jobs import events
 from serve_app.jobs import waits
 from serve_app.jobs.previews import Preview
 from serve_app.jobs.waits import JobWaits
-from tests.api.app import ALL, Member, TestService
+from tests.api.app import ALL, Member, TestService, refused
 from tests.api.test_documents import document_of, validator
 from tests.support import wait_until
 
@@ -34,10 +35,10 @@ class Ingress(NamedTuple):
 
     @asynccontextmanager
     async def follow(
-        self, job_id: str, headers: Mapping[str, str], last: str = ""
+        self, job_id: str, headers: Mapping[str, str], last: str = "", address: str = ""
     ) -> AsyncGenerator[AsyncIterator[Event]]:
         asked = {**headers, **({"Last-Event-ID": last} if last else {})}
-        async with self.client.stream("GET", f"/v1/jobs/{job_id}/events", headers=asked) as response:
+        async with self.client.stream("GET", address or f"/v1/jobs/{job_id}/events", headers=asked) as response:
             assert response.headers["content-type"].startswith("text/event-stream"), await response.aread()
             assert (response.headers["cache-control"], response.headers["x-accel-buffering"]) == ("no-store", "no")
             yield _events(response)
@@ -204,3 +205,28 @@ async def test_a_reader_that_takes_nothing_loses_its_place(
     async with asyncio.timeout(5):
         await service.call(scope, receive, send)
     assert service.resources.waits.count == 0
+
+
+async def test_a_browser_follows_one_job_by_an_address_of_its_own_as_long_as_the_key_reads(
+    service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, other = await service.submit(member), await service.submit(member)
+    async with ingress(service) as here:
+
+        async def made() -> str:
+            answer = await here.client.get(f"/v1/jobs/{job_id}/events/address", headers=member.b)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["url"]
+
+        address = await made()
+        monkeypatch.setattr(events, "TOKEN_LIFE", timedelta(seconds=-1))
+        forged = address[:-1] + ("0" if address[-1] != "0" else "1")
+        for wrong in (address.replace(job_id, other), await made(), forged, address.partition("=")[0] + "=é.é"):
+            refused(await here.client.get(wrong), 401, "unauthorized", "not valid any more")
+        refused(await here.client.get(address.replace("/events?", "?")), 401, "unauthorized")
+        [key] = await service.resources.api_keys.list(member.account.id)
+        async with here.follow(job_id, {}, address=address) as told:
+            assert (await anext(told)).data["id"] == job_id
+            await service.resources.api_keys.revoke(key.id)
+            assert [each async for each in told] == []
+        refused(await here.client.get(address), 401, "unauthorized")

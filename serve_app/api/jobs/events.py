@@ -4,6 +4,7 @@ An event's id says all that its reader has seen by then, so that any ingress goe
 """
 
 import asyncio
+import hmac
 import logging
 import re
 import time
@@ -11,21 +12,37 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.api.dependencies import found, image_signer, jobs_of, load_job, still_reads
-from serve_app.api.errors import EITHER_KEY_ERRORS, domain_error_response, error_responses
+from serve_app.accounts.api_keys import KeyDigest, digests_of
+from serve_app.api.credentials import Credential
+from serve_app.api.dependencies import (
+    base_url,
+    credential_of,
+    found,
+    image_signer,
+    jobs_of,
+    load_job,
+    settings_of,
+    still_reads,
+)
+from serve_app.api.errors import POLL_ERRORS, domain_error_response, error_responses
 from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import JobId
+from serve_app.api.openapi import success
 from serve_app.api.request_context import RequestContext
-from serve_app.api.responses import encode
-from serve_app.api.routing import ContractRoute
-from serve_app.domain.errors import AtelierError, NotFound, Overloaded
+from serve_app.api.responses import encode, json_response
+from serve_app.api.routing import ClosedRoute
+from serve_app.api.schemas import ResponseBody, Url, UtcTime
+from serve_app.domain.errors import AtelierError, Overloaded, Unauthorized
 from serve_app.domain.jobs import JOB_PREFIXES, Job
+from serve_app.domain.requests import Variant
 from serve_app.jobs.waits import JobLook, Watch
 
 log = logging.getLogger(__name__)
@@ -61,9 +78,10 @@ id: end
 data: {"id":"gen_c4zq2e7wvbbxm5l3r6yhtajd2i","kind":"generation","status":"completed","progress":100}
 
 """
+_URL = "https://images.example/v1/jobs/gen_c4zq2e7wvbbxm5l3r6yhtajd2i/events?token=1795867800.a.…"
 _DESCRIPTION = f"""\
-Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; use a client that \
-sets headers.
+Server-sent events: the data of each is one line of JSON. A browser's `EventSource` sends no API key; it opens an \
+address of `getEventsAddress`.
 
 - `snapshot`: the job, as `getJob` answers, at once.
 - `progress`: `status`, `attempt` and `progress` (percent), whenever one of them changes.
@@ -92,15 +110,20 @@ _PREVIEW = {
     "step": {"type": "integer"},
     "image": {"type": "string", "contentMediaType": "image/png", "contentEncoding": "base64"},
 }
-EVENTS: dict[str, Any] = {
-    "oneOf": [
-        _event_schema("snapshot", "The job, at once.", _JOB),
-        _event_schema("progress", "What has changed.", _object(_PROGRESS)),
-        _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
-        _event_schema("end", "The job, once it has ended.", _JOB),
-    ]
+_EVENTS = {
+    "JobSnapshotEvent": _event_schema("snapshot", "The job, at once.", _JOB),
+    "JobProgressEvent": _event_schema("progress", "What has changed.", _object(_PROGRESS)),
+    "JobPreviewEvent": _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
+    "JobEndEvent": _event_schema("end", "The job, once it has ended.", _JOB),
 }
-"""Each event of a stream, its data read as JSON. OpenAPI 3.1 has no schema for a sequence of them."""
+SCHEMAS = {
+    **_EVENTS,
+    "JobEvent": {
+        "description": "An event of a job, its data read as JSON.",
+        "oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in _EVENTS],
+    },
+}
+"""Each event of a stream, for programs: OpenAPI 3.1 has no schema for a sequence of them."""
 
 
 @dataclass(slots=True)
@@ -223,7 +246,51 @@ async def _send_in_time(send: Send, message: Message) -> None:
         await send(message)
 
 
-router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
+TOKEN_LIFE = timedelta(minutes=10)
+"""How long a stream can be opened, or opened again, with a token."""
+
+
+class EventsAddress(ResponseBody):
+    """Where whoever has no key, such as a browser's `EventSource`, may follow one job for a while."""
+
+    url: Url
+    expires_at: Annotated[UtcTime, Field(description="A stream that is open by then goes on.")]
+
+
+def _signed(request: Request, job_id: str, said: str) -> str:
+    signed = f"events of {job_id}: {said}".encode()
+    return f"{said}.{hmac.digest(settings_of(request).pepper_bytes, signed, 'sha256').hex()}"
+
+
+def _read_token(request: Request, job_id: str, token: str) -> Credential:
+    """Return whose key made a token for this job. Raises `Unauthorized`."""
+    said, whole = token.rpartition(".")[0], token.encode()
+    if not hmac.compare_digest(_signed(request, job_id, said).encode(), whole) or int(said.split(".")[0]) < time.time():
+        raise Unauthorized("The token of this address is not valid any more: ask for another.")
+    _, variant, *keys = said.split(".")
+    return Credential([KeyDigest(*each) for each in zip(keys[::2], keys[1::2], strict=True)], Variant(variant))
+
+
+router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events/address",
+    operation_id="getEventsAddress",
+    summary="Make an address by which a browser follows a job without the key, for 10 minutes",
+    response_model=EventsAddress,
+    responses={
+        200: success("The address.", {"Address": {"url": _URL, "expires_at": "2026-11-28T12:10:00Z"}}),
+        **error_responses(*POLL_ERRORS),
+    },
+    description="It follows this one job, as long as the key that made it may read.",
+)
+async def get_events_address(request: Request, job_id: JobId) -> Response:
+    job, (secret, variant) = found(await load_job(request, job_id, *JOB_PREFIXES), "job"), credential_of(request)
+    expires_at, keys = datetime.now(UTC) + TOKEN_LIFE, digests_of(secret, settings_of(request))
+    said = ".".join((f"{expires_at.timestamp():.0f}", variant, *(f"{each.id}.{each.digest}" for each in keys)))
+    url = f"{base_url(request)}/v1/jobs/{job.id}/events?token={_signed(request, job.id, said)}"
+    return json_response(EventsAddress(url=url, expires_at=expires_at))
 
 
 @router.get(
@@ -237,11 +304,14 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
         200: {
             "description": "The events, until the job has ended.",
             "content": {
-                "text/event-stream": {"schema": {"type": "string", "contentSchema": EVENTS}, "example": _EXAMPLE}
+                "text/event-stream": {
+                    "schema": {"type": "string", "contentSchema": {"$ref": "#/components/schemas/JobEvent"}},
+                    "example": _EXAMPLE,
+                }
             },
         },
         204: {"description": "`Last-Event-ID` is that of `end`: there is nothing more."},
-        **error_responses(*EITHER_KEY_ERRORS, NotFound),
+        **error_responses(*POLL_ERRORS),
     },
 )
 async def follow_job(
@@ -250,7 +320,12 @@ async def follow_job(
     last_event_id: Annotated[
         str, Header(alias="Last-Event-ID", description="The `id` of the last event that was received.")
     ] = "",
+    token: Annotated[
+        str, Query(max_length=999, description="In place of a key: that of an address of `getEventsAddress`.")
+    ] = "",
 ) -> Response:
+    if token:
+        RequestContext.of(request).credential = _read_token(request, job_id, token)
     job = found(await load_job(request, job_id, *JOB_PREFIXES), "job")
     if last_event_id == END and job.state.is_terminal:
         return Response(status_code=204)

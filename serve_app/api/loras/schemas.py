@@ -92,7 +92,7 @@ class Loras(ResponseBody):
 
     loras: list[Lora]
     next_cursor: Annotated[
-        Cursor, Field(description="Pass it as `cursor` for the next page; absent on the last page.")
+        Cursor, Field(description="Pass it as `cursor` for the next page, also of a short one; absent on the last.")
     ] = None
 
 
