@@ -3,6 +3,8 @@
 The type variables are what the methods return: a job for `Client`, a coroutine that returns one for `AsyncClient`.
 """
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -113,6 +115,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         image: Picture | None = None,
         mask: Picture | None = None,
         wait: bool | None = None,
+        timeout: float | None = WAIT_S,
         progress: bool = True,
         idempotency_key: str | None = None,
         **options: Unpack[GenerationOptions],
@@ -121,8 +124,8 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
 
         LoRAs are named by name or id. It returns when the images are ready, and shows a bar in a terminal or notebook
         unless `progress` is off. With `lora_id`, the id of one, it returns the started job at once. `wait` decides for
-        either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
-        Ctrl-C or an error while it waits cancels the job, a time that is over does not.
+        either, `timeout` for how many seconds. `GenerationOptions` has the options; those left out are as the LoRAs, or
+        else their base model, say. Ctrl-C or an error while it waits cancels the job, a time that is over does not.
 
         `image` is begun from, scaled to the size asked for, and `strength` says how much of it is redrawn; `mask` is
         white there, and black where it is kept. Either is uploaded unless the service has it:
@@ -139,7 +142,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
             body |= yield from self._bodies.pictures(body, image, mask)
             job = self._job((yield from self._bodies.create(body, idempotency_key)), is_begun=True)
             if lora_id is None if wait is None else wait:
-                yield from self.ended(job, f"Drawing {prompt}", progress)
+                yield from self.ended(job, f"Drawing {prompt}", progress, timeout)
             return job
 
         return self.execute(drawn())
@@ -153,6 +156,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         image: Picture | None = None,
         mask: Picture | None = None,
         concurrency: int = CONCURRENCY,
+        timeout: float | None = None,
         progress: bool = True,
         **options: Unpack[GenerationOptions],
     ) -> JobsT:
@@ -163,7 +167,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. A request that the
         service refuses, as for an empty prompt, stands in its place as a failed job without an id. At most
         `concurrency` jobs are open at once, or as many as the service takes, and the plan's next window is waited for,
-        however long that is.
+        however long that is. After `timeout` seconds those that were started are returned as they are, not `done`.
 
         Raises before any job is started: `ValueError` for lists of different lengths, what `generate` does for wrong
         options and names of LoRAs, and `Unauthorized`, `Unreachable` and the like. Once a job is started such an error
@@ -189,6 +193,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
                     requests=bodies,
                     concurrency=concurrency,
                     show=show,
+                    deadline=math.inf if timeout is None else time.monotonic() + timeout,
                 )
 
                 def begun() -> JobList[Any]:
@@ -219,10 +224,10 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         body = {"kind": "upscale", "image_id": image_id, **fields}
         return self._job((yield from self.service.create(idempotency_key, body)), is_begun=True)
 
-    def ended(self, job: Any, label: str, progress: bool) -> Operation[Any]:
+    def ended(self, job: Any, label: str, progress: bool, timeout: float | None) -> Operation[Any]:
         """Wait for the images of a job that this call has begun, with a bar where somebody sees it."""
         with shown_bar(label, wanted=progress) as show:
-            return (yield from job.ending(WAIT_S, show and (lambda percent: show(label, percent / 100))))
+            return (yield from job.ending(timeout, show and (lambda percent: show(label, percent / 100))))
 
     def base_models(self) -> BaseModelsT:
         """The base models on offer, the default first, with what may be asked of each."""
@@ -354,13 +359,18 @@ class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
         self._client, self._record, self._index = client, record, index
 
     def upscale(
-        self, scale_factor: int | None = None, *, progress: bool = True, **options: Unpack[JobOptions]
+        self,
+        scale_factor: int | None = None,
+        *,
+        timeout: float | None = WAIT_S,
+        progress: bool = True,
+        **options: Unpack[JobOptions],
     ) -> ImageT:
-        """Enlarge the image 2 or 4 times; returns the larger image."""
+        """Enlarge the image 2 or 4 times; returns the larger image. Waits as `generate` does."""
 
         def enlarged() -> Operation[Any]:
             job = yield from self._client.enlarging(self, scale_factor, options)
-            return (yield from self._client.ended(job, f"Enlarging {scale_factor or 2}×", progress)).images[0]
+            return (yield from self._client.ended(job, f"Enlarging {scale_factor or 2}×", progress, timeout)).images[0]
 
         return self._client.execute(enlarged())
 

@@ -137,6 +137,10 @@ class ImageInfo(Row):
         return f"<{type(self).__name__} {self.image_id} {self.caption}>"
 
 
+ENDS = ("completed", "failed", "canceled", "expired")
+"""The states of `/v1/jobs` that a job stays in; before, it is `queued` and `running`."""
+
+
 @dataclass(frozen=True)
 class Record(Row):
     """Holds the state of a job as one answer of the service gives it."""
@@ -156,27 +160,21 @@ class Record(Row):
 
     @property
     def is_final(self) -> bool:
-        return self.status in ("completed", "failed")
+        return self.status in ENDS
 
     @classmethod
     def read(cls, row: Mapping[str, Any], *, unknown_words: str = "") -> Self:
         """Read a job of `/v1/jobs`; `unknown_words` is what the answer's `X-Unknown-Words` header says."""
-        status = _STATUS_OF_JOB.get(row["status"], row["status"])
         error = row.get("error") or {}
         told: dict[str, Any] = {
-            "status": status,
             "images": tuple(ImageInfo.read(image) for image in row.get("images", ())),
             "error_code": error.get("code"),
             "error_message": error.get("message"),
             "unknown_words": [unquote(word) for word in unknown_words.split(", ") if word],
         }
-        if status == "completed":
+        if row["status"] == "completed":
             told |= {"progress": 100, "completed_at": row.get("finished_at")}
         return super().read({**row, **told})
-
-
-_STATUS_OF_JOB = {"running": "processing", "canceled": "failed", "expired": "failed"}
-"""The words of `/v1/jobs` for a job's state are finer than those of the interfaces."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`queued`, `processing`, `completed` or `failed`."""
+        """`queued`, `running`, `completed`, `failed`, `canceled` or `expired`."""
         return self._record.status
 
     @property
@@ -253,8 +251,13 @@ class JobState:
 
     @property
     def error(self) -> str:
-        """Why the job has failed; empty for every other."""
+        """Why the job ended without images, in words; empty for every other."""
         return self._record.error_message
+
+    @property
+    def error_code(self) -> str:
+        """Why the job ended without images, as the API names it, such as `out_of_memory`; empty for every other."""
+        return self._record.error_code
 
     @property
     def done(self) -> bool:

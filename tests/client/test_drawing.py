@@ -292,7 +292,7 @@ def test_events_tell_each_change_and_end_with_the_job(
     (claim,) = live.run(claims(live))
     live.run(live.resources.queue.heartbeat(claim.lease, progress=40))
     event = next(events)
-    assert (event.status, event.progress) == ("processing", 40)
+    assert (event.status, event.progress) == ("running", 40)
     assert event.estimated_completion_time is not None
     previews = live.resources.previews
     live.run(previews.put(job.id, {1: Preview(3, b"PNG")}))
