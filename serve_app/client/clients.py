@@ -89,7 +89,7 @@ class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], 
             action.path.write_bytes(action.content)
             return None
         with action.built(self._http) as request:
-            response = self._http.send(request, stream=action.is_stream)
+            response = self._http.send(request, stream=action.is_stream, follow_redirects=action.is_elsewhere)
         if action.is_stream and not sends_events(response):
             response.read()
         return response
@@ -174,7 +174,7 @@ class AsyncClient(
             await asyncio.to_thread(action.path.write_bytes, action.content)
             return None
         with action.built(self._http) as request:
-            response = await self._http.send(request, stream=action.is_stream)
+            response = await self._http.send(request, stream=action.is_stream, follow_redirects=action.is_elsewhere)
         if action.is_stream and not sends_events(response):
             await response.aread()
         return response
