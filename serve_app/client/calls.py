@@ -375,11 +375,14 @@ class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
         return self._client.execute(enlarged())
 
     def download(self, path: str | Path | None = None) -> BytesT:
-        """The file's bytes, also written to `path` when one is given."""
+        """The file's bytes, also written to `path` when one is given, as `save` does."""
         return self._client.execute(self._downloaded(path))
 
     def save(self, path: str | Path | None = None) -> PathT:
-        """Write the file to `path`, or under the image's id into the working directory; returns the file."""
+        """Write the file to `path`, or under the image's id into the working directory; returns the file.
+
+        Raises `ValueError` where the name says another format: images have the one that `output_format` asked for.
+        """
         file = Path(path or f"{self.image_id}{self.suffix}")
         return self._client.execute(then(self._downloaded(file), lambda _: file))
 
@@ -388,6 +391,8 @@ class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
         return self._client.execute(then(self._downloaded(), open_picture))
 
     def _downloaded(self, path: str | Path | None = None) -> Operation[bytes]:
+        if path is not None:
+            self.check_name(Path(path))
         content = yield from self._client.service.download(self._record, self._index)
         if path is not None:
             yield Write(Path(path), content)

@@ -1,10 +1,11 @@
 """Jobs, images, LoRAs and base models as the service returns them."""
 
+import mimetypes
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import date, datetime
 from io import BytesIO
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 PilPicture: TypeAlias = "PilImage"
 """Pillow's class, whose module is loaded only when a picture is opened."""
+
+FORMATS = ("png", "jpeg", "webp")
+"""What `output_format` may be."""
 
 _FROM_JSON: dict[object, Callable[[Any], Any]] = {
     date: date.fromisoformat,
@@ -127,6 +131,16 @@ class ImageInfo(Row):
     @property
     def media_type(self) -> str:
         return f"image/{self.suffix[1:].replace('jpg', 'jpeg')}"
+
+    def check_name(self, file: Path) -> None:
+        """Raise `ValueError` for a file whose name says another format of images than its content would have."""
+        wanted = format_of(file)
+        if wanted and f"image/{wanted}" != self.media_type:
+            asking = f", or draw with output_format={wanted!r}" if wanted in FORMATS else ""
+            raise ValueError(
+                f"{file}: the image is {self.media_type[6:].upper()}: save it as {file.with_suffix(self.suffix).name}"
+                f"{asking}; Pillow converts it without its marks and settings: image.pil().save({file.name!r})"
+            )
 
     @property
     def caption(self) -> str:
@@ -306,6 +320,12 @@ class JobState:
                 on_progress(record.progress)
 
         return store
+
+
+def format_of(file: Path) -> str:
+    """The format of images that the file's name says, such as `jpeg`; empty for any other name."""
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
+    return kind.removeprefix("image/") if kind is not None and kind.startswith("image/") else ""
 
 
 def open_picture(picture: bytes) -> PilPicture:

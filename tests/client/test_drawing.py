@@ -64,6 +64,14 @@ async def test_a_file_is_named_and_shown_as_what_it_is(
         assert image.save() == Path(f"{image.image_id}{suffix}")
         with PilImage.open(image.save()) as picture:
             assert (picture.format, image.pil().format) == (output_format.upper(),) * 2
+        other, name = ("jpg", "jpeg") if output_format != "jpeg" else ("webp", "webp")
+        for file in (f"x.{other}", f"x.{other.upper()}", "x.gif"):
+            with pytest.raises(
+                ValueError, match=rf"the image is {output_format.upper()}: save it as x{suffix}"
+            ) as said:
+                image.save(file)
+            assert (f"output_format='{name}'" in str(said.value)) == ("gif" not in file)
+        assert image.save(f"x{suffix}").read_bytes() == image.save("no image's name.final").read_bytes()
         shown = {media_type: b64encode(image.download()).decode()}
         assert image._repr_mimebundle_() == shown  # pyright: ignore[reportPrivateUsage]
         assert f"data:{media_type};base64,{shown[media_type]}" in (job._repr_html_() or "")  # pyright: ignore[reportPrivateUsage]
