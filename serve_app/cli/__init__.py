@@ -1,4 +1,4 @@
-"""The `atelier` command. Every subcommand takes `--json`, `--data-dir` and `--redis-url`.
+"""The `atelier` command of operators. Every subcommand takes `--json`, `--data-dir` and `--redis-url`.
 
 `deployments/local.py` adds to `app` what knows Ray: `up`, `check` and `doctor`.
 """
@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import accounts, doctor, images, jobs, keys, loras, marking, operators
+from serve_app.cli import accounts, doctor, jobs, keys, loras, marking, operators
 from serve_app.cli.command import OneLineErrors, command
+from serve_app.client import commands
 
 app = typer.Typer(
     cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -32,14 +33,26 @@ def atelier(
     """Atelier: text-to-image generation with many LoRA adapters, on your own machines."""
 
 
+def _name_account_command(group: typer.Typer, name: str) -> None:
+    """Name a command of the SDK's in the help; `deployments/__main__.py` calls it without loading all this."""
+    words, passes_on = name.split(), {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    def run(context: typer.Context) -> None:
+        commands.main([*words, *context.args])
+
+    text = commands.COMMANDS[name].help
+    group.command(words[-1], help=text, add_help_option=False, context_settings=passes_on)(run)
+
+
 app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
 app.add_typer(marking.app, name="marking")
-for function in (accounts.audit, images.generate, images.upscale, doctor.restore, accounts.usage, marking.verify):
+for function in (accounts.audit, doctor.restore, accounts.usage, marking.verify):
     command(app, function.__name__)(function)
-command(loras.app, "try")(images.try_lora)
+for name, group in (("generate", app), ("upscale", app), ("loras try", loras.app)):
+    _name_account_command(group, name)
 
 __all__ = ["app"]
