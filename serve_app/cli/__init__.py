@@ -40,7 +40,7 @@ def _name_account_command(group: typer.Typer, name: str) -> None:
     def run(context: typer.Context) -> None:
         commands.main([*words, *context.args])
 
-    text = commands.COMMANDS[name].help
+    text = commands.COMMANDS[name][0]
     group.command(words[-1], help=text, add_help_option=False, context_settings=passes_on)(run)
 
 

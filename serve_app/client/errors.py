@@ -23,6 +23,10 @@ class UnknownLora(AtelierClientError, LookupError):
     """The account may use no LoRA of this name or id, or several have the name; no job was asked for."""
 
 
+class InvalidSignature(AtelierClientError, ValueError):
+    """A message that came to a webhook's address is not signed by its secret, or was signed long ago."""
+
+
 class ServiceError(AtelierClientError):
     """The service answered with an error."""
 
@@ -81,8 +85,10 @@ class WaitTimeout(AtelierClientError, TimeoutError):
 class JobFailed(AtelierClientError):
     """The job ended without images."""
 
+    how = "failed"
+
     def __init__(self, job_id: str, code: str, message: str) -> None:
-        super().__init__(f"{job_id or 'a job that was not started'} failed: {message} ({code})")
+        super().__init__(f"{job_id or 'a job that was not started'} {self.how}: {message} ({code})")
         self.job_id = job_id
         self.code = code
         self.message = message
@@ -91,9 +97,13 @@ class JobFailed(AtelierClientError):
 class JobCanceled(JobFailed):
     """The job was canceled."""
 
+    how = "was canceled"
+
 
 class JobExpired(JobFailed):
     """The job waited longer than the service allows."""
+
+    how = "expired"
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

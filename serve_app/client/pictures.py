@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from io import BytesIO
+from io import BytesIO, TextIOBase
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, Union
 from urllib.parse import unquote_to_bytes
@@ -140,7 +140,7 @@ def _content_of(picture: PictureFile) -> bytes:
         file = BytesIO()
         given.save(file, "PNG")
         return file.getvalue()
-    content = given.read() if hasattr(given, "read") else None
+    content = given.read() if hasattr(given, "read") and not isinstance(given, TextIOBase) else None
     if not isinstance(content, bytes):
         raise TypeError(
             "a picture is a path, an address, bytes, a file opened with 'rb', a Pillow image or an image of the service, "

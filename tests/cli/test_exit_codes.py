@@ -11,6 +11,7 @@ import typer
 
 from deployments.local import app
 from serve_app.client.commands import COMMANDS as ACCOUNT_COMMANDS
+from serve_app.client.commands import OPERATORS
 from serve_app.store.embedded_redis import running_redis
 from tests.cli.conftest import Atelier
 from tests.support import write_catalog
@@ -23,7 +24,7 @@ def _commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
         yield from _commands(each, *words, name)
 
 
-ACCOUNTS = {name for name, command in ACCOUNT_COMMANDS.items() if not command.is_shared} | {"mcp"}
+ACCOUNTS = {*ACCOUNT_COMMANDS, "mcp"} - {*OPERATORS}
 COMMANDS = {name: each for name, each in _commands(typer.main.get_command(app)) if name not in ACCOUNTS}
 """All but those of an account, which ask the service by its address."""
 
