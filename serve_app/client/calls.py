@@ -24,6 +24,7 @@ from serve_app.client.pictures import Picture, PictureCalls, picture_id
 from serve_app.client.protocol import LONG_POLL_S, Interface, Operation, Service, Write, path_of, then, without_none
 from serve_app.client.records import BaseModel, ImageInfo, JobState, OnProgress, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout
+from serve_app.client.webhook_calls import WebhookCalls
 
 RETRY_BUDGET_S = 30.0
 WAIT_S = 600.0
@@ -48,7 +49,7 @@ NoneT = TypeVar("NoneT")
 
 
 class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, NoneT]):
-    """The calls of a client, except those on `loras` and `images`."""
+    """The calls of a client, except those on `loras`, `images` and `webhooks`."""
 
     _http_client: Callable[..., Any]
     """Makes httpx's client, whose connections this one uses."""
@@ -56,6 +57,8 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
     """List, add, change, share and delete LoRAs."""
     images: Any
     """Upload and delete pictures to draw from."""
+    webhooks: Any
+    """Be told when jobs end."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         self._http = self._http_client(timeout=limits, transport=transport)
         self.loras = LoraCalls[Any, Any, Any](self.service, self.execute)
         self.images = PictureCalls[Any, Any, Any](self.service, self.execute)
+        self.webhooks = WebhookCalls[Any, Any, Any, Any, Any](self.service, self.execute)
         self._bodies = Bodies(self.service)
         self.interrupted: list[Any] = []
         """The jobs of the call that broke off last: those that had ended have their images, the others were canceled."""
