@@ -17,7 +17,7 @@ UPSCALES = "upscale"
 class Usage:
     """Usage of one day (UTC) with one key ('' for the console) and one LoRA.
 
-    Work is in megapixel-steps, `seconds` are of one worker.
+    Work is in megapixel-steps, of upscales in megapixels of their results; `seconds` are of one worker.
     """
 
     day: date
@@ -64,7 +64,7 @@ def _read(day: date, row: Mapping[str, str]) -> list[Usage]:
             key_id=key_id,
             lora_id=lora_id,
             images=of.get("images", 0),
-            megapixel_steps=0.0 if lora_id == UPSCALES else of.get("work", 0) / MILLI,
+            megapixel_steps=of.get("work", 0) / MILLI,
             seconds=of.get("ms", 0) / 1000,
         )
         for (lora_id, key_id), of in sorted(counted.items())

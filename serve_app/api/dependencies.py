@@ -1,7 +1,7 @@
 """Dependencies of path operations: the parts of the service, the caller, a job, the idempotency key."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
@@ -30,6 +30,7 @@ from serve_app.settings import Settings
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
+_PARAMETER = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")
 
 _OTHER_INTERFACE = {
@@ -98,7 +99,24 @@ async def _authenticated(request: Request, *, may_exceed: bool) -> Caller:
         changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
         _check_scope(caller, Scope.READ if request.method == "GET" else changing)
         context.caller = caller
+        if request.scope["route"].body_field is None:  # else the body is read and checked first
+            check_query(request)
     return context.caller
+
+
+def check_query(request: Request) -> None:
+    """Check the names of the query's parameters, where the path operation is a `ClosedRoute`. Raises `InvalidParameter`."""
+    known: Mapping[str, bool] | None = getattr(request.scope["route"], "query", None)
+    if known is None or not request.scope["query_string"]:
+        return
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        shown = name if _PARAMETER.fullmatch(name) else "query"
+        if name not in known:
+            takes = f"the parameters are {', '.join(known)}" if known else "there are no parameters"
+            raise InvalidParameter(f"{shown}: unknown query parameter; {takes}")
+        if names.count(name) > 1 and not known[name]:
+            raise InvalidParameter(f"{shown}: must be sent once")
 
 
 async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | None = None) -> Job | None:
@@ -113,6 +131,7 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     if poll.auth.limited:
         most = settings_of(request).polls_per_second
         raise PollLimitExceeded(f"At most {most} polls per second for each key; poll every 5 seconds.")
+    check_query(request)
     return poll.job
 
 

@@ -50,6 +50,7 @@ ANSWERS: Mapping[type[errors.AtelierError], ErrorAnswer] = {
     errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
     errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),
     errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),
+    errors.PollLimitExceeded: ErrorAnswer(429, "At most 50 polls per second for each key; poll every 5 seconds."),
     errors.QueueFull: ErrorAnswer(429, "The queue is full; try again in 5 seconds."),
     errors.StoreUnavailable: ErrorAnswer(503, UNAVAILABLE),
     errors.Overloaded: ErrorAnswer(503, OVERLOADED),
@@ -110,6 +111,8 @@ SUBMIT_ERRORS = (
 """Every path operation that creates a job may answer with these errors."""
 EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, errors.Unauthorized, errors.Forbidden)
 """Every path operation that takes either credential may answer with these errors."""
+POLL_ERRORS = (*EITHER_KEY_ERRORS, errors.NotFound, errors.PollLimitExceeded)
+"""Every such path operation that reads one job without counting against the plan may answer with these errors."""
 COUNTED_ERRORS = (*EITHER_KEY_ERRORS, errors.RateLimitExceeded)
 """Every such path operation that counts against the plan may answer with these errors."""
 
@@ -158,6 +161,8 @@ def error_responses(*kinds: type[errors.AtelierError], descriptions: Mapping[int
     `descriptions` replace the usual ones of a status.
     """
     texts = {**DESCRIPTIONS, **(descriptions or {})}
+    if errors.PollLimitExceeded in kinds:
+        texts[429] = "The key polls too fast (`rate_limit_exceeded`); every 5 seconds is enough."
     rows = [
         (ANSWERS[kind].status, kind.code, ANSWERS[kind].example)
         for kind in (*kinds, errors.StoreUnavailable, errors.Overloaded)

@@ -10,7 +10,7 @@ from serve_app.api.errors import COUNTED_ERRORS, error_responses
 from serve_app.api.multipart import MEDIA_TYPE, read_multipart
 from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import (
     DEFAULT_PAGE_SIZE,
     AnyJobId,
@@ -37,7 +37,7 @@ from serve_app.domain.errors import (
 from serve_app.jobs.picture_file import KINDS, MAX_PIXELS, MAX_READ_PIXELS, MAX_READ_SIDE
 from serve_app.jobs.uploads import Upload
 
-router = APIRouter(route_class=ContractRoute, tags=["Images"])
+router = APIRouter(route_class=ClosedRoute, tags=["Images"])
 
 MAX_FILE_BYTES = 20 * 1000 * 1000
 _FILE = "file"

@@ -1,5 +1,6 @@
 """Builds FastAPI applications, each with its OpenAPI 3.1 document, which is adjusted for generated clients."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -120,6 +121,16 @@ def _adjusted(document: Schema, credentials: CredentialScheme) -> Schema:
     return document
 
 
+def _word_defaults(document: Schema) -> None:
+    """Move defaults of fields into their descriptions: openapi-typescript takes a field that has one for required."""
+    for schema in document["components"]["schemas"].values():
+        for field in schema.get("properties", {}).values():
+            said, default = field.get("description", ""), field.pop("default", None)
+            if default not in (None, "") and "by default" not in said:
+                shown = json.dumps(default).strip('"')
+                field["description"] = f"{said} By default `{shown}`.".strip()
+
+
 def _add_codes(document: Schema) -> None:
     """Add the codes of errors that only this document's path operations answer with to those of all documents."""
     listed: list[str] = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
@@ -197,11 +208,14 @@ def api_app(
     description: str,
     tags: dict[str, str],
     webhooks: Mapping[str, Schema] | None = None,
+    schemas: Mapping[str, Schema] | None = None,
+    worded_defaults: bool = True,
 ) -> FastAPI:
     """Build the application of one OpenAPI document.
 
-    `tags` are the groups of path operations, with a line about each; `webhooks` are what it sends by itself. The
-    application takes the router's routes themselves: `include_router` matches each request twice, which costs a poll 3 %.
+    `tags` are the groups of path operations, with a line about each; `webhooks` are what it sends by itself, `schemas`
+    those of no body. With `worded_defaults`, defaults of fields are told in words alone. The application takes the
+    router's routes themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
     app = json_app(routes=router.routes, title=title)
     app.state.credentials = credentials
@@ -214,6 +228,9 @@ def api_app(
         )
         if webhooks:
             document["webhooks"] = dict(webhooks)
+        document["components"]["schemas"] |= schemas or {}
+        if worded_defaults:
+            _word_defaults(document)
         return _adjusted(document, credentials)
 
     app.openapi = openapi

@@ -1,17 +1,20 @@
 """ContractRoute: the contract's order of checks as a FastAPI route."""
 
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from fastapi import Request
+from fastapi._compat import ModelField
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
 from starlette.responses import Response
 
 from serve_app.api.body import MAX_DIGITS, read_json
-from serve_app.api.dependencies import authenticate
+from serve_app.api.dependencies import authenticate, check_query
 from serve_app.api.errors import SHOWN_NAME_LENGTH, shown_name
 from serve_app.api.schemas import LINE_PATTERN, RequestBody
 from serve_app.domain.errors import InvalidParameter
@@ -39,6 +42,7 @@ class ContractRoute(APIRoute):
                 set_caller(request.headers.get("traceparent", ""))
                 await authenticate(request)
                 request = await read_json(request)
+                check_query(request)
             try:
                 return await handle(request)
             except RequestValidationError as error:
@@ -48,10 +52,7 @@ class ContractRoute(APIRoute):
 
     def _rules(self) -> "Rules":
         """Read the rules from the schemas of the body and of the query parameters."""
-        query: dict[str, Any] = {
-            field.alias: (field.field_info.annotation, field.field_info) for field in self.dependant.query_params
-        }
-        schemas: dict[str, Any] = properties_of(create_model("Query", **query)) if query else {}
+        schemas = self.query_schemas()
         model = self.body_field.field_info.annotation if self.body_field else None
         if isinstance(model, type) and issubclass(model, RequestBody):
             return Rules(schemas | properties_of(model), model.other_api_fields)
@@ -59,6 +60,30 @@ class ContractRoute(APIRoute):
         kind = {"kind": {"enum": [*models]}} if models else {}
         others = {name: text for each in models.values() for name, text in each.other_api_fields.items()}
         return Rules(schemas | kind, others, {name: properties_of(each) | kind for name, each in models.items()})
+
+    def query_schemas(self) -> dict[str, dict[str, Any]]:
+        """Return the schema of each query parameter, of those of dependencies too."""
+        fields = _query_fields(self.dependant)
+        query: dict[str, Any] = {field.alias: (field.field_info.annotation, field.field_info) for field in fields}
+        return properties_of(create_model("Query", **query)) if query else {}
+
+
+class ClosedRoute(ContractRoute):
+    """Refuses a query parameter that it does not have; interfaces A and B ignore them, as they were published.
+
+    The check is `check_query`, which comes after that of the key.
+    """
+
+    query: Mapping[str, bool]
+    """Each query parameter, and whether it may be repeated."""
+
+    def get_route_handler(self) -> Handler:
+        self.query = {name: "items" in _of_value(schema) for name, schema in self.query_schemas().items()}
+        return super().get_route_handler()
+
+
+def _query_fields(dependant: Dependant) -> list[ModelField]:
+    return [*dependant.query_params, *(field for each in dependant.dependencies for field in _query_fields(each))]
 
 
 def _models_of(union: Any) -> list[type[RequestBody]]:
@@ -82,7 +107,7 @@ def properties_of(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of each field, and of a list's items, with what they refer to written out."""
     whole = model.model_json_schema()
     for field in whole["properties"].values():
-        for schema in (field, field.get("items", {})):
+        for schema in (field, field.get("items", {}), *field.get("anyOf", ())):
             schema |= whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     return whole["properties"]
 
@@ -122,8 +147,11 @@ class Rules:
         self._kinds = kinds or {}
 
     def explain(self, faults: Any) -> str:
-        """Write a clause for each parameter that is unknown, missing or breaks its rule."""
-        found = [(self._field(fault["loc"]), str(fault["type"])) for fault in faults]
+        """Write a clause for each parameter that is unknown, missing or breaks its rule.
+
+        One that may be left out is also told not to be null, which is no rule of it (`none_required`).
+        """
+        found = [(self._field(each["loc"]), str(each["type"])) for each in faults if each["type"] != "none_required"]
         unknown = [field for field, kind in found if kind == "extra_forbidden"]
         broken = {field.whole_name: (field, kind) for field, kind in found if kind != "extra_forbidden"}
         clauses = [self._unknown(field) for field in unknown[:SHOWN_UNKNOWN_FIELDS]]
@@ -133,7 +161,7 @@ class Rules:
     def _field(self, place: Sequence[Any]) -> "Field":
         """Return the field at a fault's place: of the query, of the body, of one of its kinds or of an object in a list."""
         if place[0] != "body":
-            return Field("", str(place[-1]), self._schemas)
+            return Field("", str(place[1]), self._schemas)
         if len(place) == 1:
             return Field("", "kind", self._schemas)  # the body names none of the kinds that there are
         is_tagged = place[1] in self._kinds and len(place) > 2
@@ -148,12 +176,12 @@ class Rules:
         rule = rule_of(field.siblings[field.name])
         if kind == "missing":
             return f"is required, {rule.type}"
-        return rule.type if kind.endswith("_type") or kind == "value_error" else rule.bounds
+        return rule.type if kind.endswith(("_type", "_parsing")) or kind == "value_error" else rule.bounds
 
     def _unknown(self, field: "Field") -> str:
-        name = field.name
-        if not field.owner and name in self._other_api_fields:
-            return f"{name}: {self._other_api_fields[name]}"
+        name, place = field.name, re.sub(r"\[\d+\]", "[]", field.whole_name)
+        if place in self._other_api_fields:
+            return f"{field.whole_name}: {self._other_api_fields[place]}"
         of_other = next((kind for kind, schemas in self._kinds.items() if name in schemas and field.kind), None)
         if of_other:
             return f"{name}: is for `kind: {of_other}` alone"
@@ -162,10 +190,14 @@ class Rules:
         return f"{field.owner}{shown_name(name)}: unknown field; {hint}"
 
 
+def _of_value(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter's value, for one that may be absent."""
+    return next((each for each in schema.get("anyOf", ()) if each != {"type": "null"}), schema)
+
+
 def rule_of(schema: dict[str, Any]) -> Rule:
     """Describe a JSON Schema's constraints; of a parameter that may be absent, those of its value."""
-    if "anyOf" in schema:
-        schema = next(each for each in schema["anyOf"] if each != {"type": "null"})
+    schema = _of_value(schema)
     if "enum" in schema:
         choices = " or ".join(str(value) for value in schema["enum"])
         return Rule(f"must be {choices}", f"must be {choices}")
@@ -179,10 +211,14 @@ def rule_of(schema: dict[str, Any]) -> Rule:
         fields = (f"{name} {rule_of(field).bounds}" for name, field in schema["items"]["properties"].items())
         objects = f"at most {schema['maxItems']} objects, in each of which {' and '.join(fields)}"
         return Rule(f"must be {objects}", f"must be a list of {objects}")
+    if schema["type"] == "array" and "enum" in schema["items"]:
+        return Rule(*[f"must be a list of {' or '.join(schema['items']['enum'])}"] * 2)
     if schema["type"] == "array":
         item = schema["items"]
         texts = f"at most {schema['maxItems']} texts of {item['minLength']} to {item['maxLength']} characters"
         return Rule(f"must be {texts}", f"must be a list of {texts}")
+    if schema.get("format") == "date-time":
+        return Rule(*["must be a time such as 2026-11-21T12:00:00Z"] * 2)
     if schema["type"] == "string":
         length = f"{schema['minLength']} to" if "minLength" in schema else "at most"
         length += f" {schema['maxLength']} characters"

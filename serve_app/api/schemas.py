@@ -4,7 +4,16 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, get_args
 
 from fastapi import Depends, Path, Query
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode, InvalidParameter
@@ -98,6 +107,9 @@ Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
 
 DEFAULT_PAGE_SIZE = 50
 PageSize = Annotated[int, Query(ge=1, le=200, description="Page size.")]
+
+QueryTime = Annotated[datetime, AfterValidator(lambda time: time if time.tzinfo else time.replace(tzinfo=UTC))] | None
+"""A time of a query; one without a zone is UTC, as all times here."""
 
 
 def page_after(pattern: str) -> Any:

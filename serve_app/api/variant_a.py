@@ -318,4 +318,5 @@ poll it every 5 seconds until its status is `completed` or `failed`.
 Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.A))}. \
 Polling does not count.
 {common_text(settings)}"""
-    return api_app(BEARER, router, title="Atelier: Interface A", description=description, tags=tags)
+    title = "Atelier: Interface A"
+    return api_app(BEARER, router, title=title, description=description, tags=tags, worded_defaults=False)

@@ -284,4 +284,5 @@ run until its status is `completed` or `failed`.
 Send your key as `X-API-Key: <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.B))}. Asking for a \
 run does not count.
 {common_text(settings)}"""
-    return api_app(API_KEY, router, title="Atelier: Interface B", description=description, tags=tags)
+    title = "Atelier: Interface B"
+    return api_app(API_KEY, router, title=title, description=description, tags=tags, worded_defaults=False)

@@ -1,6 +1,7 @@
 """Path operations of `/v1/webhooks`: where an account is told of the ends of its jobs, and what was delivered."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -8,27 +9,28 @@ from fastapi import APIRouter, Body, Depends, Path, Request, Response
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, jobs_of
+from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, accounts_of, acting_key, base_url, jobs_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.openapi import deletion, named, success
+from serve_app.api.openapi import ACCEPTED_HEADERS, deletion, named, success
 from serve_app.api.responses import json_response
-from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import RequestBody, ResponseBody, UtcTime, line
+from serve_app.api.routing import ClosedRoute
+from serve_app.api.schemas import NOT_NULL, RequestBody, ResponseBody, UtcTime, line
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import Forbidden, NotFound
-from serve_app.domain.jobs import JobState
-from serve_app.webhooks.endpoints import OF_JOBS
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, InvalidParameter, NotFound
+from serve_app.webhooks.endpoints import EVENTS, OF_JOBS, TEST, Event
 from serve_app.webhooks.targets import LONGEST_URL
 
-router = APIRouter(route_class=ContractRoute, tags=["Webhooks"], strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, tags=["Webhooks"], strict_content_type=False)
 
-ENDPOINT_PATTERN, DELIVERY_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$", "^msg_(?:gen|up|job)_[a-z2-7]{26}_[0-9]+$"
+ENDPOINT_PATTERN = f"^(?:{OF_JOBS}|wh_[0-9a-f]{{26}})$"
+DELIVERY_PATTERN = "^msg_(?:(?:gen|up|job)_[a-z2-7]{26}_[0-9]+|test_[0-9a-f]{26})$"
 _ERRORS = {403: "The API key lacks the scopes `read` and `generate`, or is kept to some LoRAs."}
 _URL, _SECRET = "https://example.com/atelier", "whsec_tKQvSpbPW8rwsrZqlMQkwGnDf2sAPbhN1vbnZDYHzwU="
 _WEBHOOK: dict[str, Any] = {
     "id": "wh_9f3a1c5e7b2d4f6a8c0e1b3d5f",
     "url": _URL,
+    "events": ["job.completed", "job.failed"],
     "status": "active",
     "created_at": "2026-11-26T12:00:00Z",
 }
@@ -43,51 +45,84 @@ _DELIVERY: dict[str, Any] = {
     "response_status": 503,
     "error": "answered 503",
 }
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "timestamp", "data"],
-    "additionalProperties": False,
-    "properties": {
-        "type": {"type": "string", "enum": [f"job.{state}" for state in JobState if state.is_terminal]},
-        "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended."},
-        "data": {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."},
-    },
+_TEST: dict[str, Any] = {
+    "id": "msg_test_9f3a1c5e7b2d4f6a8c0e1b3d5f",
+    "type": TEST,
+    "status": "waiting",
+    "attempts": 0,
+    "ended_at": "2026-11-26T12:00:08Z",
 }
-MESSAGES: dict[str, Any] = {
-    "jobEnded": {
-        "post": {
-            "operationId": "jobEnded",
-            "summary": "What a webhook is told: a job has ended",
-            "description": "Verify it by Standard Webhooks, and answer with any 2xx status within 15 seconds.",
-            "parameters": [
-                {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": said}
-                for name, said in (
-                    ("webhook-id", "The same in every attempt at this end of the job, at every address."),
-                    ("webhook-timestamp", "When this attempt was made, in Unix seconds."),
-                    (
-                        "webhook-signature",
-                        "Signatures of id, timestamp and body: `v1,` and base64, with spaces between.",
-                    ),
-                )
-            ],
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _MESSAGE}}},
-            "responses": {"2XX": {"description": "It has arrived. Any other answer is tried again for a day."}},
-        }
+_FAILURES = {"url": _URL, "events": ["job.failed", "job.expired"]}
+_CHANGES: dict[str, Any] = {"Enable again": {"enabled": True}, "Failures": _FAILURES}
+_REPLAYED = {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]}
+_OF_JOB = {"$ref": "#/components/schemas/Job", "description": "As `getJob` shows it when the message is sent."}
+_OF_TEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["id"],
+    "additionalProperties": False,
+    "properties": {"id": {"type": "string", "description": "That of the webhook."}},
+}
+
+
+def _message(name: str, summary: str, types: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": {"type": "string", "enum": list(types)},
+        "timestamp": {"type": "string", "format": "date-time", "description": "When the job ended, or the test began."},
+        "data": data,
     }
+    body = {"type": "object", "required": [*fields], "additionalProperties": False, "properties": fields}
+    headers = {
+        "webhook-id": "The same in every attempt at this end of the job, at every address.",
+        "webhook-timestamp": "When this attempt was made, in Unix seconds.",
+        "webhook-signature": "Signatures of id, timestamp and body: `v1,` and base64, with spaces between.",
+    }
+    post = {
+        "operationId": name,
+        "summary": summary,
+        "description": "Verify it by Standard Webhooks, and answer with any 2xx status within 15 seconds.",
+        "parameters": [
+            {"name": header, "in": "header", "required": True, "schema": {"type": "string"}, "description": said}
+            for header, said in headers.items()
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "2XX": {"description": "It has arrived. Any other answer is tried again for a day; a test is not."}
+        },
+    }
+    return {"post": post}
+
+
+MESSAGES: dict[str, Any] = {
+    "jobEnded": _message("jobEnded", "What a webhook is told: a job has ended", EVENTS, _OF_JOB),
+    "webhookTested": _message("webhookTested", "What a webhook is told when it is tested", [TEST], _OF_TEST),
 }
 """What this service sends to webhooks, as OpenAPI describes it."""
+
+
+WebhookUrl = Annotated[str, line(1, LONGEST_URL)]
+Events = Annotated[list[Event], Field(min_length=1, max_length=len(EVENTS))]
+_OF_URL = Field(
+    description="An HTTPS address at port 443 of the public internet, whose name is looked up when a message is sent; "
+    "redirects are not followed."
+)
+_OF_EVENTS = Field(description="What it is told of; by default, of every end of a job.")
 
 
 class NewWebhook(RequestBody):
     """Where to tell the ends of all jobs of the account."""
 
-    url: Annotated[
-        Annotated[str, line(1, LONGEST_URL)],
-        Field(
-            description="An HTTPS address at port 443 of the public internet, whose name is "
-            "looked up when a message is sent; redirects are not followed."
-        ),
-    ]
+    url: Annotated[WebhookUrl, _OF_URL]
+    events: Annotated[Events | SkipJsonSchema[None], NOT_NULL, _OF_EVENTS] = None
+
+
+class WebhookChange(RequestBody):
+    """What to change of a webhook. What is left out stays."""
+
+    url: Annotated[WebhookUrl | SkipJsonSchema[None], NOT_NULL, _OF_URL] = None
+    events: Annotated[Events | SkipJsonSchema[None], NOT_NULL, _OF_EVENTS] = None
+    enabled: Annotated[
+        bool | SkipJsonSchema[None], NOT_NULL, Field(description="Whether it is told of jobs that end from now on.")
+    ] = None
 
 
 class Webhook(ResponseBody):
@@ -95,8 +130,10 @@ class Webhook(ResponseBody):
 
     id: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^wh_[0-9a-f]{26}$"})]
     url: str
+    events: Annotated[list[Event], Field(description="What it is told of.")]
     status: Annotated[
-        Literal["active", "disabled"], Field(description="`disabled`: it answered 410, and is told nothing more.")
+        Literal["active", "disabled"],
+        Field(description="`disabled`: it answered 410, or was disabled, and is told nothing until it is enabled."),
     ]
     created_at: UtcTime
 
@@ -120,14 +157,14 @@ class Secret(ResponseBody):
 
 
 class Delivery(ResponseBody):
-    """A message about the end of a job, and what became of it."""
+    """A message about the end of a job, or a test, and what became of it."""
 
     id: Annotated[str, Field(description="The header `webhook-id` of every attempt.")]
-    type: Annotated[str, Field(description="`job.` and how the job ended.")]
-    job_id: str
+    type: Annotated[str, Field(description=f"`job.` and how the job ended; `{TEST}` of a test.")]
+    job_id: Annotated[str | SkipJsonSchema[None], Field(description="Absent for a test.")] = None
     status: Literal["waiting", "delivered", "failed"]
     attempts: Annotated[int, Field(ge=0)]
-    ended_at: Annotated[UtcTime, Field(description="When the job ended.")]
+    ended_at: Annotated[UtcTime, Field(description="When the job ended, or the test was asked for.")]
     next_attempt_at: Annotated[UtcTime | SkipJsonSchema[None], Field(description="Of one that waits.")] = None
     response_status: Annotated[int | SkipJsonSchema[None], Field(description="The last answer's HTTP status.")] = None
     error: Annotated[str | SkipJsonSchema[None], Field(description="Why the last attempt failed.")] = None
@@ -173,18 +210,27 @@ ChangingCaller = Annotated[Caller, Depends(changing)]
     status_code=201,
     response_model=CreatedWebhook,
     responses={
-        201: success("The webhook, with its secret.", {"Created": {**_WEBHOOK, "secret": _SECRET}}),
-        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, descriptions=_ERRORS),
+        201: success("The webhook, with its secret.", {"Created": {**_WEBHOOK, "secret": _SECRET}}, headers=_REPLAYED),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, IdempotencyConflict, descriptions=_ERRORS),
     },
 )
 async def create_webhook(
     request: Request,
     caller: ChangingCaller,
-    body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}}))],
+    body: Annotated[NewWebhook, Body(openapi_examples=named({"Create": {"url": _URL}, "Failures": _FAILURES}))],
+    idempotency_key: IdempotencyKeyDep,
 ) -> Response:
-    endpoint, secret = await jobs_of(request).webhooks.create(caller.account_id, body.url)
-    await _record(request, caller, Act.WEBHOOK_ADDED, endpoint.id)
-    return json_response(CreatedWebhook(**asdict(endpoint), secret=secret), status=201)
+    created = await jobs_of(request).webhooks.create(
+        caller.account_id,
+        body.url,
+        events=body.events or (),
+        base_url=base_url(request),
+        idempotency_key=idempotency_key,
+    )
+    if not created.replayed:
+        await _record(request, caller, Act.WEBHOOK_ADDED, created.endpoint.id)
+    shown = CreatedWebhook(**asdict(created.endpoint), secret=created.secret)
+    return json_response(shown, status=201, headers={"Idempotency-Replayed": "true"} if created.replayed else None)
 
 
 @router.get(
@@ -200,6 +246,44 @@ async def create_webhook(
 async def list_webhooks(request: Request, caller: CallerDep) -> Response:
     found = await jobs_of(request).webhooks.list(caller.account_id)
     return json_response(Webhooks.model_validate({"webhooks": found}))
+
+
+@router.patch(
+    "/v1/webhooks/{webhook_id}",
+    operation_id="changeWebhook",
+    summary="Change a webhook, disable it or enable it again",
+    response_model=Webhook,
+    responses={
+        200: success("The changed webhook.", {"Webhook": _WEBHOOK}),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def change_webhook(
+    request: Request,
+    caller: ChangingCaller,
+    webhook_id: EndpointId,
+    body: Annotated[WebhookChange, Body(openapi_examples=named(_CHANGES))],
+) -> Response:
+    changed = await jobs_of(request).webhooks.change(caller.account_id, webhook_id, **body.model_dump())
+    await _record(request, caller, Act.WEBHOOK_CHANGED, webhook_id)
+    return json_response(Webhook.model_validate(changed))
+
+
+@router.post(
+    "/v1/webhooks/{webhook_id}/test",
+    operation_id="testWebhook",
+    summary="Send a webhook a test message, once",
+    response_model=Delivery,
+    responses={
+        200: success("The delivery, which waits.", {"Waiting": _TEST}),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
+    },
+)
+async def send_test(
+    request: Request, caller: ChangingCaller, webhook_id: EndpointId, idempotency_key: IdempotencyKeyDep
+) -> Response:
+    delivery = await jobs_of(request).webhooks.test(caller.account_id, webhook_id, idempotency_key)
+    return json_response(Delivery.model_validate(delivery))
 
 
 @router.delete(
@@ -225,7 +309,7 @@ async def delete_webhook(request: Request, caller: ChangingCaller, webhook_id: E
     },
 )
 async def roll_secret(request: Request, caller: ChangingCaller, webhook_id: EndpointId) -> Response:
-    secret = await jobs_of(request).webhooks.roll(caller.account_id, webhook_id)
+    secret = await jobs_of(request).webhooks.roll(caller.account_id, webhook_id, base_url=base_url(request))
     await _record(request, caller, Act.WEBHOOK_ROLLED, webhook_id)
     return json_response(Secret(secret=secret))
 

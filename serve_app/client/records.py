@@ -196,7 +196,8 @@ class Usage(Row):
     """What the jobs that completed on one UTC day used with one key and one LoRA.
 
     `lora_id` is `upscale` for upscaled images, and `key_id` is empty for jobs of the console. `megapixel_steps` are
-    width × height × steps of the images in millions, and `worker_seconds` the jobs' share of a GPU or CPU.
+    width × height × steps of the images in millions, without steps for upscaled ones, and `worker_seconds` the jobs'
+    share of a GPU or CPU.
     """
 
     day: date

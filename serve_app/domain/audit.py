@@ -52,6 +52,7 @@ class Act(StrEnum):
     LORA_GRANTED = "lora_granted"
     LORA_REVOKED = "lora_revoked"
     WEBHOOK_ADDED = "webhook_added"
+    WEBHOOK_CHANGED = "webhook_changed"
     WEBHOOK_ROLLED = "webhook_rolled"
     WEBHOOK_REMOVED = "webhook_removed"
     ACCOUNT_CREATED = "account_created"

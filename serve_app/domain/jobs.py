@@ -257,7 +257,8 @@ class NewJob:
     traceparent: str = ""
     """The span that workers' spans belong to."""
     webhook: str = ""
-    """This checked address is told of the job's end, in addition to the account's endpoints."""
+    """This checked address is told of the job's end, in addition to the account's endpoints. After a space may follow
+    that of the service, as its caller knows it."""
     pictures: tuple[str, ...] = ()
     """The ids of stored images that it needs, which are not deleted before it has ended."""
     is_sample: bool = False

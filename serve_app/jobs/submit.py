@@ -49,6 +49,8 @@ class Call:
     idempotency_key: str | None = None
     webhook: str = ""
     """This checked address is told of the job's end."""
+    base_url: str = ""
+    """Where the caller finds this service, for addresses of images in what that is told."""
     start_within: int | None = None
     """The door's own limit, for a draft that has none: a repeat need not come with it."""
 
@@ -144,7 +146,7 @@ class Submission:
             plan=caller.plan.name,
             request_id=call.request_id,
             traceparent=span.traceparent,
-            webhook=call.webhook,
+            webhook=f"{call.webhook} {call.base_url}".rstrip() if call.webhook else "",
             pictures=resolved.request.picture_ids,
             max_stored=self._most_stored(caller.plan, memory),
         )

@@ -78,8 +78,8 @@ class UploadRecords:
     ) -> tuple[Sequence[Upload], Position | None]:
         """Return the account's uploads, newest first, after a position, and where the next page begins, if any."""
         search = PageSearch(self._list_uploads, calls=1, most=LOOKED_AT_ONCE)
-        ids, following = await search.page(limit, after, account=account_id, since=None)
-        return await self._read(ids, account_id), following
+        places, following = await search.page(limit, after, account=account_id, since=None)
+        return await self._read([each.id for each in places], account_id), following
 
     async def existing(self, image_ids: Sequence[str]) -> set[str]:
         """Return which of the ids are those of uploads, of any account."""

@@ -5,7 +5,7 @@ What one process changes, every other serves with its next request: lists that a
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from serve_app.domain import guidance
@@ -92,6 +92,8 @@ def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
 
 READ_AT_ONCE = 500
 """How many records are read in one round trip."""
+LOOKED_AT_MOST = 1_000
+"""One page of a listing with a filter looks at this many records, which takes about 20 ms."""
 MOST_LISTED = 32
 """A process keeps the lists of this many accounts; one of a thousand LoRAs takes 2 MB."""
 
@@ -150,6 +152,25 @@ class CatalogReader:
         created_ms, lora_id = before or (None, None)
         answer = await self._page_loras(account=account_id, most=limit, before_ms=created_ms, before_id=lora_id)
         return [read_record(lora_id, pairs(flat)) for lora_id, flat in answer]
+
+    async def page(
+        self, account_id: str, *, limit: int, after: Position | None, takes: Callable[[Adapter], bool] | None
+    ) -> tuple[list[Adapter], Position | None]:
+        """Return the newest adapters after a position, of those that `takes` takes, and where to go on.
+
+        That is None where all were seen. A page looks at `LOOKED_AT_MOST` records at most with `takes`, so that it may
+        be short and yet have a next one.
+        """
+        at_once, found, place = READ_AT_ONCE if takes else limit + 1, list[Adapter](), after
+        for _ in range(LOOKED_AT_MOST // READ_AT_ONCE):
+            rows = await self.newest(account_id, limit=at_once, before=place)
+            found += filter(takes, rows)
+            if len(found) > limit:
+                return found[:limit], position_of(found[limit - 1])
+            if len(rows) < at_once:
+                return found, None
+            place = position_of(rows[-1])
+        return found, place
 
     async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
         """Return the adapter if the account owns it or may use it."""

@@ -22,7 +22,7 @@ from serve_app.settings import Settings
 from serve_app.store.measures import is_cancelled
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script, pairs
-from serve_app.webhooks.endpoints import LISTED, OF_JOBS, signing_secrets
+from serve_app.webhooks.endpoints import LISTED, OF_JOBS, TEST, signing_secrets
 from serve_app.webhooks.targets import FIRST_TRY_S, TRIES, Target, Targets
 
 AT_ONCE = 128
@@ -144,24 +144,26 @@ class WebhookDelivery:
                 del self._under_way[claimed.account_id]
 
     async def _attempt(self, client: httpx.AsyncClient, resolver: DNSResolver, claimed: Claimed) -> Outcome:
-        is_own = claimed.endpoint_id == OF_JOBS
-        if not is_own and ("url" not in claimed.endpoint or "disabled" in claimed.endpoint):
+        is_own, job_id = claimed.endpoint_id == OF_JOBS, claimed.fields["job"]
+        if not is_own and ("url" not in claimed.endpoint or ("disabled" in claimed.endpoint and job_id)):
             return Outcome("failed", error="the webhook is disabled or deleted")
         now = datetime.now(UTC)
         secrets = signing_secrets(self._settings, claimed.account_id, claimed.endpoint_id, claimed.endpoint, at=now)
         if not secrets:
             return Outcome("failed", error="the secret's pepper is gone: ask for another secret")
+        url, _, base_url = claimed.fields.get("url", "").partition(" ")
+        base_url = base_url or claimed.endpoint.get("base_url", "")
         try:
-            job = await self._jobs.get(claimed.fields["job"], account_id=claimed.account_id)
+            job = await self._jobs.get(job_id, account_id=claimed.account_id) if job_id else None
         except UnreadableRecord:
             return Outcome("retry", error="the job's record cannot be read by this version of the service")
-        if job is None:
+        if job is None and job_id:
             return Outcome("failed", error="the job was deleted")
-        body = self._body(job, claimed.fields)
+        data = {"id": claimed.endpoint_id} if job is None else self._record_of(job, self._signer(base_url))
+        body = _body(claimed.fields, data)
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
-                url = claimed.fields["url"] if is_own else claimed.endpoint["url"]
-                target = await self._targets.find(url, resolver)
+                target = await self._targets.find(url if is_own else claimed.endpoint["url"], resolver)
                 status = await _post(client, target, body, _headers(claimed.message, now, body, secrets))
         except InvalidParameter as error:
             return Outcome("retry", error=error.message)
@@ -173,13 +175,15 @@ class WebhookDelivery:
             return Outcome("delivered", status)
         return Outcome("gone" if status == GONE else "retry", status, f"answered {status}")
 
-    def _body(self, job: Job, fields: Mapping[str, str]) -> str:
-        """Return the message: the job as it is now, with addresses of its images that open."""
-        base_url = self._settings.public_url.rstrip("/")
-        record = self._record_of(job, lambda uri: self._images.url(uri, base_url=base_url))
-        ended_at = from_epoch_ms(fields["at"]).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = {"type": f"job.{fields['ended']}", "timestamp": ended_at, "data": record}
-        return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+    def _signer(self, base_url: str) -> Callable[[str], str]:
+        return lambda uri: self._images.url(uri, base_url=base_url)
+
+
+def _body(fields: Mapping[str, str], data: Mapping[str, Any]) -> str:
+    """Return the message: the job as it is now, with addresses of its images that open; of a test, its webhook's id."""
+    at = from_epoch_ms(fields["at"]).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    message = {"type": f"job.{fields['ended']}" if fields["job"] else TEST, "timestamp": at, "data": data}
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
 
 
 def pause_after(tries: int) -> timedelta:

@@ -46,6 +46,7 @@ async def test_usage_is_counted_by_day_key_and_lora_and_once_for_a_commit_that_i
         ("k1", "upscale", 1, 2.0),
     ]
     megapixel_steps = 2 * 20 * 512 * 512 / 1e6
-    assert [row.megapixel_steps for row in rows] == [round(megapixel_steps, 3), 2 * round(megapixel_steps, 3), 0]
+    shown, of_upscale = round(megapixel_steps, 3), round(UPSCALE.work, 3)
+    assert [row.megapixel_steps for row in rows] == [shown, 2 * shown, of_upscale]
     assert await reader.days("bob", first, 2) == []
     await queue.close()

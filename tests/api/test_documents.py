@@ -423,10 +423,10 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
     page = await page_of(service, "/docs")
     section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
     lines = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(curl .*?)</pre>", section, re.DOTALL)]
-    assert len(lines) == {"a": 5, "b": 4, "jobs": 22, "loras": 8}[name]
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 26, "loras": 8}[name]
     lines.sort(key=_deletes)
     fields = {} if name == "b" else {"num_images": 2}
-    webhook, _ = await service.resources.webhooks.create(member.account.id, WEBHOOK)
+    webhook = (await service.resources.webhooks.create(member.account.id, WEBHOOK)).endpoint
     job = await service.complete(await service.submit(member, B if name == "b" else A, **fields))
     known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id, "$JOB_ID": job.id}
     uploaded = (await service.client.post("/v1/images", headers=member.a, files={"file": CURL_FILE})).json()

@@ -14,7 +14,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
-from tests.api.app import BODY_A, LORA, Member, TestService, error_of
+from tests.api.app import BODY_A, LORA, Member, TestService, error_of, refused
 from tests.support import plain_redis
 
 A, B = Variant.A, Variant.B
@@ -181,6 +181,59 @@ async def test_a_page_with_a_job_that_is_gone_is_followed_by_the_rest(service: T
     assert await pages(service, member, limit=2) == made[2::-1]
 
 
+async def test_jobs_are_found_by_what_people_look_for(service: TestService, member: Member) -> None:
+    first = await service.complete(await service.submit(member, num_images=2))
+    asked = {"prompt": "a boat", "metadata": {"order": "47=11", "by": "ann"}}
+    second, upscaled = [
+        (await service.client.post("/v1/jobs", json=body, headers=member.a)).json()
+        for body in (asked, {"kind": "upscale", "image_id": first.images[0].image_id, "metadata": {"by": "ann"}})
+    ]
+    at, ids = second["created_at"], {"a": first.id, "b": second["id"], "c": upscaled["id"]}
+    for query, found in {
+        "status=completed": "a",
+        "status=queued&kind=generation": "b",
+        "kind=upscale": "c",
+        "base_model=pocket": "ba",
+        "base_model=sdxl": "",
+        f"lora_id={LORA}": "a",
+        "metadata=by%3Dann": "cb",
+        "metadata=by%3Dann&metadata=order%3D47%3D11": "b",
+        "metadata=by%3Dan": "",
+        f"created_after={at}&metadata=order%3D47%3D11&created_before=2999-01-01": "b",
+        f"created_before={at[:4]}-01-01": "",
+    }.items():
+        assert [job["id"] for job in (await listing(service, member, f"?{query}"))["jobs"]] == [*map(ids.get, found)]
+
+
+CLOSED = {
+    "GET /v1/jobs?state=failed": "state: unknown query parameter; the parameters are limit, status, kind, base_model, ",
+    "GET /v1/jobs/gen_x?fields=id": "fields: unknown query parameter; there are no parameters",
+    "GET /v1/jobs/gen_x/events?since=1": "since: unknown query parameter; ",
+    "POST /v1/jobs?wait=30": "wait: unknown query parameter; there are no parameters",
+    "POST /v1/jobs/gen_x/cancel?force=1": "force: unknown query parameter; ",
+    "DELETE /v1/jobs/gen_x?force=1": "force: unknown query parameter; ",
+    "GET /v1/usage?from=1": "from: unknown query parameter; the parameters are days",
+    "GET /v1/images?page=2": "page: unknown query parameter; the parameters are limit, cursor",
+    "GET /v1/webhooks?limit=2": "limit: unknown query parameter; there are no parameters",
+    "GET /v1/loras?metadata[a]=b": "metadata[a]: unknown query parameter; the parameters are limit, base_model, ",
+    "GET /v1/loras?a%20b=1": "query: unknown query parameter; the parameters are limit, base_model, ",
+    "GET /v1/loras?name=a&name=b": "name: must be sent once",
+}
+
+
+@pytest.mark.parametrize(("call", "message"), CLOSED.items())
+async def test_a_query_parameter_that_there_is_not_is_named_after_the_key_is_known(
+    service: TestService, regular: Member, call: str, message: str
+) -> None:
+    method, path = call.split(" ")
+    body = {"prompt": "a boat"} if method == "POST" else None
+    refused(await service.client.request(method, path, json=body), 401, "unauthorized")
+    answer = await service.client.request(method, path, json=body, headers=regular.b)
+    refused(answer, 400, "invalid_parameter", message)
+    as_published = await service.client.get(f"/v1/models?{path.partition('?')[2]}", headers=regular.b)
+    assert as_published.status_code == 200
+
+
 async def test_the_list_is_the_account_s_own(service: TestService, member: Member) -> None:
     await service.submit(member)
     other = await service.member()
@@ -213,6 +266,13 @@ async def test_a_cursor_of_any_time_is_a_page(service: TestService, member: Memb
         "?cursor=1-gen_x",
         "?cursor=" + "9" * 15 + "-gen_" + "a" * 26,
         "?cursor=" + "9" * 500,
+        "?status=done",
+        "?kind=video",
+        "?created_after=yesterday",
+        "?created_before=2026-11-21T12:00:00+00:00",
+        "?metadata=",
+        "?limit=1&limit=2",
+        "?state=failed",
     ],
 )
 async def test_a_bad_page_is_refused_with_the_range(service: TestService, regular: Member, query: str) -> None:

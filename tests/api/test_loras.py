@@ -16,6 +16,8 @@ import yaml
 from serve_app.api import middleware
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
+from serve_app.loras import catalog
+from serve_app.loras.catalog import position_of
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, client_of, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
@@ -317,7 +319,13 @@ async def test_every_request_counts_against_the_plan(service: TestService) -> No
     refused(await post(service, single.a), 429, "rate_limit_exceeded")
 
 
-async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: TestService, member: Member) -> None:
+@pytest.mark.parametrize("at_once", [3, 500])
+async def test_loras_are_listed_newest_first_in_pages_and_filtered(
+    service: TestService, member: Member, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are also where a page looks at few of them, and is short."""
+    monkeypatch.setattr(catalog, "READ_AT_ONCE", at_once)
+    monkeypatch.setattr(catalog, "LOOKED_AT_MOST", 2 * at_once)
     mine = [await registered(service, member, description="Ink.") for _ in range(3)]
     await registered(service, member, base_model="other", trigger_words=("ink",))
     seen: list[str] = []
@@ -327,12 +335,18 @@ async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: Test
         after = f"&cursor={page['next_cursor']}" if page["next_cursor"] else ""
         page = (await service.client.get(path + after, headers=member.b)).json()
         seen += [lora["id"] for lora in page["loras"]]
-    assert sorted(seen) == sorted(mine)
-    times = {
-        lora["id"]: lora["created_at"] for lora in (await service.client.get(path, headers=member.a)).json()["loras"]
-    }
-    assert list(times.values()) == sorted(times.values(), reverse=True)
+    records = {each.id: each for each in await service.resources.catalog.adapters(member.account.id)}
+    assert seen == sorted(mine, key=lambda lora_id: position_of(records[lora_id]), reverse=True)
     assert len((await service.client.get("/v1/loras?q=ink", headers=member.b)).json()["loras"]) == 4
+    named = await registered(service, member, name="River Ink")
+    path = "/v1/loras?name=river%20INK"
+    assert [lora["id"] for lora in (await service.client.get(path, headers=member.b)).json()["loras"]] == [named]
+    _, kept = await service.resources.api_keys.create(
+        member.account.id, interfaces=frozenset({A}), adapters=frozenset({*mine, named, "model_gone"})
+    )
+    for query, wanted in (("q=ink", {*mine, named}), ("name=River Ink", {named})):
+        answer = await service.client.get(f"/v1/loras?{query}", headers={"Authorization": f"Bearer {kept}"})
+        assert {lora["id"] for lora in answer.json()["loras"]} == wanted
     for wrong in ("cursor=x", f"q={'a' * 101}", f"base_model={'a' * 129}", "limit=201"):
         answer = await service.client.get(f"/v1/loras?{wrong}", headers=member.b)
         refused(answer, 400, "invalid_parameter", wrong.partition("=")[0])

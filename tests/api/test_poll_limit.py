@@ -9,6 +9,7 @@ from serve_app.domain.requests import Variant
 from serve_app.jobs.polling import Poller
 from serve_app.store.redis_client import connect
 from tests.api.app import Member, TestService, client_of, error_of
+from tests.api.test_documents import document_of
 
 PATHS = [(Variant.A, "/v1/generate/"), (Variant.A, "/v1/jobs/"), (Variant.B, "/v1/generations/")]
 now = [1000.0]
@@ -36,6 +37,9 @@ async def test_polls_beyond_the_bound_wait_a_second(
     refused = answers[-1]
     assert error_of(refused)["code"] == "rate_limit_exceeded"
     assert refused.headers["retry-after"] == "1"
+    if path == "/v1/jobs/":
+        for polled in ("/v1/jobs/{job_id}", "/v1/jobs/{job_id}/events"):
+            assert "429" in (await document_of(service, "jobs"))["paths"][polled]["get"]["responses"]
     for name in ("x-ratelimit-limit", "x-ratelimit-remaining"):
         assert refused.headers[name] == answers[0].headers[name]
     other = Member(member.account, await service.key(member.account))

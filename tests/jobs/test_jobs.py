@@ -248,7 +248,12 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
     And when many jobs have one time.
     """
     monkeypatch.setattr(history, "LOOKED_AT_ONCE", 3)
-    ids = [await accept(resources, key_id=key_id) for key_id in [*["k2", "k1"] * 4, ""]]
+    monkeypatch.setattr(history, "READ_AT_MOST", 3)
+    ids = [
+        await accept(resources, key_id=key_id, metadata={"key": key_id, "n": "1"}, base_model=base_model)
+        for key_id, base_model in [*[("k2", ""), ("k1", "pocket")] * 4, ("", "other")]
+    ]
+    redis_db.hset(redis_key("lora", "model_x"), "base_model", "sdxl")
     await resources.queue.cancel(ids[0], account_id=None)
     redis_db.zadd(redis_key("jobs", "acct_a"), dict.fromkeys(ids, 1000))
     cases: list[tuple[JobFilter, set[str]]] = [
@@ -260,6 +265,12 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
         (JobFilter(since=from_epoch_ms(1000), until=from_epoch_ms(1001)), set(ids)),
         (JobFilter(until=from_epoch_ms(1000)), set()),
         (JobFilter(since=from_epoch_ms(1001)), set()),
+        (JobFilter(kind=JobKind.GENERATION), set(ids)),
+        (JobFilter(kind=JobKind.UPSCALE), set()),
+        (JobFilter(metadata={"key=k1", "n=1"}), set(ids[1::2])),
+        (JobFilter(metadata={"key=k1", "n=2"}), set()),
+        (JobFilter(base_model="pocket"), set(ids[1::2])),
+        (JobFilter(base_model="sdxl", key_id="k2", metadata={"key=k2"}), set(ids[:8:2])),
     ]
     for only, wanted in cases:
         found: list[str] = []

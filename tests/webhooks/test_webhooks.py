@@ -1,6 +1,7 @@
 """Webhooks as a receiver sees them: a real one on this machine, which verifies with the library of Standard Webhooks."""
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -10,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from aiodns import DNSResolver
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
@@ -22,6 +24,7 @@ from serve_app.domain.requests import Variant
 from serve_app.operations.housekeeping import reap_forever
 from serve_app.webhooks import targets
 from serve_app.webhooks.delivery import WebhookDelivery, pause_after
+from serve_app.webhooks.endpoints import EVENTS
 from serve_app.webhooks.targets import Targets, is_public
 from tests.api.app import Member, TestService, open_service, refused
 from tests.api.test_documents import document_of, validator
@@ -51,8 +54,8 @@ async def member(service: TestService) -> Member:
     return await service.member()
 
 
-async def _create(service: TestService, member: Member, url: str) -> tuple[str, str]:
-    answer = await service.client.post("/v1/webhooks", json={"url": url}, headers=member.b)
+async def _create(service: TestService, member: Member, url: str, **more: Any) -> tuple[str, str]:
+    answer = await service.client.post("/v1/webhooks", json={"url": url, **more}, headers=member.b)
     assert answer.status_code == 201, answer.text
     return answer.json()["id"], answer.json()["secret"]
 
@@ -137,6 +140,92 @@ async def test_a_job_has_a_webhook_of_its_own_and_both_secrets_sign_after_a_roll
         with pytest.raises(WebhookVerificationError):
             Webhook(others).verify(body, headers)
         assert "wh" not in (await service.client.get("/v1/webhooks/jobs/deliveries", headers=member.a)).text[:20]
+
+
+async def test_an_endpoint_is_told_of_what_it_asked_for_can_be_changed_and_tested(
+    service: TestService, member: Member
+) -> None:
+    async def cancel_one() -> str:
+        job_id = await service.submit(member)
+        await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
+        return f"msg_{job_id}_1"
+
+    async def change(endpoint: str, **fields: Any) -> dict[str, Any]:
+        answer = await service.client.patch(f"/v1/webhooks/{endpoint}", json=fields, headers=member.a)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async with receiving() as receiver:
+        chosen, secret = await _create(service, member, receiver.url("/chosen"), events=["job.failed", "job.expired"])
+        every, _ = await _create(service, member, receiver.url("/every"))
+        first = await cancel_one()
+        await wait_until(lambda: receiver.got)
+        changed = await change(chosen, events=["job.canceled"], url=receiver.url("/moved"))
+        assert (changed["events"], changed["url"]) == (["job.canceled"], receiver.url("/moved"))
+        assert (await change(every, enabled=False))["status"] == "disabled"
+        second = await cancel_one()
+        await wait_until(lambda: len(receiver.got) == 2)
+        told = [(path, headers["webhook-id"]) for path, headers, _ in receiver.got]
+        assert told == [("/every", first), ("/moved", second)]
+        assert (await change(every, enabled=True))["events"] == list(EVENTS)
+        assert (await change(chosen, enabled=False))["status"] == "disabled"
+        receiver.answer, once = b"HTTP/1.1 503 Later\r\n\r\n", member.a | {"Idempotency-Key": "once"}
+        for _ in range(2):
+            waiting = await service.client.post(f"/v1/webhooks/{chosen}/test", headers=once)
+            assert (waiting.status_code, waiting.json()["type"]) == (200, "webhook.test"), waiting.text
+
+        async def is_settled() -> bool:
+            row = next(each for each in await _deliveries(service, member, chosen) if "job_id" not in each)
+            return (row["status"], row.get("response_status")) == ("failed", 503)
+
+        await wait_until(is_settled)
+        ((headers, body),) = [row[1:] for row in receiver.got[2:]]
+        message = Webhook(secret).verify(body, headers)
+        assert (message["type"], message["data"]) == ("webhook.test", {"id": chosen})
+        document = await document_of(service, "jobs")
+        content = document["webhooks"]["webhookTested"]["post"]["requestBody"]["content"]
+        validator(document, content["application/json"]["schema"]).validate(message)
+    for fields, said in {
+        '{"events": ["job.begun"]}': "events: must be a list of job.completed or job.failed or job.canceled or job.expired",
+        '{"events": []}': "events: must be a list of",
+        '{"enabled": "yes"}': "enabled: must be true or false",
+        '{"url": "http://10.0.0.1/"}': "url: must begin with https://",
+        '{"secret": "x"}': "secret: unknown field; the fields are url, events, enabled",
+    }.items():
+        answer = await service.client.patch(f"/v1/webhooks/{chosen}", content=fields, headers=member.a)
+        refused(answer, 400, "invalid_parameter", said)
+    acts = [row.act for row in await service.resources.audit.rows(member.account.id)]
+    assert acts == ["webhook_added"] * 2 + ["webhook_changed"] * 4
+    for path, whose in (("jobs", member), (chosen, await service.member())):
+        answer = await service.client.patch(f"/v1/webhooks/{path}", json={"enabled": True}, headers=whose.a)
+        refused(answer, 404, "not_found")
+        refused(await service.client.post(f"/v1/webhooks/{path}/test", headers=whose.a), 404, "not_found")
+
+
+async def test_a_webhook_is_made_once_for_its_idempotency_key(service: TestService, member: Member) -> None:
+    async def create(url: str, whose: Member = member) -> httpx.Response:
+        headers = whose.a | {"Idempotency-Key": "k1"}
+        return await service.client.post("/v1/webhooks", json={"url": url}, headers=headers)
+
+    first = await create("https://1.1.1.1/")
+    again = await create("https://1.1.1.1/")
+    assert (again.json(), again.headers["idempotency-replayed"]) == (first.json(), "true")
+    assert "idempotency-replayed" not in first.headers
+    refused(await create("https://1.1.1.1/other"), 409, "idempotency_conflict")
+    assert (await create("https://1.1.1.1/", await service.member())).json()["id"] != first.json()["id"]
+    assert len((await service.client.get("/v1/webhooks", headers=member.a)).json()["webhooks"]) == 1
+
+
+async def test_images_have_the_address_that_the_caller_knows_where_none_is_configured(tmp_path: Path) -> None:
+    async with open_service(tmp_path, webhook_networks=LOOPBACK) as service, receiving() as receiver:
+        member = await service.member()
+        await _create(service, member, receiver.url("/account"))
+        asked = {"prompt": "a boat", "webhook_url": receiver.url("/own")}
+        await service.complete((await service.client.post("/v1/jobs", json=asked, headers=member.a)).json()["id"])
+        async with _delivering(_delivery(service.resources)):
+            await wait_until(lambda: len(receiver.got) == 2)
+        for _, _, body in receiver.got:
+            assert json.loads(body)["data"]["images"][0]["url"].startswith("http://service.test/files/")
 
 
 async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service: TestService, member: Member) -> None:

@@ -5,6 +5,7 @@ from fastapi import APIRouter, FastAPI
 from serve_app.api.credentials import EITHER
 from serve_app.api.images import router as images_router
 from serve_app.api.jobs.account import router as account_router
+from serve_app.api.jobs.events import EVENT_SCHEMAS
 from serve_app.api.jobs.events import router as events_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
@@ -31,4 +32,11 @@ def create_app() -> FastAPI:
     }
     routers = (router, events_router, images_router, account_router, webhooks_router)
     routes = APIRouter(routes=[route for each in routers for route in each.routes])
-    return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags, webhooks=MESSAGES)
+    return api_app(
+        *(EITHER, routes),
+        title="Atelier: Jobs",
+        description=_DESCRIPTION,
+        tags=tags,
+        webhooks=MESSAGES,
+        schemas=EVENT_SCHEMAS,
+    )

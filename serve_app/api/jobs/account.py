@@ -12,13 +12,13 @@ from serve_app.api.dependencies import CallerDep, accounts_of, acting_key, calle
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, named, success
 from serve_app.api.responses import json_response
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import NO_NUL, NOT_NULL, Count, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import Actor
 from serve_app.domain.errors import Forbidden, InvalidParameter
 
-router = APIRouter(route_class=ContractRoute, strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, strict_content_type=False)
 
 _ERRORS = {
     403: "The password is not that of an owner of this account; or the API key lacks the scope `generate`.",
@@ -139,7 +139,12 @@ class UsageRow(ResponseBody):
         Field(description="Several are joined by `+`; without one the base model's id; `upscale` for upscaled images."),
     ]
     images: Annotated[int, Field(ge=1)]
-    megapixel_steps: Annotated[Amount, Field(description="Width × height × steps of the images, in millions.")]
+    megapixel_steps: Annotated[
+        Amount,
+        Field(
+            description="Width × height × steps of the images, in millions; of upscales, width × height of the results."
+        ),
+    ]
     worker_seconds: Annotated[Amount, Field(validation_alias="seconds", description="The jobs' share of a GPU or CPU.")]
 
 

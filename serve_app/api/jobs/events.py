@@ -18,13 +18,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.api.dependencies import found, image_signer, jobs_of, load_job, still_reads
-from serve_app.api.errors import EITHER_KEY_ERRORS, domain_error_response, error_responses
+from serve_app.api.errors import POLL_ERRORS, domain_error_response, error_responses
 from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import JobId
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import encode
-from serve_app.api.routing import ContractRoute
-from serve_app.domain.errors import AtelierError, NotFound, Overloaded
+from serve_app.api.routing import ClosedRoute
+from serve_app.domain.errors import AtelierError, Overloaded
 from serve_app.domain.jobs import JOB_PREFIXES, Job
 from serve_app.jobs.waits import JobLook, Watch
 
@@ -92,15 +92,20 @@ _PREVIEW = {
     "step": {"type": "integer"},
     "image": {"type": "string", "contentMediaType": "image/png", "contentEncoding": "base64"},
 }
-EVENTS: dict[str, Any] = {
-    "oneOf": [
-        _event_schema("snapshot", "The job, at once.", _JOB),
-        _event_schema("progress", "What has changed.", _object(_PROGRESS)),
-        _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
-        _event_schema("end", "The job, once it has ended.", _JOB),
-    ]
+_EVENTS = {
+    "JobSnapshotEvent": _event_schema("snapshot", "The job, at once.", _JOB),
+    "JobProgressEvent": _event_schema("progress", "What has changed.", _object(_PROGRESS)),
+    "JobPreviewEvent": _event_schema("preview", "An unfinished image.", _object(_PREVIEW)),
+    "JobEndEvent": _event_schema("end", "The job, once it has ended.", _JOB),
 }
-"""Each event of a stream, its data read as JSON. OpenAPI 3.1 has no schema for a sequence of them."""
+EVENT_SCHEMAS = {
+    **_EVENTS,
+    "JobEvent": {
+        "description": "An event of a job, its data read as JSON.",
+        "oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in _EVENTS],
+    },
+}
+"""Each event of a stream, for programs: OpenAPI 3.1 has no schema for a sequence of them."""
 
 
 @dataclass(slots=True)
@@ -223,7 +228,7 @@ async def _send_in_time(send: Send, message: Message) -> None:
         await send(message)
 
 
-router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
+router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
 
 
 @router.get(
@@ -237,11 +242,14 @@ router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
         200: {
             "description": "The events, until the job has ended.",
             "content": {
-                "text/event-stream": {"schema": {"type": "string", "contentSchema": EVENTS}, "example": _EXAMPLE}
+                "text/event-stream": {
+                    "schema": {"type": "string", "contentSchema": {"$ref": "#/components/schemas/JobEvent"}},
+                    "example": _EXAMPLE,
+                }
             },
         },
         204: {"description": "`Last-Event-ID` is that of `end`: there is nothing more."},
-        **error_responses(*EITHER_KEY_ERRORS, NotFound),
+        **error_responses(*POLL_ERRORS),
     },
 )
 async def follow_job(

@@ -6,7 +6,7 @@ An account's jobs of both interfaces are among them. `/v1/base-models` says what
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from pydantic import Field
 
 from serve_app.api.dependencies import (
@@ -14,6 +14,7 @@ from serve_app.api.dependencies import (
     CallerDep,
     acting_key,
     authenticate_beyond_plan,
+    base_url,
     found,
     image_signer,
     jobs_of,
@@ -21,7 +22,7 @@ from serve_app.api.dependencies import (
     loras_of,
     valid_job_id,
 )
-from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, SUBMIT_ERRORS, error_responses
+from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, POLL_ERRORS, SUBMIT_ERRORS, error_responses
 from serve_app.api.jobs.records import (
     CANCELED_EXAMPLE,
     CURSOR,
@@ -44,12 +45,13 @@ from serve_app.api.responses import (
     unknown_words_header,
     wait_parameter,
 )
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import (
     DEFAULT_PAGE_SIZE,
     CatalogId,
     PageSize,
     Pixels,
+    QueryTime,
     ResponseBody,
     image_id_path,
     job_id_path,
@@ -61,10 +63,11 @@ from serve_app.domain.durations import Position
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.families import abilities_of
 from serve_app.domain.guidance import WHOLE, GuidancePart
-from serve_app.domain.jobs import JOB_PREFIXES
+from serve_app.domain.jobs import JOB_PREFIXES, JobKind, JobState
 from serve_app.domain.requests import USUAL_GUIDANCE, USUAL_STEPS, GenerationRequest
+from serve_app.jobs.history import JobFilter
 
-router = APIRouter(route_class=ContractRoute, tags=["Jobs"], strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, tags=["Jobs"], strict_content_type=False)
 
 LOOKED_AT = 10_000
 """One page looks at about this many entries of the index: those of jobs long gone may be many."""
@@ -112,7 +115,7 @@ async def create_job(
     parts, headers = jobs_of(request), dict[str, str]()
     if body.webhook_url is not None:
         parts.webhooks.targets.check(body.webhook_url, "webhook_url")
-        call = replace(call, webhook=body.webhook_url)
+        call = replace(call, webhook=body.webhook_url, base_url=base_url(request))
     acceptance = await parts.submission.submit(caller, body.to_domain(), call)
     if isinstance(body, GenerationWish):
         headers = await unknown_words_header(request, acceptance, body.prompt)
@@ -142,8 +145,30 @@ async def list_jobs(
     caller: CallerDep,
     after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
+    status: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
+    base_model: Annotated[str, Query(max_length=128, description="Only generations with this base model.")] = "",
+    lora_id: Annotated[str, Query(max_length=128, description="Only generations with this LoRA.")] = "",
+    created_after: Annotated[
+        QueryTime, Query(description="Only jobs that were accepted at this time or later.")
+    ] = None,
+    created_before: Annotated[QueryTime, Query(description="Only jobs that were accepted before this time.")] = None,
+    metadata: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=600)]],
+        Query(max_length=16, description="Only jobs that keep this text, as `name=value`. Repeated, they keep each."),
+    ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
-    page = await jobs_of(request).history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
+    only = JobFilter(
+        state=status,
+        kind=kind,
+        lora_id=lora_id,
+        base_model=base_model,
+        metadata=frozenset(metadata),
+        since=created_after,
+        until=created_before,
+    )
+    history = jobs_of(request).history
+    page = await history.page(caller.account_id, limit=limit, only=only, after=after, among=LOOKED_AT)
     url_of = image_signer(request)
     records = {"jobs": [job_record(job, url_of) for job in page.jobs]}
     return record_response(records if page.next is None else {**records, "next_cursor": page.next.cursor})
@@ -157,7 +182,7 @@ async def list_jobs(
     responses={
         200: success("The job.", JOB_EXAMPLE, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
-        **error_responses(*EITHER_KEY_ERRORS, NotFound),
+        **error_responses(*POLL_ERRORS),
     },
     openapi_extra=POLL_PARAMETERS,
 )

@@ -53,6 +53,41 @@ Metadata = Annotated[
 ]
 
 
+_SAID = """\
+n num_outputs num_samples batch_size n_iter: is called `num_images` here
+size image_size aspect_ratio resolution megapixels: send `width` and `height`, in pixels
+num_inference_steps num_steps inference_steps: is called `steps` here
+cfg cfg_scale guidance: is called `guidance_scale` here
+scheduler sampler_name: is called `sampler` here
+prompt_strength denoising_strength image_strength: is called `strength` here
+positive_prompt text: is called `prompt` here
+format image_format: is called `output_format` here
+prompt_weighting: is called `prompt_weights` here
+webhook fal_webhook callback_url: is called `webhook_url` here
+lora lora_id lora_ids lora_url lora_urls lora_path model_id: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
+lora_weight lora_weights lora_scale lora_scales lora_strength: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
+extra_lora extra_lora_scale replicate_weights adapters: send `loras`, as in [{"id": "model_…", "weight": 0.8}]
+model model_name version checkpoint: send `base_model`, or LoRAs as `loras`
+image image_url image_urls init_image init_images input_image: send the picture to `POST /v1/images`, its id as `image_id`
+mask mask_image mask_url: send the picture to `POST /v1/images`, and its id as `mask_image_id`
+input inputs arguments parameters params: send its fields in the body itself
+scale upscale upscale_factor: is called `weight` of a LoRA here, and `scale_factor` of an upscale
+loras[].path loras[].url loras[].file loras[].model: send the file to `POST /v1/loras` once, and its id as `id`
+loras[].lora_id loras[].model_id loras[].name loras[].lora: is called `id` here
+loras[].scale loras[].strength loras[].lora_weight loras[].lora_scale: is called `weight` here
+webhook_events_filter webhook_events: leave it out; a webhook of `POST /v1/webhooks` has `events`
+enable_safety_checker disable_safety_checker enable_safety_checks safety_checker: leave it out; the operator moderates
+safety_checker_version safety_tolerance moderation nsfw_checker: leave it out; the operator moderates
+sync_mode sync wait stream: leave it out; with the header `Prefer: wait=30` the answer comes when the job has ended
+acceleration go_fast output_quality quality refine high_noise_frac clip_skip: leave it out; there is no such choice here
+expand_prompt enable_prompt_expansion prompt_upsampling apply_watermark: leave it out; there is no such choice here
+"""
+OTHER_NAMES = {
+    name: said for line in _SAID.splitlines() for names, _, said in [line.partition(": ")] for name in names.split()
+}
+"""What is told to callers who send a name of fal, Replicate, OpenAI, A1111 or diffusers: `loras[].` is of each LoRA."""
+
+
 class LoraWish(RequestBody):
     """A LoRA, and how strongly it acts."""
 
@@ -91,18 +126,7 @@ class _AnyWish(RequestBody):
 class GenerationWish(_AnyWish):
     """Images of a prompt. What is left out is as the LoRAs, or else their base model, say."""
 
-    other_api_fields: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("n", "num_outputs"), "is called `num_images` here"),
-        **dict.fromkeys(("size", "image_size", "aspect_ratio", "resolution"), "send `width` and `height`, in pixels"),
-        **dict.fromkeys(("num_inference_steps", "num_steps"), "is called `steps` here"),
-        **dict.fromkeys(("cfg", "cfg_scale", "guidance"), "is called `guidance_scale` here"),
-        **dict.fromkeys(("scheduler", "sampler_name"), "is called `sampler` here"),
-        **dict.fromkeys(("lora", "lora_id", "model_id"), 'send `loras`, as in [{"id": "model_…", "weight": 0.8}]'),
-        "model": "send `base_model`, or LoRAs as `loras`",
-        "positive_prompt": "is called `prompt` here",
-        **dict.fromkeys(("image", "image_url"), "send the picture to `POST /v1/images`, and its id as `image_id`"),
-        **dict.fromkeys(("mask", "mask_url"), "send the picture to `POST /v1/images`, and its id as `mask_image_id`"),
-    }
+    other_api_fields: ClassVar[dict[str, str]] = OTHER_NAMES
     kind: Literal["generation"] = "generation"
     prompt: Annotated[Prompt, Field(description="What the images show. White space around it does not count.")]
     negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""

@@ -29,7 +29,7 @@ from serve_app.api.loras.schemas import (
 from serve_app.api.loras.upload import add_reference, form_schema, read_upload
 from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
-from serve_app.api.routing import ContractRoute
+from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, PageSize, page_after
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import Position
@@ -76,7 +76,7 @@ CHANGE = {"Rename": {"name": "Ink on paper"}, "Words": {"trigger_words": ["ink d
 GRANT = {"By name": {"account": "zeta"}}
 
 
-router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
+router = APIRouter(route_class=ClosedRoute, tags=["LoRAs"], strict_content_type=False)
 
 LoraId = Annotated[str, Path(description="Its id.", json_schema_extra={"minLength": 1, "maxLength": 128})]
 AccountName = Annotated[str, Path(description="The other account's id or name.", json_schema_extra={"minLength": 1})]
@@ -114,29 +114,33 @@ async def list_loras(
     after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
     base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
+    name: Annotated[str | None, Query(max_length=100, description="Only LoRAs of this name, in any case.")] = None,
     q: Annotated[
         str | None,
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    catalog = loras_of(request).catalog
-    if caller.adapters is None and base_model is None and q is None:
-        rest = await catalog.newest(caller.account_id, limit=limit + 1, before=after)
+    catalog, is_filtered = loras_of(request).catalog, (base_model, q, name) != (None, None, None)
+
+    def takes(each: Adapter) -> bool:
+        return _matches(each, base_model, q) and (name is None or each.name.casefold() == name.strip().casefold())
+
+    if caller.adapters is None:
+        page, following = await catalog.page(
+            caller.account_id, limit=limit, after=after, takes=takes if is_filtered else None
+        )
     else:
-        usable = await catalog.adapters(caller.account_id)
-        wanted = [each for each in usable if caller.may_use(each.id) and _matches(each, base_model, q)]
-        rest = [
-            each for each in sorted(wanted, key=position_of, reverse=True) if after is None or position_of(each) < after
-        ]
-    page = rest[:limit]
-    next_cursor = position_of(page[-1]).cursor if len(rest) > limit else None
+        found = [await catalog.adapter_of(each, caller.account_id) for each in caller.adapters]
+        wanted = sorted((each.adapter for each in found if each and takes(each.adapter)), key=position_of, reverse=True)
+        rest = [each for each in wanted if after is None or position_of(each) < after]
+        page, following = rest[:limit], position_of(rest[limit - 1]) if len(rest) > limit else None
     samples = await _sample_urls(request, page)
     base_models = await loras_of(request).applied_catalog.applied_base_models()
     listed = [
         lora_record(each, caller.account_id, recommended=each.recommended(base_models), sample_url=samples.get(each.id))
         for each in page
     ]
-    return json_response(Loras(loras=listed, next_cursor=next_cursor))
+    return json_response(Loras(loras=listed, next_cursor=following and following.cursor))
 
 
 @router.get(

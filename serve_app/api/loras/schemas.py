@@ -92,7 +92,12 @@ class Loras(ResponseBody):
 
     loras: list[Lora]
     next_cursor: Annotated[
-        Cursor, Field(description="Pass it as `cursor` for the next page; absent on the last page.")
+        Cursor,
+        Field(
+            description=(
+                "Pass it as `cursor` for the next page, also of one with fewer LoRAs than `limit`; absent on the last."
+            )
+        ),
     ] = None
 
 

@@ -24,6 +24,12 @@ local function own_webhook(job)
   return url
 end
 
+-- Whether an endpoint is told of jobs that end in a state: its record's `events` have spaces between, '' or nil is all.
+local function wants(endpoint, state)
+  local disabled, events = unpack(redis.call('HMGET', endpoint, 'disabled', 'events'))
+  return not disabled and ((events or '') == '' or string.find(' ' .. events .. ' ', ' job.' .. state .. ' ', 1, true))
+end
+
 -- Tell of a job's end, before its record loses what only a job that is under way has. The id of the message is the
 -- job's with the number of the end: a failed job may be queued again, and end again. Samples tell nobody.
 local function tell_webhooks(job, state)
@@ -40,7 +46,7 @@ local function tell_webhooks(job, state)
     await_delivery(job.account, endpoint, message, now)
   end
   for _, endpoint in ipairs(endpoints) do
-    if redis.call('HEXISTS', K('webhook:' .. job.account .. ':' .. endpoint), 'disabled') == 0 then tell(endpoint) end
+    if wants(K('webhook:' .. job.account .. ':' .. endpoint), state) then tell(endpoint) end
   end
   if url ~= '' then tell('jobs', url) end
 end

@@ -1,5 +1,5 @@
--- args: account, endpoint, salt, pepper:number, grace_ms:number
--- roll_webhook: gives an endpoint a new secret; the one before signs too for `grace_ms`. The endpoint `jobs`, which is
+-- args: account, endpoint, base_url, salt, pepper:number, grace_ms:number
+-- roll_webhook: gives an endpoint a new secret, and notes where its owner finds this service; the one before signs too for `grace_ms`. The endpoint `jobs`, which is
 -- for the addresses that jobs name, exists once its secret was asked for. Repeating the call changes nothing. Returns
 -- the record; {} without such an endpoint.
 local key = K('webhook:' .. account .. ':' .. endpoint)
@@ -12,5 +12,5 @@ elseif endpoint == 'jobs' and redis.call('EXISTS', K('account:' .. account)) == 
 else
   return {}
 end
-redis.call('HSET', key, 'salt', salt, 'pepper', pepper)
+redis.call('HSET', key, 'salt', salt, 'pepper', pepper, 'base_url', base_url)
 return redis.call('HGETALL', key)

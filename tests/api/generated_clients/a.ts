@@ -27,9 +27,11 @@ function image(record: StatusRecord): components["schemas"]["Image"] {
   return first;
 }
 
+// The document names defaults, and with its own switches openapi-typescript then wants every such field.
+const usual = { lora_weight: 0.75, height: 512, num_images: 1, guidance_scale: 7.5, steps: 30 } as const;
 const accepted = await client.POST("/v1/generate", {
   params: { header: { "Idempotency-Key": "typescript-1" } },
-  body: { prompt: "purple mountains", lora_id: loraId, width: 768, seed: 7 },
+  body: { ...usual, prompt: "purple mountains", lora_id: loraId, width: 768, seed: 7 },
 });
 if (accepted.error) throw new Error(accepted.error.error.message);
 const small = image(await ended(accepted.data.request_id));
@@ -39,6 +41,6 @@ if (upscaled.error) throw new Error(upscaled.error.error.message);
 const large = image(await ended(upscaled.data.request_id));
 
 // @ts-expect-error the document allows 512 and 768
-const refused = await client.POST("/v1/generate", { body: { prompt: "x", lora_id: loraId, width: 640 } });
+const refused = await client.POST("/v1/generate", { body: { ...usual, prompt: "x", lora_id: loraId, width: 640 } });
 const png = await fetch(large.url);
 console.log(JSON.stringify([large.width, refused.error?.error.code, png.headers.get("content-type")]));

@@ -23,8 +23,10 @@ const models = await client.GET("/v1/models");
 const model = models.data?.models[0];
 if (model === undefined) throw new Error("no model");
 
+// The document names defaults, and with its own switches openapi-typescript then wants every such field.
+const usual = { lora_weight: 0.75, width: 512, height: 512 };
 const accepted = await client.POST("/v1/generate", {
-  body: { positive_prompt: "purple mountains", negative_prompt: "green", model_id: model.id, guidance: 6.5 },
+  body: { ...usual, positive_prompt: "purple mountains", negative_prompt: "green", model_id: model.id, guidance: 6.5 },
 });
 if (accepted.error) throw new Error(accepted.error.error.message);
 const run = await completed(accepted.data.run_id);

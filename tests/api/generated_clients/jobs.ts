@@ -7,11 +7,23 @@ type Schemas = components["schemas"];
 const [baseUrl, key, ...loras] = process.argv.slice(2) as [string, string, ...string[]];
 const client = createClient<paths>({ baseUrl, headers: { "X-API-Key": key } });
 
+let ended = "";
+
+/** Follow a job by its events, and return the status that the last one shows. */
+async function followed(job_id: string): Promise<string> {
+  const path = { path: { job_id } };
+  const { data } = await client.GET("/v1/jobs/{job_id}/events", { params: path, parseAs: "text" });
+  const [name, , text] = (data ?? "").trim().split("\n\n").at(-1)?.split("\n") ?? [];
+  const last = { event: name?.slice(7), data: JSON.parse(text?.slice(6) ?? "") } as Schemas["JobEvent"];
+  return last.event === "end" ? last.data.status : "";
+}
+
 async function completed(job: Schemas["Job"]): Promise<Schemas["CompletedJob"]> {
   if (job.status === "completed") return job;
   if (job.status !== "queued" && job.status !== "running") throw new Error(job.error.code);
   // @ts-expect-error a job that has not ended has no images
   job.images;
+  if (ended === "") ended = await followed(job.id);
   await new Promise((resolve) => setTimeout(resolve, 100));
   const { data, error } = await client.GET("/v1/jobs/{job_id}", { params: { path: { job_id: job.id } } });
   if (error) throw new Error(error.error.code);
@@ -53,6 +65,7 @@ const asked = drawn.request;
 if (asked === undefined || !("prompt" in asked)) throw new Error("no generation");
 same([asked.loras.map((lora) => lora.id), asked.sampler, asked.steps, asked.seeds], [loras, "dpm++2m-karras", 7, ["7", "8"]]);
 same([asked.metadata["order"], asked.output_format, asked.priority, asked.start_within], ["4711", "webp", "low", 60]);
+same(ended, "completed");
 const [first, second] = drawn.images;
 if (first === undefined || second === undefined) throw new Error("no images");
 
