@@ -3,6 +3,7 @@
 `deployments/local.py` adds to `app` what knows Ray: `up`, `check` and `doctor`.
 """
 
+from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
 
@@ -33,15 +34,13 @@ def atelier(
     """Atelier: text-to-image generation with many LoRA adapters, on your own machines."""
 
 
-def _name_account_command(group: typer.Typer, name: str) -> None:
-    """Name a command of the SDK's in the help; `deployments/__main__.py` calls it without loading all this."""
-    words, passes_on = name.split(), {"allow_extra_args": True, "ignore_unknown_options": True}
+def _asking(name: str) -> Callable[[typer.Context], None]:
+    """Name an account's command in the help; `deployments/__main__.py` calls it without loading all this."""
 
-    def run(context: typer.Context) -> None:
-        commands.main([*words, *context.args])
+    def ask(context: typer.Context) -> None:
+        commands.main([*name.split(), *context.args])
 
-    text = commands.COMMANDS[name][0]
-    group.command(words[-1], help=text, add_help_option=False, context_settings=passes_on)(run)
+    return ask
 
 
 app.add_typer(accounts.app, name="accounts")
@@ -52,7 +51,8 @@ app.add_typer(operators.app, name="operators")
 app.add_typer(marking.app, name="marking")
 for function in (accounts.audit, doctor.restore, accounts.usage, marking.verify):
     command(app, function.__name__)(function)
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 for name, group in (("generate", app), ("upscale", app), ("loras try", loras.app)):
-    _name_account_command(group, name)
+    group.command(name.split()[-1], help=commands.COMMANDS[name][0], context_settings=PASSED_ON)(_asking(name))
 
 __all__ = ["app"]

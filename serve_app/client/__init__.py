@@ -43,7 +43,7 @@ from serve_app.client.errors import (
 from serve_app.client.options import GenerationOptions, JobOptions
 from serve_app.client.pictures import Picture, UploadedImage
 from serve_app.client.records import BaseModel, Event, Lora, Preview, Usage
-from serve_app.client.webhook_calls import Delivery, Webhook, WebhookMessage, verify_webhook
+from serve_app.client.webhook_calls import Delivery, Webhook, verify_webhook
 
 __all__ = [
     "AsyncClient",
@@ -80,6 +80,5 @@ __all__ = [
     "Usage",
     "WaitTimeout",
     "Webhook",
-    "WebhookMessage",
     "verify_webhook",
 ]

@@ -3,8 +3,6 @@
 The type variables are what the methods return: a job for `Client`, a coroutine that returns one for `AsyncClient`.
 """
 
-import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -160,7 +158,6 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         image: Picture | None = None,
         mask: Picture | None = None,
         concurrency: int = CONCURRENCY,
-        timeout: float | None = None,
         progress: bool = True,
         **options: Unpack[GenerationOptions],
     ) -> JobsT:
@@ -171,7 +168,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         Returns the ended jobs in this order; a failed one has its reason in `error`, and no images. A request that the
         service refuses, as for an empty prompt, stands in its place as a failed job without an id. At most
         `concurrency` jobs are open at once, or as many as the service takes, and the plan's next window is waited for,
-        however long that is. After `timeout` seconds those that were started are returned as they are, not `done`.
+        however long that is.
 
         Raises before any job is started: `ValueError` for lists of different lengths, what `generate` does for wrong
         options and names of LoRAs, and `Unauthorized`, `Unreachable` and the like. Once a job is started such an error
@@ -197,7 +194,6 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
                     requests=bodies,
                     concurrency=concurrency,
                     show=show,
-                    deadline=math.inf if timeout is None else time.monotonic() + timeout,
                 )
 
                 def begun() -> JobList[Any]:

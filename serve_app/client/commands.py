@@ -48,8 +48,6 @@ def main(words: Sequence[str]) -> Never:
         sys.exit(_told(BAD_USAGE, re.sub(r"^(base_)?(url|key): ", r"--\2: ", str(error))))
     except (AtelierClientError, OSError) as error:
         sys.exit(_told(FAILED, str(error)))
-    except KeyboardInterrupt:
-        sys.exit(_told(INTERRUPTED, "interrupted"))
     result = json.dumps(facts, indent=2, ensure_ascii=False, default=datetime.isoformat) if asked.as_json else shown
     sys.stdout.write(f"{result}\n")
     sys.exit(0)

@@ -85,10 +85,8 @@ class WaitTimeout(AtelierClientError, TimeoutError):
 class JobFailed(AtelierClientError):
     """The job ended without images."""
 
-    how = "failed"
-
     def __init__(self, job_id: str, code: str, message: str) -> None:
-        super().__init__(f"{job_id or 'a job that was not started'} {self.how}: {message} ({code})")
+        super().__init__(f"{f'{job_id} has no images' if job_id else 'no job was started'}: {message} ({code})")
         self.job_id = job_id
         self.code = code
         self.message = message
@@ -97,13 +95,9 @@ class JobFailed(AtelierClientError):
 class JobCanceled(JobFailed):
     """The job was canceled."""
 
-    how = "was canceled"
-
 
 class JobExpired(JobFailed):
     """The job waited longer than the service allows."""
-
-    how = "expired"
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

@@ -1,6 +1,5 @@
 """Draws many: starts jobs as the plan and the queue allow, and waits for them. A job that was started is never lost."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,15 +15,12 @@ from serve_app.client.errors import (
     RateLimited,
     ServiceError,
     Unreachable,
-    WaitTimeout,
 )
 from serve_app.client.protocol import BACKOFF_CAP_S, Operation, Service, Sleep
 from serve_app.client.records import Record
 
 OF_ONE = (InvalidRequest, Forbidden, NotFound, Conflict)
 """Refusals of one request or job, which say nothing of the others. Any other error would meet all that follow."""
-
-TIME_IS_OVER = "the time for all jobs was over before this one was started"
 
 
 @dataclass(kw_only=True)
@@ -36,12 +32,10 @@ class Drawing:
     requests: Sequence[dict[str, Any]]
     concurrency: int
     show: Show | None
-    deadline: float = math.inf
-    """By `time.monotonic()`, when no job is started or waited for any more."""
     records: list[Record] = field(default_factory=list[Record], init=False)
     _open: deque[int] = field(default_factory=deque[int], init=False)
     """The places of the jobs that are not known to have ended, the oldest first."""
-    _stopped: ServiceError | Unreachable | WaitTimeout | None = field(default=None, init=False)
+    _stopped: ServiceError | Unreachable | None = field(default=None, init=False)
     """Why no more jobs are started."""
 
     def draw(self) -> Operation[None]:
@@ -60,9 +54,6 @@ class Drawing:
     def _started(self, options: dict[str, Any]) -> Operation[Record]:
         asked = Record("", "queued", 0, request=options)
         while self._stopped is None:
-            if time.monotonic() > self.deadline:
-                self._stopped = WaitTimeout(TIME_IS_OVER)
-                continue
             if len(self._open) >= self.concurrency:
                 yield from self._end_oldest()
                 continue
@@ -88,19 +79,18 @@ class Drawing:
             yield from self._end_oldest()
         if self._stopped is None:
             self._report(limited.message)
-            yield Sleep(max(0.0, min(again, self.deadline) - time.monotonic()))
+            yield Sleep(max(0.0, again - time.monotonic()))
 
     def _end_oldest(self) -> Operation[None]:
         """Wait for the oldest job; where that cannot be done, leave all open ones as they were last known."""
         place = self._open.popleft()
         known = self.records[place]
-        left = None if self.deadline == math.inf else self.deadline - time.monotonic()
         try:
-            self.records[place] = yield from self.service.watch(known, left, shows_progress=False)
+            self.records[place] = yield from self.service.watch(known, None, shows_progress=False)
         except OF_ONE as refusal:
             self.records[place] = _failed(known, refusal)
-        except (ServiceError, Unreachable, WaitTimeout) as error:
-            self._stopped = WaitTimeout(TIME_IS_OVER) if isinstance(error, WaitTimeout) else error
+        except (ServiceError, Unreachable) as error:
+            self._stopped = error
             self._open.clear()
         self._report(f"Drawing {len(self.requests)} jobs")
 
@@ -109,7 +99,6 @@ class Drawing:
             self.show(text, (len(self.records) - len(self._open)) / len(self.requests))
 
 
-def _failed(record: Record, error: ServiceError | Unreachable | WaitTimeout) -> Record:
-    local = "wait_timeout" if isinstance(error, WaitTimeout) else "unreachable"
-    code, message = (error.code, error.message) if isinstance(error, ServiceError) else (local, str(error))
+def _failed(record: Record, error: ServiceError | Unreachable) -> Record:
+    code, message = (error.code, error.message) if isinstance(error, ServiceError) else ("unreachable", str(error))
     return replace(record, status="failed", error_code=code, error_message=message)

@@ -217,7 +217,7 @@ def test_a_failed_one_of_many_says_why_and_a_refused_one_stands_in_its_place(liv
     assert [job.request["prompt"] for job in jobs] == ["", "a boat", "", "a flower"]
     assert [job.error.split(":")[0] for job in jobs] == ["prompt", "", "prompt", ""]
     assert (jobs[2].id, jobs[2].images, jobs[2].done) == ("", [], True)
-    with pytest.raises(JobFailed, match="a job that was not started failed: prompt: "):
+    with pytest.raises(JobFailed, match="no job was started: prompt: "):
         jobs[2].wait()
     assert len(client.jobs()) == 2
     live.outcome = "fail"
