@@ -1,10 +1,10 @@
-"""The `atelier` command, which is also `python -m deployments`; without what the service needs, it says what to install."""
+"""The `atelier` command, which is also `python -m deployments`: an account's commands by the SDK, the rest by the service."""
 
 import gc
 import sys
 
-NOT_INSTALLED, INTERRUPTED = 2, 130
-"""The exit codes are those of bad usage and of Ctrl-C."""
+INTERRUPTED = 130
+"""The exit code of Ctrl-C."""
 
 
 def main() -> None:
@@ -20,17 +20,18 @@ def _run() -> None:
 
         serve()
         return
+    from serve_app.client.commands import is_of_account
+    from serve_app.client.commands import main as ask
+
+    if is_of_account(sys.argv[1:]):  # the same
+        ask(sys.argv[1:])
     gc.disable()  # a tenth of the time went into looking for garbage among what is imported
     try:
         from deployments.local import main as command
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("serve_app", "deployments"):
             raise
-        sys.stderr.write(
-            f"atelier: only the Python SDK is installed (there is no {error.name}): for the service, `make setup` in a "
-            "checkout, or `pip install '.[server]'` there\n"
-        )
-        sys.exit(NOT_INSTALLED)
+        ask(sys.argv[1:])
     gc.freeze()
     gc.enable()
     command()

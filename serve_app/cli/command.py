@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Never, TypeVar, cast
@@ -170,15 +170,14 @@ class Result:
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it; all others are its arguments and options, and each field of a
-    dataclass is an option. For a coroutine function the stores are opened, which create a missing data directory only
-    with `creates_data`; a plain function gets `Settings` alone.
+    Its parameters of a type in `PARTS` are given to it; all others are its arguments and options. For a coroutine
+    function the stores are opened, which create a missing data directory only with `creates_data`; a plain function
+    gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:
         parameters = inspect.signature(function).parameters.values()
         parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
-        groups = {each.name: each.annotation for each in parameters if _is_group(each.annotation)}
 
         async def with_stores(settings: Settings, options: Mapping[str, Any]) -> Result:
             async with open_stores(settings, creates_data=creates_data) as opened:
@@ -187,8 +186,6 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         def run(*, data_dir: DataDir = None, redis_url: RedisUrl = None, as_json: AsJson = False, **own: Any) -> None:
             settings = read_settings(data_dir=data_dir, redis_url=redis_url)
             configure_logging(settings.log_level if settings.log_level != "INFO" else "WARNING")
-            for name, group in groups.items():
-                own[name] = group(**{field: own.pop(field) for field in inspect.signature(group).parameters})
             is_async = inspect.iscoroutinefunction(function)
             result: Result = asyncio.run(with_stores(settings, own)) if is_async else function(settings, **own)
             _print(result, as_json)
@@ -196,12 +193,7 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
                 raise typer.Exit(1)
 
         *shared, _ = inspect.signature(run).parameters.values()
-        own: list[inspect.Parameter] = []
-        for each in parameters:
-            if each.name in groups:
-                own += inspect.signature(each.annotation).parameters.values()
-            elif each.name not in parts:
-                own.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name not in parts]
         signature = inspect.Signature([*own, *shared])
         run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
@@ -210,10 +202,6 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         return function
 
     return register
-
-
-def _is_group(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind) and kind not in PARTS
 
 
 def listing(

@@ -30,7 +30,7 @@ async def list_jobs(
     account: Annotated[str | None, typer.Option(help="Only jobs of this account.")] = None,
     limit: Limit = 50,
 ) -> Result:
-    """List the newest jobs."""
+    """List the newest jobs; with --url or --key your own there."""
     if account is None:
         found = await jobs.history.list_all(state, limit)
     else:
@@ -65,7 +65,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
 
 @command(app, "cancel")
 async def cancel(operations: OperationParts, job_id: JobId) -> Result:
-    """Cancel a job: immediately while it is queued, at its next step while it runs."""
+    """Cancel a job: immediately while it is queued, at its next step while it runs; with --url or --key one of your own."""
     state = await operations.acts.cancel_job(job_id, this_operator())
     if state is None:
         raise _unknown(job_id)

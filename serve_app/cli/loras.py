@@ -119,7 +119,7 @@ async def list_loras(
     operations: OperationParts,
     account: Annotated[str | None, typer.Option(help="Only adapters that this account may use.")] = None,
 ) -> Result:
-    """List all adapters, and the rows of the catalog file that are set aside."""
+    """List all adapters, and the rows of the catalog file that are set aside; with --url or --key yours there."""
     if account is None:
         adapters = await loras.catalog.all()
     else:

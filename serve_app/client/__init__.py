@@ -26,6 +26,7 @@ from serve_app.client.errors import (
     Conflict,
     Forbidden,
     InvalidRequest,
+    InvalidSignature,
     JobCanceled,
     JobExpired,
     JobFailed,
@@ -42,6 +43,7 @@ from serve_app.client.errors import (
 from serve_app.client.options import GenerationOptions, JobOptions
 from serve_app.client.pictures import Picture, UploadedImage
 from serve_app.client.records import BaseModel, Event, Lora, Preview, Usage
+from serve_app.client.webhook_calls import Delivery, Webhook, verify_webhook
 
 __all__ = [
     "AsyncClient",
@@ -51,11 +53,13 @@ __all__ = [
     "BaseModel",
     "Client",
     "Conflict",
+    "Delivery",
     "Event",
     "Forbidden",
     "GenerationOptions",
     "Image",
     "InvalidRequest",
+    "InvalidSignature",
     "Job",
     "JobCanceled",
     "JobExpired",
@@ -75,4 +79,6 @@ __all__ = [
     "UploadedImage",
     "Usage",
     "WaitTimeout",
+    "Webhook",
+    "verify_webhook",
 ]

@@ -22,6 +22,7 @@ from serve_app.client.pictures import Picture, PictureCalls, picture_id
 from serve_app.client.protocol import LONG_POLL_S, Interface, Operation, Service, Write, path_of, then, without_none
 from serve_app.client.records import BaseModel, ImageInfo, JobState, OnProgress, Record, Usage, open_picture
 from serve_app.client.upload import TIMEOUT, Timeout, read_timeout
+from serve_app.client.webhook_calls import WebhookCalls
 
 RETRY_BUDGET_S = 30.0
 WAIT_S = 600.0
@@ -46,7 +47,7 @@ NoneT = TypeVar("NoneT")
 
 
 class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, NoneT]):
-    """The calls of a client, except those on `loras` and `images`."""
+    """The calls of a client, except those on `loras`, `images` and `webhooks`."""
 
     _http_client: Callable[..., Any]
     """Makes httpx's client, whose connections this one uses."""
@@ -54,6 +55,8 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
     """List, add, change, share and delete LoRAs."""
     images: Any
     """Upload and delete pictures to draw from."""
+    webhooks: Any
+    """Be told when jobs end."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         self._http = self._http_client(timeout=limits, transport=transport)
         self.loras = LoraCalls[Any, Any, Any](self.service, self.execute)
         self.images = PictureCalls[Any, Any, Any](self.service, self.execute)
+        self.webhooks = WebhookCalls[Any, Any, Any, Any, Any](self.service, self.execute)
         self._bodies = Bodies(self.service)
         self.interrupted: list[Any] = []
         """The jobs of the call that broke off last: those that had ended have their images, the others were canceled."""
@@ -113,6 +117,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         image: Picture | None = None,
         mask: Picture | None = None,
         wait: bool | None = None,
+        timeout: float | None = WAIT_S,
         progress: bool = True,
         idempotency_key: str | None = None,
         **options: Unpack[GenerationOptions],
@@ -121,8 +126,8 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
 
         LoRAs are named by name or id. It returns when the images are ready, and shows a bar in a terminal or notebook
         unless `progress` is off. With `lora_id`, the id of one, it returns the started job at once. `wait` decides for
-        either. `GenerationOptions` has the options; those left out are as the LoRAs, or else their base model, say.
-        Ctrl-C or an error while it waits cancels the job, a time that is over does not.
+        either, `timeout` for how many seconds. `GenerationOptions` has the options; those left out are as the LoRAs, or
+        else their base model, say. Ctrl-C or an error while it waits cancels the job, a time that is over does not.
 
         `image` is begun from, scaled to the size asked for, and `strength` says how much of it is redrawn; `mask` is
         white there, and black where it is kept. Either is uploaded unless the service has it:
@@ -139,7 +144,7 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
             body |= yield from self._bodies.pictures(body, image, mask)
             job = self._job((yield from self._bodies.create(body, idempotency_key)), is_begun=True)
             if lora_id is None if wait is None else wait:
-                yield from self.ended(job, f"Drawing {prompt}", progress)
+                yield from self.ended(job, f"Drawing {prompt}", progress, timeout)
             return job
 
         return self.execute(drawn())
@@ -219,10 +224,10 @@ class AccountCalls(ABC, Generic[TransportT, JobT, JobsT, BaseModelsT, UsageT, No
         body = {"kind": "upscale", "image_id": image_id, **fields}
         return self._job((yield from self.service.create(idempotency_key, body)), is_begun=True)
 
-    def ended(self, job: Any, label: str, progress: bool) -> Operation[Any]:
+    def ended(self, job: Any, label: str, progress: bool, timeout: float | None) -> Operation[Any]:
         """Wait for the images of a job that this call has begun, with a bar where somebody sees it."""
         with shown_bar(label, wanted=progress) as show:
-            return (yield from job.ending(WAIT_S, show and (lambda percent: show(label, percent / 100))))
+            return (yield from job.ending(timeout, show and (lambda percent: show(label, percent / 100))))
 
     def base_models(self) -> BaseModelsT:
         """The base models on offer, the default first, with what may be asked of each."""
@@ -354,22 +359,30 @@ class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
         self._client, self._record, self._index = client, record, index
 
     def upscale(
-        self, scale_factor: int | None = None, *, progress: bool = True, **options: Unpack[JobOptions]
+        self,
+        scale_factor: int | None = None,
+        *,
+        timeout: float | None = WAIT_S,
+        progress: bool = True,
+        **options: Unpack[JobOptions],
     ) -> ImageT:
-        """Enlarge the image 2 or 4 times; returns the larger image."""
+        """Enlarge the image 2 or 4 times; returns the larger image. Waits as `generate` does."""
 
         def enlarged() -> Operation[Any]:
             job = yield from self._client.enlarging(self, scale_factor, options)
-            return (yield from self._client.ended(job, f"Enlarging {scale_factor or 2}×", progress)).images[0]
+            return (yield from self._client.ended(job, f"Enlarging {scale_factor or 2}×", progress, timeout)).images[0]
 
         return self._client.execute(enlarged())
 
     def download(self, path: str | Path | None = None) -> BytesT:
-        """The file's bytes, also written to `path` when one is given."""
+        """The file's bytes, also written to `path` when one is given, as `save` does."""
         return self._client.execute(self._downloaded(path))
 
     def save(self, path: str | Path | None = None) -> PathT:
-        """Write the file to `path`, or under the image's id into the working directory; returns the file."""
+        """Write the file to `path`, or under the image's id into the working directory; returns the file.
+
+        Raises `ValueError` where the name says another format: images have the one that `output_format` asked for.
+        """
         file = Path(path or f"{self.image_id}{self.suffix}")
         return self._client.execute(then(self._downloaded(file), lambda _: file))
 
@@ -378,6 +391,8 @@ class ImageCalls(ImageInfo, Generic[ImageT, BytesT, PathT, PilT]):
         return self._client.execute(then(self._downloaded(), open_picture))
 
     def _downloaded(self, path: str | Path | None = None) -> Operation[bytes]:
+        if path is not None:
+            self.check_name(Path(path))
         content = yield from self._client.service.download(self._record, self._index)
         if path is not None:
             yield Write(Path(path), content)

@@ -16,6 +16,7 @@ from serve_app.client.lora_calls import LoraCalls
 from serve_app.client.pictures import PictureCalls, UploadedImage
 from serve_app.client.protocol import Action, NextLine, Operation, Outcome, Sleep, Write, advance
 from serve_app.client.records import BaseModel, Event, Lora, PilPicture, Record, Usage
+from serve_app.client.webhook_calls import Delivery, Webhook, WebhookCalls
 
 T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]
@@ -66,6 +67,7 @@ class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], 
     _http_client = httpx.Client
     loras: LoraCalls[Lora, list[Lora], None]
     images: PictureCalls[UploadedImage, list[UploadedImage], None]
+    webhooks: WebhookCalls[Webhook, list[Webhook], Delivery, list[Delivery], None]
 
     def execute(self, operation: Operation[T]) -> T:
         """Perform the calls and delays of an operation; returns its result."""
@@ -89,7 +91,7 @@ class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], 
             action.path.write_bytes(action.content)
             return None
         with action.built(self._http) as request:
-            response = self._http.send(request, stream=action.is_stream)
+            response = self._http.send(request, stream=action.is_stream, follow_redirects=action.is_elsewhere)
         if action.is_stream and not sends_events(response):
             response.read()
         return response
@@ -150,6 +152,9 @@ class AsyncClient(
     _http_client = httpx.AsyncClient
     loras: LoraCalls[Awaited[Lora], Awaited[list[Lora]], Awaited[None]]
     images: PictureCalls[Awaited[UploadedImage], Awaited[list[UploadedImage]], Awaited[None]]
+    webhooks: WebhookCalls[
+        Awaited[Webhook], Awaited[list[Webhook]], Awaited[Delivery], Awaited[list[Delivery]], Awaited[None]
+    ]
 
     async def execute(self, operation: Operation[T], outcome: Outcome = None) -> T:
         """Perform the calls and delays of an operation; returns its result. `outcome` is that of its last action."""
@@ -174,7 +179,7 @@ class AsyncClient(
             await asyncio.to_thread(action.path.write_bytes, action.content)
             return None
         with action.built(self._http) as request:
-            response = await self._http.send(request, stream=action.is_stream)
+            response = await self._http.send(request, stream=action.is_stream, follow_redirects=action.is_elsewhere)
         if action.is_stream and not sends_events(response):
             await response.aread()
         return response

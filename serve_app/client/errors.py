@@ -23,6 +23,10 @@ class UnknownLora(AtelierClientError, LookupError):
     """The account may use no LoRA of this name or id, or several have the name; no job was asked for."""
 
 
+class InvalidSignature(AtelierClientError, ValueError):
+    """A message that came to a webhook's address is not signed by its secret, or was signed long ago."""
+
+
 class ServiceError(AtelierClientError):
     """The service answered with an error."""
 
@@ -82,7 +86,7 @@ class JobFailed(AtelierClientError):
     """The job ended without images."""
 
     def __init__(self, job_id: str, code: str, message: str) -> None:
-        super().__init__(f"{job_id or 'a job that was not started'} failed: {message} ({code})")
+        super().__init__(f"{f'{job_id} has no images' if job_id else 'no job was started'}: {message} ({code})")
         self.job_id = job_id
         self.code = code
         self.message = message

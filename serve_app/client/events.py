@@ -82,8 +82,7 @@ class Following:
         if name in ("snapshot", "end"):
             self._record = Record.read(data)
         elif name == "progress":
-            status = Record.read({**data, "id": self._job.id}).status
-            self._record = replace(self._record, status=status, progress=data["progress"])
+            self._record = replace(self._record, status=data["status"], progress=data["progress"])
         else:
             return None
         self._update(self._record)

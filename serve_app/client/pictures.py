@@ -4,16 +4,22 @@ The type variables are what the methods return: an uploaded image for `Client`, 
 `AsyncClient`.
 """
 
+import base64
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from io import BytesIO
+from io import BytesIO, TextIOBase
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Union
+from typing import IO, Any, Generic, TypeVar, Union
+from urllib.parse import unquote_to_bytes
 
+import httpx
+
+from serve_app.client.errors import is_expected
 from serve_app.client.lora_calls import rows_of
-from serve_app.client.protocol import Operation, Service, checked_key, path_of, then
+from serve_app.client.protocol import Call, Operation, Service, checked_key, path_of, then
 from serve_app.client.records import ImageInfo, PilPicture, Row
 from serve_app.client.upload import CHECK_S, Upload
 
@@ -44,8 +50,8 @@ class UploadedImage(Row):
     job_id: str | None = None
 
 
-PictureFile = Union[str, Path, bytes, "PilPicture"]
-"""A file by its path or as its bytes (PNG, JPEG or WebP), or a Pillow image."""
+PictureFile = Union[str, Path, bytes, IO[bytes], "PilPicture"]
+"""A PNG, JPEG or WebP: its path, its http or data address, its bytes or an open file of them; or a Pillow image."""
 Picture = PictureFile | ImageInfo | UploadedImage
 """A file, or an image that the service has: one of a job, an uploaded one, or the id of either, `img_…`."""
 
@@ -62,11 +68,12 @@ class PictureCalls(Generic[UploadedT, UploadedListT, NoneT]):
             photo = client.images.upload("photo.jpg")
             client.generate("a harbour, neon", loras="neon", image=photo, strength=0.6)
 
-        A picture that the account has already is the same image, which stays for another retention time. Raises
-        `FileNotFoundError`, `ValueError` for a larger file, `InvalidRequest` for what is no such picture, and `Conflict`
-        where the account's images take all the space that they may.
+        An address is fetched from here, without the key. A picture that the account has already is the same image,
+        which stays for another retention time. Raises `OSError` for a file or address that gives none, `ValueError` for
+        a larger file, `InvalidRequest` for what is no such picture, and `Conflict` where the account's images take all
+        the space that they may.
         """
-        return self._execute(then(_upload(self._service, content_of(picture), idempotency_key), UploadedImage.read))
+        return self._execute(then(_upload(self._service, picture, idempotency_key), UploadedImage.read))
 
     def list(self) -> UploadedListT:
         """List the pictures that count against the account, newest first."""
@@ -89,33 +96,54 @@ def picture_id(service: Service, picture: Picture) -> Operation[str]:
         return picture.id
     if isinstance(picture, str) and _ID.fullmatch(picture):
         return picture
-    return (yield from _upload(service, content_of(picture)))["id"]
+    return (yield from _upload(service, picture))["id"]
 
 
-def _upload(service: Service, content: bytes, idempotency_key: str | None = None) -> Operation[Any]:
-    upload = Upload({}, {"file": content})
-    headers = {"Idempotency-Key": checked_key(idempotency_key)}
-    return service.ask("POST", "/v1/images", None, headers, upload=upload, timeout=CHECK_S)
-
-
-def content_of(picture: PictureFile) -> bytes:
-    """Return the bytes of a picture's file; a Pillow image becomes a PNG.
-
-    Raises `FileNotFoundError`, `ValueError` for a file that is too large, `TypeError` for anything else.
-    """
-    if isinstance(picture, str | Path):
-        path = Path(picture)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file, and no image's id")
-        content = path.read_bytes()
-    elif isinstance(picture, bytes):
-        content = picture
-    elif hasattr(picture, "save"):
-        file = BytesIO()
-        picture.save(file, "PNG")
-        content = file.getvalue()
+def _upload(service: Service, picture: PictureFile, idempotency_key: str | None = None) -> Operation[Any]:
+    if isinstance(picture, str) and picture.startswith(("http://", "https://")):
+        content = yield from _fetched(picture)
     else:
-        raise TypeError(f"a picture is a path, bytes, a Pillow image or an image of the service, not {picture!r}")
+        content = _content_of(picture)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the picture has {len(content)} bytes, and the service takes {MAX_FILE_BYTES}")
+    upload = Upload({}, {"file": content})
+    headers = {"Idempotency-Key": checked_key(idempotency_key)}
+    return (yield from service.ask("POST", "/v1/images", None, headers, upload=upload, timeout=CHECK_S))
+
+
+def _fetched(address: str) -> Operation[bytes]:
+    try:
+        response = yield Call("GET", address, is_elsewhere=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise OSError(f"{address}: {error or type(error).__name__}") from error
+    assert isinstance(response, httpx.Response), "a Call is answered with a Response"
+    if not response.is_success:
+        raise OSError(f"{address}: answered {response.status_code}")
+    if not is_expected(response, is_image=True, is_stream=False):
+        raise OSError(f"{address}: is {response.headers.get('content-type', 'empty')}, and no PNG, JPEG or WebP")
+    return response.content
+
+
+def _content_of(picture: PictureFile) -> bytes:
+    """Return the bytes of a picture that is here; a Pillow image becomes a PNG."""
+    if isinstance(picture, bytes):
+        return picture
+    if isinstance(picture, str) and picture.startswith("data:"):
+        head, _, data = picture.partition(",")
+        return base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
+    if isinstance(picture, str | Path):
+        if not os.path.isfile(picture):  # which takes a text of any length for a name
+            raise FileNotFoundError(f"{str(picture)[:200]}: no such file, and no image's id or address")
+        return Path(picture).read_bytes()
+    given: Any = picture
+    if hasattr(given, "save"):
+        file = BytesIO()
+        given.save(file, "PNG")
+        return file.getvalue()
+    content = given.read() if hasattr(given, "read") and not isinstance(given, TextIOBase) else None
+    if not isinstance(content, bytes):
+        raise TypeError(
+            "a picture is a path, an address, bytes, a file opened with 'rb', a Pillow image or an image of the service, "
+            f"not {given!r}"
+        )
     return content

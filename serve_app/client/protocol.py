@@ -72,6 +72,8 @@ class Call:
     """Says whether the URL is an image's, which object storage may answer instead of the service."""
     is_stream: bool = False
     """Says whether the lines of the answer are read as they come, by `NextLine`."""
+    is_elsewhere: bool = False
+    """Says whether the URL is somebody else's, whose redirects are followed."""
 
     @contextmanager
     def built(self, http: httpx.Client | httpx.AsyncClient) -> Generator[httpx.Request]:
@@ -211,7 +213,7 @@ class Service:
     ) -> Operation[Record]:
         """Poll the job until it has ended, as `watch` does. Raises `JobFailed` when it ended without images."""
         record = yield from self.watch(record, timeout, on_record, shows_progress=shows_progress)
-        if record.status == "failed":
+        if record.status != "completed":
             raise job_failure(record.id, record.error_code, record.error_message)
         return record
 

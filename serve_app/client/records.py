@@ -1,10 +1,11 @@
 """Jobs, images, LoRAs and base models as the service returns them."""
 
+import mimetypes
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import date, datetime
 from io import BytesIO
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 PilPicture: TypeAlias = "PilImage"
 """Pillow's class, whose module is loaded only when a picture is opened."""
+
+FORMATS = ("png", "jpeg", "webp")
+"""What `output_format` may be."""
 
 _FROM_JSON: dict[object, Callable[[Any], Any]] = {
     date: date.fromisoformat,
@@ -128,6 +132,16 @@ class ImageInfo(Row):
     def media_type(self) -> str:
         return f"image/{self.suffix[1:].replace('jpg', 'jpeg')}"
 
+    def check_name(self, file: Path) -> None:
+        """Raise `ValueError` for a file whose name says another format of images than its content would have."""
+        wanted = format_of(file)
+        if wanted and f"image/{wanted}" != self.media_type:
+            asking = f", or draw with output_format={wanted!r}" if wanted in FORMATS else ""
+            raise ValueError(
+                f"{file}: the image is {self.media_type[6:].upper()}: save it as {file.with_suffix(self.suffix).name}"
+                f"{asking}; Pillow converts it without its marks and settings: image.pil().save({file.name!r})"
+            )
+
     @property
     def caption(self) -> str:
         """What a notebook writes below the picture."""
@@ -135,6 +149,10 @@ class ImageInfo(Row):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.image_id} {self.caption}>"
+
+
+ENDS = ("completed", "failed", "canceled", "expired")
+"""The states of `/v1/jobs` that a job stays in; before, it is `queued` and `running`."""
 
 
 @dataclass(frozen=True)
@@ -156,27 +174,21 @@ class Record(Row):
 
     @property
     def is_final(self) -> bool:
-        return self.status in ("completed", "failed")
+        return self.status in ENDS
 
     @classmethod
     def read(cls, row: Mapping[str, Any], *, unknown_words: str = "") -> Self:
         """Read a job of `/v1/jobs`; `unknown_words` is what the answer's `X-Unknown-Words` header says."""
-        status = _STATUS_OF_JOB.get(row["status"], row["status"])
         error = row.get("error") or {}
         told: dict[str, Any] = {
-            "status": status,
             "images": tuple(ImageInfo.read(image) for image in row.get("images", ())),
             "error_code": error.get("code"),
             "error_message": error.get("message"),
             "unknown_words": [unquote(word) for word in unknown_words.split(", ") if word],
         }
-        if status == "completed":
+        if row["status"] == "completed":
             told |= {"progress": 100, "completed_at": row.get("finished_at")}
         return super().read({**row, **told})
-
-
-_STATUS_OF_JOB = {"running": "processing", "canceled": "failed", "expired": "failed"}
-"""The words of `/v1/jobs` for a job's state are finer than those of the interfaces."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,7 @@ class JobState:
 
     @property
     def status(self) -> str:
-        """`queued`, `processing`, `completed` or `failed`."""
+        """`queued`, `running`, `completed`, `failed`, `canceled` or `expired`."""
         return self._record.status
 
     @property
@@ -254,8 +266,13 @@ class JobState:
 
     @property
     def error(self) -> str:
-        """Why the job has failed; empty for every other."""
+        """Why the job ended without images, in words; empty for every other."""
         return self._record.error_message
+
+    @property
+    def error_code(self) -> str:
+        """Why the job ended without images, as the API names it, such as `out_of_memory`; empty for every other."""
+        return self._record.error_code
 
     @property
     def done(self) -> bool:
@@ -304,6 +321,12 @@ class JobState:
                 on_progress(record.progress)
 
         return store
+
+
+def format_of(file: Path) -> str:
+    """The format of images that the file's name says, such as `jpeg`; empty for any other name."""
+    kind, _ = mimetypes.guess_type(file.name, strict=False)
+    return kind.removeprefix("image/") if kind is not None and kind.startswith("image/") else ""
 
 
 def open_picture(picture: bytes) -> PilPicture:

@@ -10,6 +10,8 @@ import pytest
 import typer
 
 from deployments.local import app
+from serve_app.client.commands import COMMANDS as ACCOUNT_COMMANDS
+from serve_app.client.commands import OPERATORS
 from serve_app.store.embedded_redis import running_redis
 from tests.cli.conftest import Atelier
 from tests.support import write_catalog
@@ -22,8 +24,9 @@ def _commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
         yield from _commands(each, *words, name)
 
 
-COMMANDS = {name: each for name, each in _commands(typer.main.get_command(app)) if name != "mcp"}
-"""All but the server of MCP, which asks the service by its address and speaks to a program."""
+ACCOUNTS = {*ACCOUNT_COMMANDS, "mcp"} - {*OPERATORS}
+COMMANDS = {name: each for name, each in _commands(typer.main.get_command(app)) if name not in ACCOUNTS}
+"""All but those of an account, which ask the service by its address."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""`generate` and `upscale` over real HTTP, with the local service's key or a given one."""
+"""What an account's commands do over real HTTP, with the local service's key or a given one."""
 
 import json
 from pathlib import Path
@@ -57,6 +57,10 @@ def test_several_images_are_numbered_and_can_be_upscaled(
     assert larger["id"].startswith("up_")
     with Image.open(tmp_path / "big.png") as picture:
         assert picture.size == (1024, 1024)
+    for name, asked in (("x.webp", "WEBP"), ("x.JPG", "JPEG")):
+        atelier.json("upscale", made["images"][0]["image_id"], "--out", str(tmp_path / name))
+        with Image.open(tmp_path / name) as picture:
+            assert picture.format == asked, "the file is what its name says"
     made = atelier.json("generate", "a lighthouse", "--num-images", "2", "--out", str(tmp_path))
     assert [Path(image["file"]) for image in made["images"]] == [tmp_path / f"{made['id']}-{end}.png" for end in (1, 2)]
 
@@ -111,6 +115,11 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
         (("generate", "x", "--lora", "outline", "--key", "atl_wrong"), 1, "401"),
         (("generate", "x", "--lora", "outline=2.5"), 1, "loras[0].weight: "),
         (("generate", "x", "--image", "nothing.png"), 1, "nothing.png: no such file"),
+        (("generate", "x", "--out", "x.png", "--format", "webp"), 2, "--out: x.png says png, and the images are webp"),
+        (("generate", "x", "--out", "x.gif"), 2, "--out: x.gif says gif, and the images are png, jpeg or webp"),
+        (("generate", "x", "--neg", "boats"), 2, "unrecognized arguments: --neg"),
+        (("generate", "x", "--url", "nowhere", "--key", "x"), 2, "--url: must be an http"),
+        (("generate",), 2, "prompt"),
         (("upscale", "img_" + "a" * 26), 1, "404"),
     ],
 )

@@ -14,8 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from serve_app.client import AsyncClient, Client
+from serve_app.client.commands import is_of_account
 from tests.live import Live
-from tests.support import ROOT
+from tests.support import ROOT, adapter_id
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,7 @@ def test_the_base_install_draws_saves_and_shows(live: Live, key: str, elsewhere:
     done = run_in_base_install(f"""
 from pathlib import Path
 from zipfile import ZipFile
+from serve_app.client.commands import is_of_account
 from serve_app.client import Client
 from serve_app.client.upload import upload_progress
 client = Client(ready_file={str(elsewhere / "var" / "local.json")!r})
@@ -132,12 +134,64 @@ except ModuleNotFoundError as error:
     assert (elsewhere / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+PICTURE = ROOT / "docs" / "images" / "compare.webp"
+COMMANDS = """
+import json
+from deployments.__main__ import main
+for words in json.loads({words!r}):
+    sys.argv = ["atelier", *words]
+    try:
+        main()
+    except SystemExit as end:
+        print("ended with", end.code, flush=True)
+"""
+
+
 @pytest.mark.slow
-def test_the_command_of_a_base_install_says_in_one_line_what_to_install() -> None:
-    done = run_in_base_install("from deployments.__main__ import main; sys.argv = ['atelier']; main()")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("atelier: ")
-    assert "pip install '.[server]'" in done.stderr
+def test_the_command_of_a_base_install_draws_and_lists_and_names_what_else_to_install(
+    live: Live, key: str, elsewhere: Path
+) -> None:
+    there, file = ["--url", live.base_url, "--key", key], str(elsewhere / "x.jpg")
+    live.outcome = "leave"
+    with Client(live.base_url, key) as client:
+        waiting = client.upscale(PICTURE).id
+    live.outcome = "complete"
+    calls = [
+        ["generate", "a\nboat " * 20, "--lora", "neon=0.8", "--out", file, *there],
+        ["loras", "list", "--search", "outli", *there],
+        ["jobs", "list", "--limit", "3", *there],
+        ["jobs", "cancel", waiting, *there],
+        ["jobs", "cancel", waiting, "--json", *there],
+        ["upscale", file, "--out", str(elsewhere / "y.webp"), *there],
+        ["generate", "--help"],
+        ["jobs"],
+        [],
+        ["up"],
+        ["jobs", "show", waiting],
+    ]
+    done = run_in_base_install(COMMANDS.format(words=json.dumps(calls)))
+    ends = [line for line in done.stdout.splitlines() if line.startswith("ended with")]
+    assert ends == [f"ended with {code}" for code in (0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2)], done.stderr
+    drawn, loras, jobs, canceled, again, enlarged, usage, *_ = re.split(r"ended with \d\n", done.stdout)
+    assert (drawn[: len(file)], Path(file).read_bytes()[:3]) == (file, b"\xff\xd8\xff")
+    assert "y.webp  img_" in enlarged
+    assert [line.split()[:2] for line in loras.splitlines()] == [["NAME", "ID"], ["Outline", adapter_id("outline")]]
+    rows = jobs.splitlines()
+    assert [row.split()[1] for row in rows] == ["STATUS", "completed", "queued"]
+    assert rows[1].endswith(("a boat " * 20)[:60].strip())
+    assert canceled == f"{waiting}: canceled\n"
+    assert json.loads(again)["status"] == "canceled"
+    assert "Read (red:1.5) and [green] in prompts" in " ".join(usage.split())
+    for name, said in zip(("up", "show"), done.stderr.splitlines()[-2:], strict=True):
+        assert f"not {name}: for the service" in said
+        assert "pip install '.[server]'" in said
+
+
+def test_with_the_services_packages_a_listing_is_an_accounts_where_an_address_is_given() -> None:
+    calls = {"jobs list": False, "jobs list --url=x": True, "loras list --key x": True, "loras add --url x": False}
+    assert {words: is_of_account(words.split()) for words in calls} == calls
+    assert is_of_account(["generate"])
+    assert not is_of_account(["accounts", "list"])
 
 
 @pytest.mark.slow

@@ -46,11 +46,12 @@ def test_a_job_is_canceled_by_itself_and_by_its_id(live: Live, key: str) -> None
     live.outcome = "leave"
     with Client(live.base_url, key, interface="b") as client:
         first, second = (client.generate("a boat", lora_id=LORA) for _ in range(2))
-        assert first.cancel().status == "failed"
+        assert first.cancel().status == "canceled"
         assert client.cancel(second.id).done
         for job in (first, client.run(second.id)):
             with pytest.raises(JobCanceled):
                 job.wait(timeout=20)
+            assert (job.status, job.error_code) == ("canceled", "canceled")
         assert first.cancel().done, "once more changes nothing"
         with pytest.raises(NotFound):
             client.cancel("gen_" + "a" * 26)

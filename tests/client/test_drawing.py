@@ -64,6 +64,14 @@ async def test_a_file_is_named_and_shown_as_what_it_is(
         assert image.save() == Path(f"{image.image_id}{suffix}")
         with PilImage.open(image.save()) as picture:
             assert (picture.format, image.pil().format) == (output_format.upper(),) * 2
+        other, name = ("jpg", "jpeg") if output_format != "jpeg" else ("webp", "webp")
+        for file in (f"x.{other}", f"x.{other.upper()}", "x.gif"):
+            with pytest.raises(
+                ValueError, match=rf"the image is {output_format.upper()}: save it as x{suffix}"
+            ) as said:
+                image.save(file)
+            assert (f"output_format='{name}'" in str(said.value)) == ("gif" not in file)
+        assert image.save(f"x{suffix}").read_bytes() == image.save("no image's name.final").read_bytes()
         shown = {media_type: b64encode(image.download()).decode()}
         assert image._repr_mimebundle_() == shown  # pyright: ignore[reportPrivateUsage]
         assert f"data:{media_type};base64,{shown[media_type]}" in (job._repr_html_() or "")  # pyright: ignore[reportPrivateUsage]
@@ -209,7 +217,7 @@ def test_a_failed_one_of_many_says_why_and_a_refused_one_stands_in_its_place(liv
     assert [job.request["prompt"] for job in jobs] == ["", "a boat", "", "a flower"]
     assert [job.error.split(":")[0] for job in jobs] == ["prompt", "", "prompt", ""]
     assert (jobs[2].id, jobs[2].images, jobs[2].done) == ("", [], True)
-    with pytest.raises(JobFailed, match="a job that was not started failed: prompt: "):
+    with pytest.raises(JobFailed, match="no job was started: prompt: "):
         jobs[2].wait()
     assert len(client.jobs()) == 2
     live.outcome = "fail"
@@ -292,7 +300,7 @@ def test_events_tell_each_change_and_end_with_the_job(
     (claim,) = live.run(claims(live))
     live.run(live.resources.queue.heartbeat(claim.lease, progress=40))
     event = next(events)
-    assert (event.status, event.progress) == ("processing", 40)
+    assert (event.status, event.progress) == ("running", 40)
     assert event.estimated_completion_time is not None
     previews = live.resources.previews
     live.run(previews.put(job.id, {1: Preview(3, b"PNG")}))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,5 +132,5 @@ def test_ctrl_c_at_a_terminal_stops_the_command_and_its_job(tiny: Live) -> None:
         asyncio.run(wait_until(lambda: tiny.resources.waits.count == 1))
         command.send_signal(signal.SIGINT)
         _, told = command.communicate(timeout=30)
-    assert states(tiny, account) == [JobState.CANCELED]
-    assert "the service was asked to cancel job_" in told
+    assert (states(tiny, account), command.returncode) == ([JobState.CANCELED], 130)
+    assert re.fullmatch(r"atelier: interrupted; job_\w+ is canceled\n", told)

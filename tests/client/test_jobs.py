@@ -133,10 +133,10 @@ def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Lite
     live.outcome = "fail"
     with Client(live.base_url, key, interface=interface) as client:
         job = client.generate(PROMPT, lora_id=LORA)
-        with pytest.raises(JobFailed, match="the brush broke") as failed:
+        with pytest.raises(JobFailed, match="has no images: the brush broke") as failed:
             job.wait(timeout=20)
     assert (failed.value.job_id, failed.value.code) == (job.id, "generation_failed")
-    assert job.status == "failed"
+    assert (job.status, job.error_code, job.error) == ("failed", "generation_failed", "the brush broke")
 
 
 async def test_waiting_without_progress_is_one_long_poll(live: Live, key: str) -> None:
@@ -157,6 +157,8 @@ def test_waiting_times_out_and_the_job_goes_on(live: Live, client: Client) -> No
         job.wait(timeout=0.5)
     assert job.refresh().status == "queued"
     assert job.estimated_completion_time is not None
+    with pytest.raises(WaitTimeout, match=r"still queued after 0\.3 s"):
+        client.generate(PROMPT, timeout=0.3)
 
 
 def test_the_key_is_never_sent_to_the_image_host(live: Live, key: str) -> None:
