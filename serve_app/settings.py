@@ -160,6 +160,8 @@ class Settings(BaseSettings):
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: Annotated[WebAddress, AfterValidator(_check_public_url)] = ""
     """Image URLs begin with this address; empty takes the one that the caller used."""
+    mcp_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Names, by commas, under which assistants and web pages may call `/mcp`, besides that of `public_url`."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
     reads the same variable."""

@@ -143,8 +143,12 @@ def domain_error_response(error: errors.AtelierError, context: RequestContext, *
     if answer is None:
         raise error
     context.error_code = error.code
-    message = answer.example if isinstance(error, errors.StoreUnavailable) else error.message
-    return error_response(answer.status, error.code, message, _headers(error, context, challenge))
+    return error_response(answer.status, error.code, message_of(error), _headers(error, context, challenge))
+
+
+def message_of(error: errors.AtelierError) -> str:
+    """Return what a caller is told: why a store is away is the operator's alone to know."""
+    return UNAVAILABLE if isinstance(error, errors.StoreUnavailable) else error.message
 
 
 def internal_error(request_id: str) -> Response:

@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 from PIL import Image
 
+from serve_app.api import attended
 from serve_app.api.openai import routes
 from serve_app.domain.jobs import Claim, Job, JobState
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse
@@ -276,7 +277,7 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     await caller.all_are(JobState.CANCELED)
     caller.live.outcome = "complete"
     first = caller.openai.images.generate(prompt="a boat", extra_headers=key)
-    monkeypatch.setattr(routes, "LONGEST_START_S", 600)  # a number of ours, which the caller has not given
+    monkeypatch.setattr(attended, "LONGEST_START_S", 600)  # a number of ours, which the caller has not given
     assert caller.openai.images.generate(prompt="a boat", extra_headers=key).data == first.data
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):

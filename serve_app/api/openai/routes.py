@@ -2,13 +2,10 @@
 
 import asyncio
 import re
-import secrets
-import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +14,9 @@ from fastapi import APIRouter, Body, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.dependencies import CallDep, CallerDep, found, image_signer, jobs_of, loras_of
-from serve_app.api.errors import ANSWERS, WAIT_ENDED
+from serve_app.api.attended import attend, meant_by, usable_loras
+from serve_app.api.dependencies import CallDep, CallerDep, image_signer, jobs_of, loras_of
+from serve_app.api.errors import ANSWERS
 from serve_app.api.multipart import read_multipart
 from serve_app.api.responses import encode, failure_of, record_response
 from serve_app.api.routing import ContractRoute, validate
@@ -29,9 +27,7 @@ from serve_app.domain.errors import (
     FailureCode,
     InvalidParameter,
     NotFound,
-    Overloaded,
     UnsupportedMediaType,
-    WaitEnded,
 )
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationDraft, ImageFormat, LoraUse
@@ -41,9 +37,6 @@ from serve_app.jobs.uploads import Hold
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-LOOK_EVERY_S = 0.5
-LONGEST_START_S = 540
-"""A job that no worker has started by then expires; the official client gives up after 600 seconds."""
 LONGEST_WAIT_S = 590
 """A request waits no longer for its answer, lest HAProxy ends it after 600 (`deployments/proxy/backend.cfg`)."""
 _HUNG_UP = 499
@@ -97,7 +90,7 @@ async def _answer(
     """Answer once the job of a draft has ended, or by a stream."""
     name = "image_generation" if draft.image_id is None else "image_edit"
     seconds = inf if body.stream else LONGEST_WAIT_S
-    states = _states(request, caller, draft, replace(call, start_within=LONGEST_START_S), seconds=seconds)
+    states = attend(request, caller, draft, call, seconds=seconds)
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
@@ -137,12 +130,10 @@ async def get_model(request: Request, caller: CallerDep, model: str) -> Response
 
 async def _models(request: Request, caller: Caller) -> list[dict[str, Any]]:
     """Return the base models, and the LoRAs with their names."""
-    parts = loras_of(request)
-    rows = [_model(base.id) for base in await parts.applied_catalog.applied_base_models()]
-    for lora in await parts.catalog.adapters(caller.account_id):
-        if caller.may_use(lora.id):
-            owner = caller.account_id if lora.owner == caller.account_id else ""
-            rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
+    rows = [_model(base.id) for base in await loras_of(request).applied_catalog.applied_base_models()]
+    for lora in await usable_loras(request, caller):
+        owner = caller.account_id if lora.owner == caller.account_id else ""
+        rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
     return rows
 
 
@@ -211,14 +202,11 @@ async def _draft(request: Request, caller: Caller, body: ImagesRequest) -> Gener
 
 async def _model_of(request: Request, caller: Caller, model: str | None) -> tuple[str | None, str | None]:
     """Return the base model, or else the LoRA, that an id or a LoRA's name means; neither is the default."""
-    parts = loras_of(request)
     if model is None:
         return None, None
-    if any(base.id == model for base in await parts.applied_catalog.applied_base_models()):
+    if any(base.id == model for base in await loras_of(request).applied_catalog.applied_base_models()):
         return model, None
-    usable = [lora for lora in await parts.catalog.adapters(caller.account_id) if caller.may_use(lora.id)]
-    named = [lora.id for lora in usable if model.strip().casefold() == lora.name.casefold()]
-    ids = [lora.id for lora in usable if lora.id == model] or named
+    ids = meant_by(model, await usable_loras(request, caller))
     if not ids:
         raise NotFound("model: must be the id of a base model, or the id or name of a LoRA that you may use")
     if len(ids) > 1:
@@ -235,51 +223,6 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
         least = f"multiples of {SIDE_STEP} from {SHORTEST_SIDE}"
         raise InvalidParameter(f"size: must be auto, or width and height as in 1024x512, {least}")
     return sides[0], sides[1]
-
-
-async def _states(
-    request: Request, caller: Caller, draft: GenerationDraft, call: Call, *, seconds: float
-) -> AsyncGenerator[Job]:
-    """Create a job, and yield what is known of it, twice a second and once it has ended.
-
-    Whoever closes this earlier cancels the job, unless others wait with the same idempotency key. A repeat of a key
-    whose job was canceled in this way creates another. Raises what `Submission.submit` raises, `Overloaded` where no
-    more callers may wait, and `WaitEnded` after `seconds` or when this process drains: then a job with an idempotency
-    key goes on, since a repeat of it can wait on.
-    """
-    parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
-    own_key, waiter, job = call.idempotency_key, secrets.token_hex(8), None
-
-    def wait_is_over() -> bool:
-        return parts.waits.is_draining or time.monotonic() >= ends_at
-
-    async def give_up(left: Job | None) -> None:
-        is_last = own_key is None or await parts.shared_calls.end(caller, own_key, waiter)
-        if is_last and left and not left.state.is_terminal and not (own_key and wait_is_over()):
-            await parts.queue.cancel(left.id, account_id=account_id)
-
-    try:
-        if own_key is not None:
-            await parts.shared_calls.begin(caller, own_key, waiter)
-        for times in count():
-            key = own_key and f"{own_key}#{times}"
-            acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
-            job = acceptance.job
-            while not job.state.is_terminal:
-                yield job
-                has_place = await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
-                job = found(await parts.reader.get(job.id, account_id=account_id), "job")
-                if job.state.is_terminal:
-                    break
-                if wait_is_over():
-                    raise WaitEnded(WAIT_ENDED)
-                if not has_place:
-                    raise Overloaded("no more callers may wait")
-            if not (acceptance.replayed and job.state is JobState.CANCELED):
-                yield found(await parts.reader.get(job.id, account_id=account_id), "job")
-                return
-    finally:
-        parts.submission.background.spawn(give_up(job))
 
 
 async def _events(
