@@ -57,15 +57,15 @@ async def _serve(url: str, key: str) -> None:
             raise answer
         return answer
 
-    async def call_tool(context: Any, params: Any) -> Any:
-        report = context.session.report_progress
-        return await ask(lambda service: service.call_tool(params.name, params.arguments, progress_callback=report))
-
     server: Server[Any] = Server(
         "atelier",
         version=version("atelier"),
         on_list_tools=lambda _, params: ask(lambda service: service.list_tools(cursor=params and params.cursor)),
-        on_call_tool=call_tool,
+        on_call_tool=lambda context, params: ask(
+            lambda service: service.call_tool(
+                params.name, params.arguments, progress_callback=context.session.report_progress
+            )
+        ),
         on_list_resources=lambda _, params: ask(
             lambda service: service.list_resources(cursor=params and params.cursor)
         ),

@@ -4,7 +4,6 @@ Passes each request to its application, by the path and, where two share it, the
 """
 
 from collections.abc import Iterable
-from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
@@ -105,7 +104,7 @@ def create_app(
     drop_trailers()
     a, b = variant_a.create_app(settings), variant_b.create_app(settings)
     jobs_app, loras_app, site = jobs_api.create_app(), loras_api.create_app(), json_app()
-    openai_app, mcp_app = openai_api.create_app(), mcp_api.create_app(version("atelier"))
+    openai_app, mcp_app = openai_api.create_app(), mcp_api.create_app()
     console, operator_pages = console_app(), operators_app()
     for app in (a, b, jobs_app, loras_app, openai_app, mcp_app, site, console, operator_pages):
         app.state.settings, app.state.accounts, app.state.loras = settings, accounts, loras

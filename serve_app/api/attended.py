@@ -14,7 +14,7 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import InvalidParameter, Overloaded, WaitEnded
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import Draft, LoraUse
+from serve_app.domain.requests import Draft, GenerationDraft, LoraUse
 from serve_app.jobs.submit import Call
 
 LOOK_EVERY_S = 0.5
@@ -25,7 +25,7 @@ SHOWN_NAMES = 20
 
 
 async def attend(request: Request, caller: Caller, draft: Draft, call: Call, *, seconds: float) -> AsyncGenerator[Job]:
-    """Create a job, and yield what is known of it, twice a second and once it has ended.
+    """Create a job, and yield what is known of it, twice a second and once it has ended. Its LoRAs may be named.
 
     Whoever closes this earlier cancels the job, unless others wait with the same idempotency key. A repeat of a key
     whose job was canceled in this way creates another. Raises what `Submission.submit` raises, `Overloaded` where no
@@ -33,7 +33,7 @@ async def attend(request: Request, caller: Caller, draft: Draft, call: Call, *, 
     key goes on, since a repeat of it can wait on.
     """
     parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
-    call = replace(call, start_within=LONGEST_START_S)
+    call, draft = replace(call, start_within=LONGEST_START_S), await _with_ids(request, caller, draft)
     own_key, waiter, job = call.idempotency_key, secrets.token_hex(8), None
 
     def wait_is_over() -> bool:
@@ -79,16 +79,17 @@ def meant_by(name: str, loras: Iterable[Adapter]) -> list[str]:
     return [name] if name in by_id else [lora_id for lora_id, each in by_id.items() if each == name.strip().casefold()]
 
 
-async def with_ids(request: Request, caller: Caller, uses: tuple[LoraUse, ...]) -> tuple[LoraUse, ...]:
-    """Return LoRAs by their ids, where `uses` may name them too. Raises `InvalidParameter`."""
-    usable = await usable_loras(request, caller) if uses else []
-    return tuple(replace(use, id=_only_one(place, use.id, usable)) for place, use in enumerate(uses))
+async def _with_ids(request: Request, caller: Caller, draft: Draft) -> Draft:
+    if not (isinstance(draft, GenerationDraft) and draft.loras):
+        return draft
+    usable = await usable_loras(request, caller)
+    return replace(draft, loras=tuple(_with_id(place, use, usable) for place, use in enumerate(draft.loras)))
 
 
-def _only_one(place: int, name: str, usable: list[Adapter]) -> str:
-    ids = meant_by(name, usable)
+def _with_id(place: int, use: LoraUse, usable: list[Adapter]) -> LoraUse:
+    ids = meant_by(use.id, usable)
     if len(ids) == 1:
-        return ids[0]
+        return replace(use, id=ids[0])
     if ids:
         raise InvalidParameter(f"loras[{place}].id: several LoRAs have this name; send {' or '.join(ids)}")
     names = ", ".join(sorted(lora.name for lora in usable)[:SHOWN_NAMES]) or "none"

@@ -6,23 +6,24 @@ proxies see that the connection is alive, and a caller that hangs up cancels its
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from importlib.metadata import version
+from typing import Any
 from urllib.parse import urlsplit
 
+import mcp_types as types
 from fastapi import APIRouter, FastAPI, Request, Response
 from mcp.server import Server
+from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from serve_app.api.body import read_json
 from serve_app.api.credentials import BEARER
-from serve_app.api.dependencies import load_job, settings_of
-from serve_app.api.errors import message_of
-from serve_app.api.mcp.resources import list_resources, read_resource
-from serve_app.api.mcp.tools import Context, call_tool, list_tools, request_of
+from serve_app.api.dependencies import authenticate, load_job, settings_of
+from serve_app.api.errors import INTERNAL_WORDS, message_of
+from serve_app.api.mcp.tools import Asked, call_tool, list_resources, list_tools, read_resource, refusal
 from serve_app.api.openapi import json_app
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.accounts import Scope
@@ -31,44 +32,44 @@ from serve_app.tracing import set_caller
 
 log = logging.getLogger(__name__)
 logging.getLogger("mcp").setLevel(logging.WARNING)  # it would say of each message that a session begins and ends
-
-P = TypeVar("P")
-R = TypeVar("R")
 router = APIRouter(strict_content_type=False)
 
 
-def create_app(version: str) -> FastAPI:
+def create_app() -> FastAPI:
     app = json_app(routes=router.routes)
     app.state.credentials = BEARER
     app.state.changing_scope = Scope.READ  # every message is a POST; tools that draw ask for more
     app.state.mcp = Server(
         "atelier",
-        version=version,
+        version=version("atelier"),
         on_list_tools=list_tools,
-        on_call_tool=_guarded(call_tool),
-        on_list_resources=_guarded(list_resources),
-        on_read_resource=_guarded(read_resource),
+        on_call_tool=_counted(call_tool),
+        on_list_resources=_counted(list_resources),
+        on_read_resource=_counted(read_resource),
     )
     return app
 
 
-def _guarded(answer: Callable[[Context, P], Awaitable[R]]) -> Callable[[Context, P], Awaitable[R]]:
-    """Raise errors as the protocol has them: its library would show an unexpected one's own words to the caller."""
+def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Count a message against its caller's plan, and tell errors: the library would show an unexpected one's own words."""
 
-    async def answer_or_refuse(context: Context, params: P) -> R:
+    async def counted(context: ServerRequestContext[Any, Request], params: Any) -> Any:
+        request = context.request
+        assert request is not None, "every message comes by HTTP"
         try:
-            return await answer(context, params)
+            return await answer(Asked(request, await authenticate(request), context.session.report_progress), params)
         except AtelierError as error:
-            code = INVALID_PARAMS if isinstance(error, NotFound | InvalidParameter) else INTERNAL_ERROR
+            if answer is call_tool:  # its result is what an assistant reads
+                return refusal(message_of(error))
+            is_asked_wrongly = isinstance(error, NotFound | InvalidParameter)
+            code = types.INVALID_PARAMS if is_asked_wrongly else types.INTERNAL_ERROR
             raise MCPError(code, message_of(error)) from None
         except Exception as error:
-            request_id = RequestContext.of(request_of(context)).request_id
+            request_id = RequestContext.of(request).request_id
             log.error("request %s failed", request_id, exc_info=error)
-            raise MCPError(
-                INTERNAL_ERROR, f"Internal error; include request id {request_id} when you report it."
-            ) from None
+            raise MCPError(types.INTERNAL_ERROR, INTERNAL_WORDS.format(request_id)) from None
 
-    return answer_or_refuse
+    return counted
 
 
 @router.post("/mcp")

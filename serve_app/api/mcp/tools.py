@@ -1,23 +1,20 @@
-"""The tools that an assistant calls: they draw, enlarge and list, by the bodies and records of the other interfaces."""
+"""The tools that an assistant calls, by the bodies and records of `/v1/jobs`, and the base models and LoRAs it reads of."""
 
 import json
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
 import mcp_types as types
 from anyio import CancelScope
 from fastapi import Request
-from mcp.server.context import ServerRequestContext
 
-from serve_app.api.attended import attend, usable_loras, with_ids
-from serve_app.api.dependencies import authenticate, check_scope, image_signer, jobs_of
-from serve_app.api.errors import message_of
+from serve_app.api.attended import attend, usable_loras
+from serve_app.api.dependencies import check_scope, image_signer, jobs_of, loras_of
 from serve_app.api.jobs.records import job_record
-from serve_app.api.jobs.routes import with_webhook
+from serve_app.api.jobs.routes import base_model_record, with_webhook
 from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import failure_of
@@ -25,72 +22,96 @@ from serve_app.api.routing import validate
 from serve_app.api.schemas import RequestBody
 from serve_app.domain.accounts import Caller, Scope
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationDraft, GenerationRequest
+from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.previews import thumbnail
 from serve_app.jobs.submit import Call
 
-Context = ServerRequestContext[Any, Request]
+BASE_MODEL, LORA, JSON = "atelier://base-models/", "atelier://loras/", "application/json"
+PAGE = 200
+"""How many LoRAs one list of resources names."""
+
+
+class Asked(NamedTuple):
+    """A message: its HTTP request, its caller, and how its caller is told of progress."""
+
+    request: Request
+    caller: Caller
+    report: Callable[[float, float, str], Awaitable[None]]
 
 
 class NoArguments(RequestBody):
     """A tool that is asked for one thing only takes none."""
 
 
-async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-    """Answer a call, which counts against the caller's plan; an assistant is told in words what went wrong."""
-    request, tool = request_of(context), TOOLS.get(params.name)
-    try:
-        caller = await authenticate(request)
-        if tool is None:
-            return _refusal(f"There is no tool {params.name!r}; there are {', '.join(TOOLS)}.")
-        given = {name: value for name, value in (params.arguments or {}).items() if value is not None}
-        return await tool.run(context, caller, validate(tool.arguments, tool.kind | given))
-    except AtelierError as error:
-        return _refusal(message_of(error))
+async def call_tool(asked: Asked, params: types.CallToolRequestParams) -> types.CallToolResult:
+    """Answer a call. As in other interfaces for assistants, null is the same as an argument that is left out."""
+    if (tool := TOOLS.get(params.name)) is None:
+        raise InvalidParameter(f"There is no tool {params.name!r}; there are {', '.join(TOOLS)}.")
+    given = {name: value for name, value in (params.arguments or {}).items() if value is not None}
+    return await tool.run(asked, validate(tool.arguments, tool.kind | given))
 
 
-async def list_tools(context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+async def list_tools(_: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
     return types.ListToolsResult(tools=[tool.shown(name) for name, tool in TOOLS.items()])
 
 
-def request_of(context: Context) -> Request:
-    assert context.request is not None, "every message comes by HTTP"
-    return context.request
+async def list_resources(asked: Asked, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+    """Return the base models, and a page of LoRAs."""
+    cursor = (params and params.cursor) or "0"
+    if not (cursor.isdecimal() and cursor.isascii() and len(cursor) < 10):
+        raise InvalidParameter("cursor: must be the nextCursor of a previous page")
+    start, loras = int(cursor), await usable_loras(asked.request, asked.caller)
+    models = await loras_of(asked.request).applied_catalog.applied_base_models() if start == 0 else []
+    rows = [(BASE_MODEL + each.id, each.id, "A base model, and what may be asked of it.") for each in models]
+    rows += [(LORA + lora.id, lora.name, lora.description) for lora in loras[start : start + PAGE]]
+    resources = [types.Resource(uri=uri, name=name, description=words, mime_type=JSON) for uri, name, words in rows]
+    following = str(start + PAGE) if loras[start + PAGE :] else None
+    return types.ListResourcesResult(resources=resources, next_cursor=following)
 
 
-def lora_row(lora: Adapter) -> dict[str, Any]:
-    """Return what an assistant needs to know of a LoRA."""
+async def read_resource(asked: Asked, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    uri, models = str(params.uri), await loras_of(asked.request).applied_catalog.applied_base_models()
+    found = [base_model_record(each) for each in models if uri == BASE_MODEL + each.id]
+    found += [_lora_row(lora) for lora in await usable_loras(asked.request, asked.caller) if uri == LORA + lora.id]
+    if not found:
+        raise NotFound("There is no such base model, or LoRA that you may use.")
+    text = json.dumps(found[0], ensure_ascii=False)
+    return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type=JSON)])
+
+
+def refusal(words: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[_text(words)], is_error=True)
+
+
+async def _list_loras(asked: Asked, _: NoArguments) -> types.CallToolResult:
+    listed = {"loras": [_lora_row(lora) for lora in await usable_loras(asked.request, asked.caller)]}
+    return types.CallToolResult(content=[_text(json.dumps(listed, ensure_ascii=False))], structured_content=listed)
+
+
+def _lora_row(lora: Adapter) -> dict[str, Any]:
     named = {"id": lora.id, "name": lora.name, "description": lora.description, "base_model": lora.base_model}
     return named | {"trigger_words": list(lora.trigger_words)}
 
 
-async def _list_loras(context: Context, caller: Caller, _: RequestBody) -> types.CallToolResult:
-    listed = {"loras": [lora_row(lora) for lora in await usable_loras(request_of(context), caller)]}
-    return types.CallToolResult(content=[_text(json.dumps(listed, ensure_ascii=False))], structured_content=listed)
-
-
-async def _draw(context: Context, caller: Caller, wish: Any) -> types.CallToolResult:
+async def _draw(asked: Asked, wish: GenerationWish | UpscaleWish) -> types.CallToolResult:
     """Answer once the images are there; a caller that leaves before cancels the job."""
-    check_scope(caller, Scope.GENERATE)
-    request, draft = request_of(context), wish.to_domain()
+    check_scope(asked.caller, Scope.GENERATE)
+    request, job, told = asked.request, None, -1
     call = with_webhook(request, wish, Call(request_id=RequestContext.of(request).request_id))
-    if isinstance(draft, GenerationDraft):
-        draft = replace(draft, loras=await with_ids(request, caller, draft.loras))
-    async with aclosing(attend(request, caller, draft, call, seconds=inf)) as states:
-        job, told = None, -1
+    async with aclosing(attend(request, asked.caller, wish.to_domain(), call, seconds=inf)) as states:
         with CancelScope(shield=True):  # or a job would be drawn whose id nobody has
             job = await anext(states)
         assert job is not None, "a shield swallows nothing"
         while not job.state.is_terminal:
             if job.progress > told:
                 told = job.progress
-                await context.session.report_progress(told, 100, job.state)
+                await asked.report(told, 100, job.state)
             job = await anext(states)
     if job.state is not JobState.COMPLETED:
-        return _refusal(f"{failure_of(job).code}: {failure_of(job).message}")
-    await context.session.report_progress(100, 100, job.state)
+        return refusal(f"{failure_of(job).code}: {failure_of(job).message}")
+    await asked.report(100, 100, job.state)
     return await _shown(request, job)
 
 
@@ -111,10 +132,6 @@ async def _shown(request: Request, job: Job) -> types.CallToolResult:
     return types.CallToolResult(content=content, structured_content=job_record(job, url_of))
 
 
-def _refusal(words: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[_text(words)], is_error=True)
-
-
 def _text(words: str) -> types.TextContent:
     return types.TextContent(type="text", text=words)
 
@@ -125,7 +142,7 @@ class _Tool(NamedTuple):
     arguments: type[RequestBody]
     kind: dict[str, str]
     """The kind of job, which its name says: an argument that nobody is asked for."""
-    run: Callable[[Context, Caller, Any], Awaitable[types.CallToolResult]]
+    run: Callable[[Asked, Any], Awaitable[types.CallToolResult]]
     description: str
 
     def shown(self, name: str) -> types.Tool:
