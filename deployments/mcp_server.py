@@ -1,110 +1,75 @@
-"""`atelier mcp`: an MCP server on standard input and output, which lets an assistant draw with a running service.
+"""`atelier mcp`: passes what an assistant says on standard input to a running service's `/mcp`, and the answers back.
 
-It is a caller like any other: the SDK finds the service and the key, and of the service's packages it needs none.
+What tools there are, and what they take, is the service's to say. Of the service's packages this needs none: the SDK
+finds the address and the key.
 """
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from anyio import CancelScope
+import anyio
 
-from serve_app.client import AsyncClient, AsyncImage, AsyncJob, AtelierClientError
+from serve_app.client.access import find_access
 
 NOT_INSTALLED = 2
-_INSTRUCTIONS = (
-    "Draws images from a prompt, with any of the LoRAs that list_loras names. Each image comes with an id that upscale "
-    "takes, and an address that opens in a browser."
-)
 
 
 def main() -> None:
     """Serve until standard input ends."""
     try:
-        from mcp.server import MCPServer
-        from mcp.server.mcpserver import Context, Image
-        from mcp.server.mcpserver.exceptions import ToolError
-        from pydantic import Field
+        access = find_access(None, None, "a")
+        anyio.run(_serve, f"{access.base_url.rstrip('/')}/mcp", access.key)
+    except ValueError as error:
+        sys.stderr.write(f"atelier mcp: {error}\n")
     except ModuleNotFoundError as error:
         sys.stderr.write(f"atelier mcp: there is no {error.name}: `pip install '.[mcp]'` in a checkout\n")
-        sys.exit(NOT_INSTALLED)
+    else:
+        return
+    sys.exit(NOT_INSTALLED)
 
-    @contextmanager
-    def told() -> Generator[None]:
-        """Tell the assistant in words what went wrong."""
+
+async def _serve(url: str, key: str) -> None:
+    import httpx2
+    from mcp import Client, MCPError
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.server import Server
+    from mcp.server.stdio import stdio_server
+    from mcp_types import INTERNAL_ERROR
+    from mcp_types.version import LATEST_MODERN_VERSION
+
+    async def ask(call: Callable[[Client], Awaitable[Any]]) -> Any:
+        """Connect for one message, which needs no session, so that the service may be restarted in between."""
+        answer, timeout = None, httpx2.Timeout(30, read=300)  # while it draws, it sends something every 15 seconds
         try:
-            yield
-        except (AtelierClientError, ValueError, TypeError) as error:
-            raise ToolError(str(error)) from error
+            async with (
+                httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=timeout) as http,
+                Client(streamable_http_client(url, http_client=http), mode=LATEST_MODERN_VERSION) as service,
+            ):
+                try:
+                    answer = await call(service)
+                except MCPError as error:  # which the contexts would wrap in groups
+                    answer = error
+        except* httpx2.TransportError:
+            answer = MCPError(INTERNAL_ERROR, f"There is no answer at {url}.")
+        if isinstance(answer, MCPError):
+            raise answer
+        return answer
 
-    @contextmanager
-    def uncancelable() -> Generator[None]:
-        """Finish what the block does before the call is canceled."""
-        with CancelScope(shield=True):
-            yield
-
-    async def ended(starting: Awaitable[AsyncJob], context: Context[Any, Any]) -> AsyncJob:
-        """Return the job once it has ended; an assistant that gives the call up, or has gone, cancels it."""
-        with uncancelable():  # or the service would draw a job whose id nobody has
-            job = await starting
-        told_of = -1
-        try:
-            async for event in job.events():
-                if event.progress > told_of:
-                    told_of = event.progress
-                    await context.report_progress(told_of, 100, event.status)
-            return await job.wait()
-        except asyncio.CancelledError:
-            with uncancelable():
-                await job.cancel()
-            raise
-
-    async def shown(image: AsyncImage) -> list[Any]:
-        png = await image.download()
-        return [Image(data=png, format="png"), f"{image.image_id}, {image.caption}: {image.url}"]
-
-    server = MCPServer("atelier", instructions=_INSTRUCTIONS, version=version("atelier"), log_level="WARNING")
-
-    @server.tool(structured_output=False)
-    async def generate(
-        context: Context[Any, Any],
-        prompt: str,
-        loras: Annotated[
-            dict[str, float] | None, Field(description="Names of list_loras with weights of -2 to 2, usually 0.5 to 1")
-        ] = None,
-        width: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,
-        height: Annotated[int | None, Field(description="Pixels, a multiple of 8")] = None,
-        seed: Annotated[int | None, Field(description="The same seed draws the same image again")] = None,
-    ) -> list[Any]:
-        """Draw an image of the prompt."""
-        with told():
-            async with AsyncClient() as client:
-                started = client.generate(prompt, loras=loras, width=width, height=height, seed=seed, wait=False)
-                return await shown((await ended(started, context)).images[0])
-
-    @server.tool(structured_output=False)
-    async def upscale(context: Context[Any, Any], image_id: str, scale_factor: Literal[2, 4] = 2) -> list[Any]:
-        """Enlarge an image that generate drew, by its id."""
-        with told():
-            async with AsyncClient() as client:
-                return await shown((await ended(client.upscale(image_id, scale_factor), context)).images[0])
-
-    @server.tool()
-    async def list_loras() -> list[dict[str, Any]]:
-        """List the LoRAs that generate takes, with the words that a prompt should hold for each."""
-        with told():
-            async with AsyncClient() as client:
-                return [
-                    {
-                        "name": lora.name,
-                        "description": lora.description,
-                        "trigger_words": list(lora.trigger_words),
-                        "base_model": lora.base_model,
-                    }
-                    for lora in await client.loras.list()
-                ]
-
-    server.run("stdio")
+    server: Server[Any] = Server(
+        "atelier",
+        version=version("atelier"),
+        on_list_tools=lambda _, params: ask(lambda service: service.list_tools(cursor=params and params.cursor)),
+        on_call_tool=lambda context, params: ask(
+            lambda service: service.call_tool(
+                params.name, params.arguments, progress_callback=context.session.report_progress
+            )
+        ),
+        on_list_resources=lambda _, params: ask(
+            lambda service: service.list_resources(cursor=params and params.cursor)
+        ),
+        on_read_resource=lambda _, params: ask(lambda service: service.read_resource(str(params.uri))),
+    )
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api import jobs as jobs_api
 from serve_app.api import loras as loras_api
+from serve_app.api import mcp as mcp_api
 from serve_app.api import openai as openai_api
 from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
@@ -67,9 +68,9 @@ class Dispatcher:
 
 
 def _resource(path: str) -> str:
-    """Return `generate` of `/v1/generate/gen_…`, and `openai` of all below that; empty outside the API."""
-    if path.startswith("/openai/"):
-        return "openai"
+    """Return `generate` of `/v1/generate/gen_…`, `openai` of all below that, and `mcp`; empty outside the API."""
+    if path.startswith(("/openai/", "/mcp")):
+        return path.split("/", 2)[1]
     return path.split("/", 3)[2] if path.startswith("/v1/") else ""
 
 
@@ -104,9 +105,9 @@ def create_app(
     drop_trailers()
     a, b = variant_a.create_app(settings), variant_b.create_app(settings)
     jobs_app, loras_app, site = jobs_api.create_app(), loras_api.create_app(), json_app()
-    openai_app = openai_api.create_app()
+    openai_app, mcp_app = openai_api.create_app(), mcp_api.create_app()
     console, operator_pages = console_app(), operators_app()
-    for app in (a, b, jobs_app, loras_app, openai_app, site, console, operator_pages):
+    for app in (a, b, jobs_app, loras_app, openai_app, mcp_app, site, console, operator_pages):
         app.state.settings, app.state.accounts, app.state.loras = settings, accounts, loras
         app.state.jobs, app.state.operations = jobs, operations
     answer_browsers_with_pages(site)
@@ -121,7 +122,7 @@ def create_app(
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher: ASGIApp = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app], site=site)
+    dispatcher: ASGIApp = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=site)
     if settings.cors_origins:  # their pages send a key, and no cookie of ours
         shown, methods = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS], ["GET", "POST", "PATCH", "DELETE"]
         dispatcher = CORSMiddleware(dispatcher, settings.cors_origins, methods, ["*"], expose_headers=shown)

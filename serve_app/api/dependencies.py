@@ -96,7 +96,7 @@ async def _authenticated(request: Request, *, may_exceed: bool) -> Caller:
                 f"try again in {auth.window.seconds_left} seconds."
             )
         changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
-        _check_scope(caller, Scope.READ if request.method == "GET" else changing)
+        check_scope(caller, Scope.READ if request.method == "GET" else changing)
         context.caller = caller
         if request.scope["route"].body_field is None:  # else the body is read and checked first
             check_query(request)
@@ -126,7 +126,7 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     """
     key, variant = credential_of(request)
     poll = await jobs_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
-    _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
+    check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
     if poll.auth.limited:
         most = settings_of(request).polls_per_second
         raise PollLimitExceeded(f"At most {most} polls per second for each key; poll every 5 seconds.")
@@ -226,7 +226,8 @@ def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
     return auth.caller
 
 
-def _check_scope(caller: Caller, needed: Scope) -> None:
+def check_scope(caller: Caller, needed: Scope) -> None:
+    """Raise `Forbidden` for a key without this scope."""
     if needed not in caller.scopes:
         owned = ", ".join(sorted(caller.scopes)) or "none"
         raise Forbidden(f"This API key lacks the scope '{needed}'; it has: {owned}.")

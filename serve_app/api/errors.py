@@ -23,6 +23,7 @@ UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try
 OVERLOADED = "The service is overloaded. Try again in a moment."
 WAIT_ENDED = "This request can wait no longer. Repeat it: with an Idempotency-Key it goes on with the same job."
 INTERNAL_ERROR = "internal_error"
+INTERNAL_WORDS = "Internal error; include request id {} when you report it."
 
 
 class ErrorAnswer(NamedTuple):
@@ -146,13 +147,16 @@ def domain_error_response(error: errors.AtelierError, context: RequestContext, *
     if answer is None:
         raise error
     context.error_code = error.code
-    message = answer.example if isinstance(error, errors.StoreUnavailable) else error.message
-    return error_response(answer.status, error.code, message, _headers(error, context, challenge))
+    return error_response(answer.status, error.code, message_of(error), _headers(error, context, challenge))
+
+
+def message_of(error: errors.AtelierError) -> str:
+    """Return what a caller is told: why a store is away is the operator's alone to know."""
+    return UNAVAILABLE if isinstance(error, errors.StoreUnavailable) else error.message
 
 
 def internal_error(request_id: str) -> Response:
-    message = f"Internal error; include request id {request_id} when you report it."
-    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, message)
+    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, INTERNAL_WORDS.format(request_id))
 
 
 def error_responses(*kinds: type[errors.AtelierError], descriptions: Mapping[int, str] | None = None) -> Responses:
@@ -167,7 +171,7 @@ def error_responses(*kinds: type[errors.AtelierError], descriptions: Mapping[int
         (ANSWERS[kind].status, kind.code, ANSWERS[kind].example)
         for kind in (*kinds, errors.StoreUnavailable, errors.Overloaded)
     ]
-    rows.append((500, INTERNAL_ERROR, "Internal error; include request id req_5f0c when you report it."))
+    rows.append((500, INTERNAL_ERROR, INTERNAL_WORDS.format("req_5f0c")))
     return {
         status: _documented(texts[status], (row for row in rows if row[0] == status))
         for status in sorted({r[0] for r in rows})

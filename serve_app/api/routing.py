@@ -96,7 +96,9 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
-        raise InvalidParameter(Rules(properties_of(model), {}).explain(faults)) from None
+        raise InvalidParameter(
+            Rules(properties_of(model), getattr(model, "other_api_fields", {})).explain(faults)
+        ) from None
 
 
 def properties_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -194,8 +196,8 @@ def _of_value(schema: dict[str, Any]) -> dict[str, Any]:
 def rule_of(schema: dict[str, Any]) -> Rule:
     """Describe a JSON Schema's constraints; of a parameter that may be absent, those of its value."""
     schema = _of_value(schema)
-    if "enum" in schema:
-        choices = " or ".join(str(value) for value in schema["enum"])
+    if "enum" in schema or "const" in schema:
+        choices = " or ".join(str(value) for value in schema.get("enum") or [schema["const"]])
         return Rule(f"must be {choices}", f"must be {choices}")
     if schema["type"] == "boolean":
         return Rule(*["must be true or false"] * 2)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import FailureCode, InvalidParameter
 from serve_app.domain.jobs import JOB_PREFIXES
-from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
+from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest, LoraUse, Variant
 
 MAX_PROMPT = 4000
 """A prompt has at most this many code points after trimming."""
@@ -94,6 +94,19 @@ def line(shortest: int, longest: int) -> StringConstraints:
 
 
 CatalogId = Annotated[str, Field(min_length=1, max_length=128), NO_NUL]
+MAX_LORAS = 4
+
+
+class LoraWish(RequestBody):
+    """A LoRA, and how strongly it acts."""
+
+    id: Annotated[CatalogId, Field(description="A LoRA that your account may use.")]
+    weight: Annotated[float, Field(ge=-2, le=2, description="How strongly it acts; below 0 it acts the other way.")] = (
+        USUAL_WEIGHT
+    )
+
+
+Steps = Annotated[int, Field(ge=1, le=150)]
 Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
 
 DEFAULT_PAGE_SIZE = 50

@@ -78,6 +78,8 @@ class _AnyRequest:
     """What a request of either kind says of its job and its files; only `POST /v1/jobs` asks for it."""
 
     output_format: ImageFormat = ImageFormat.PNG
+    quality: int | None = None
+    """Of a JPEG or WebP, up to 100, as OpenAI's door asks for it; None is what is usual here."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Texts that its caller keeps with it."""
     priority: Priority = Priority.NORMAL

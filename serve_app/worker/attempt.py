@@ -265,7 +265,7 @@ class Attempt:
             texts = drawing_texts(request, index, generator_name())
 
         def write(pixels: Pixels, xmp: str = "") -> bytes:
-            return encode(pixels, request.output_format, job_id=job_id, texts=texts, xmp=xmp)
+            return encode(pixels, request.output_format, quality=request.quality, job_id=job_id, texts=texts, xmp=xmp)
 
         if parts.marker is None:
             return write(pixels)

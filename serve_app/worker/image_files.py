@@ -26,7 +26,13 @@ _NO_TEXTS: Mapping[str, str] = {}
 
 
 def encode(
-    pixels: Pixels, form: ImageFormat, *, job_id: str | None = None, texts: Mapping[str, str] = _NO_TEXTS, xmp: str = ""
+    pixels: Pixels,
+    form: ImageFormat,
+    *,
+    quality: int | None = None,
+    job_id: str | None = None,
+    texts: Mapping[str, str] = _NO_TEXTS,
+    xmp: str = "",
 ) -> bytes:
     """Encode pixels; the same arguments give the same bytes.
 
@@ -43,8 +49,10 @@ def encode(
         comment = b"UNICODE\0" + texts[A1111].encode("utf-16-be")
         exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
     out = BytesIO()
-    more: dict[str, Any] = {"xmp": xmp.encode()} if xmp else {}
-    Image.fromarray(pixels).save(out, form, exif=exif, **(JPEG if form is ImageFormat.JPEG else WEBP), **more)
+    how: dict[str, Any] = (JPEG if form is ImageFormat.JPEG else WEBP) | ({"xmp": xmp.encode()} if xmp else {})
+    if quality is not None:
+        how["quality"] = quality
+    Image.fromarray(pixels).save(out, form, exif=exif, **how)
     return out.getvalue()
 
 

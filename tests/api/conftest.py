@@ -39,7 +39,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A service of its own on a port, whose worker completes every job."""
     with volatile_redis() as redis_url:
         settings = service_settings(
-            tmp_path_factory.mktemp("live"), [], redis_url=redis_url, max_queued_per_account=100_000
+            tmp_path_factory.mktemp("live"),
+            [],
+            redis_url=redis_url,
+            max_queued_per_account=100_000,
+            openai_models=dict.fromkeys(("gpt-image-1", "dall-e-2", "dall-e-3"), "pocket"),
         )
         with live_service(settings) as live:
             yield live

@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 from PIL import Image
 
+from serve_app.api import attended
 from serve_app.api.openai import routes
 from serve_app.domain.jobs import Claim, Job, JobState
 from serve_app.domain.requests import GenerationRequest, ImageFormat, LoraUse
@@ -27,7 +28,7 @@ from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from tests.api.app import LORA
 from tests.live import Live, live_service
-from tests.support import plain_redis, png_of, store_image, wait_until
+from tests.support import adapter_id, plain_redis, png_of, store_image, wait_until
 
 PNG = b"\x89PNG"
 BEFORE = (
@@ -99,13 +100,26 @@ def test_images_are_drawn_by_a_lora_s_name_as_base64(caller: Caller) -> None:
         style="vivid",
         moderation="low",
         user="someone",
+        output_compression=20,
+        extra_body={
+            "safety_identifier": "someone",
+            "seed": 7,
+            "negative_prompt": "fog",
+            "loras": [{"id": "neon", "weight": 0.5}],
+            "steps": 9,
+        },
     )
     images = [base64.b64decode(image.b64_json or "") for image in answer.data or []]
     assert [image[:4] for image in images] == [b"RIFF"] * 2
     assert ({image.url for image in answer.data or []}, answer.size) == ({None}, "256x320")
     request = caller.request()
-    assert (request.loras, request.num_images) == ((LoraUse(LORA, 0.75),), 2)
-    assert (request.width, request.height, request.output_format) == (256, 320, ImageFormat.WEBP)
+    assert (request.loras, request.num_images) == ((LoraUse(LORA, 0.75), LoraUse(adapter_id("neon"), 0.5)), 2)
+    assert (request.width, request.height, request.output_format, request.quality) == (256, 320, ImageFormat.WEBP, 20)
+    assert (request.seeds, request.negative_prompt, request.steps) == ((7, 8), "fog", 9)
+    usage = answer.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (6, 640, 646)
+    assert usage.model_extra == {"megapixel_steps": 2 * 9 * 256 * 320 / 1e6}
 
 
 @pytest.mark.parametrize(("model", "form"), [("pocket", "url"), (LORA, openai.omit)])
@@ -115,6 +129,42 @@ def test_an_image_of_an_id_has_an_address(caller: Caller, model: str, form: Any)
     assert httpx.get(image.url or "").content[:4] == PNG
     assert bool(image.b64_json) == (form is openai.omit), "a client that says nothing may look for either"
     assert (caller.request().lora_id, caller.request().base_model) == (LORA if model == LORA else "", "pocket")
+
+
+CLIENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "Open WebUI": ({"model": "outline", "n": 2, "size": "512x512", "response_format": "b64_json"}, "b64_json"),
+    "Open WebUI, gpt-image": ({"model": "gpt-image-1", "n": 1, "size": "512x512"}, "b64_json"),
+    "LibreChat": (
+        {"model": "gpt-image-1", "n": 10, "background": "auto", "output_format": "webp", "output_compression": 100,
+         "quality": "auto", "size": "auto"},
+        "b64_json",
+    ),
+    "LibreChat, DALL-E": (
+        {"model": "dall-e-3", "quality": "standard", "style": "vivid", "size": "1024x1024", "n": 1}, "url",
+    ),
+    "SillyTavern": (
+        {"model": "dall-e-3", "size": "512x512", "n": 1, "quality": "standard", "style": "vivid",
+         "response_format": "b64_json"},
+        "b64_json",
+    ),
+    "SillyTavern, gpt-image": ({"model": "gpt-image-1", "size": "512x512", "n": 1, "moderation": "low"}, "b64_json"),
+    "AI SDK": ({"model": "pocket", "n": 1, "size": "512x512", "response_format": "b64_json"}, "b64_json"),
+    "LangChain": ({"model": "dall-e-2", "n": 1, "size": "256x256", "quality": "standard"}, "url"),
+}  # fmt: skip
+"""What each client sends besides the prompt, read in its source in November 2026, and what it looks for."""
+
+
+@pytest.mark.parametrize(("body", "wanted"), CLIENTS.values(), ids=CLIENTS.keys())
+def test_the_bodies_of_other_clients_are_drawn(caller: Caller, body: dict[str, Any], wanted: str) -> None:
+    answer = caller.api.post("/openai/v1/images/generations", json={"prompt": "a boat", **body})
+    assert answer.status_code == 200, answer.text
+    rows, is_known = answer.json()["data"], body["model"] in caller.live.resources.settings.openai_models
+    assert len(rows) == body["n"]
+    assert all(wanted in row for row in rows)
+    if wanted == "b64_json":  # Open WebUI takes an address first, and opens none that is private
+        assert "url" not in rows[0]
+    assert caller.request().base_model == "pocket"
+    assert caller.request().lora_id == ("" if is_known or body["model"] == "pocket" else LORA)
 
 
 def png(mode: str, *pixels: Any) -> bytes:
@@ -138,7 +188,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     stored = [caller.live.run(images.get(each.uri)) for each in (request.image, request.mask) if each]
     pixels = [[Image.open(BytesIO(each)).getpixel((x, 9)) for x in (0, 63)] for each in stored]
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
-    wrong: list[Any] = [({"mask": image}, "mask"), ({"mask": b""}, "mask"), ({"image": b"GIF"}, None), ({"n": 9}, "n")]
+    wrong: list[Any] = [({"mask": image}, "mask"), ({"mask": b""}, "mask"), ({"image": b"GIF"}, None), ({"n": 11}, "n")]
     wrong += [({"image": png_of((64, 640))}, "image"), ({"extra_body": {"n": "9" * 5000}}, "n")]
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
@@ -154,7 +204,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
 def test_an_edit_s_picture_is_stored_once_and_goes_with_its_jobs(caller: Caller) -> None:
     edit: Any = caller.openai.images.edit
     asked = {"image": png("RGB", (1, 2, 3), (3, 2, 1)), "prompt": "a boat"}
-    wrong = [{"size": "300x300"}, {"model": "gpt-image-1"}, {"mask": b"GIF"}, {"size": "256x2048"}]
+    wrong = [{"size": "300x300"}, {"model": "gpt-image-2"}, {"mask": b"GIF"}, {"size": "256x2048"}]
     for fields in wrong:
         with pytest.raises(openai.APIStatusError) as error:
             edit(**asked, **fields)
@@ -201,10 +251,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None
     "a size that is none": ({"size": "big"}, openai.BadRequestError, "size"),
     "no multiple of eight": ({"size": "300x300"}, openai.BadRequestError, "size"),
     "too large": ({"size": "256x2048"}, openai.BadRequestError, "size"),
-    "too many": ({"n": 9}, openai.BadRequestError, "n"),
+    "too many": ({"n": 11}, openai.BadRequestError, "n"),
+    "a PNG that loses something": ({"output_compression": 50}, openai.BadRequestError, "output_compression"),
+    "an unknown LoRA": ({"extra_body": {"loras": [{"id": "x"}]}}, openai.BadRequestError, "loras"),
     "a background that is none": ({"background": "transparent"}, openai.BadRequestError, "background"),
     "an unknown field": ({"extra_body": {"negative": "x"}}, openai.BadRequestError, "negative"),
-    "an unknown model": ({"model": "gpt-image-1"}, openai.NotFoundError, "model"),
+    "an unknown model": ({"model": "gpt-image-2"}, openai.NotFoundError, "model"),
     "a LoRA of others": ({"model": "Private"}, openai.NotFoundError, "model"),
 }
 
@@ -276,7 +328,7 @@ async def test_a_retry_by_an_idempotency_key_draws_once(caller: Caller, monkeypa
     await caller.all_are(JobState.CANCELED)
     caller.live.outcome = "complete"
     first = caller.openai.images.generate(prompt="a boat", extra_headers=key)
-    monkeypatch.setattr(routes, "LONGEST_START_S", 600)  # a number of ours, which the caller has not given
+    monkeypatch.setattr(attended, "LONGEST_START_S", 600)  # a number of ours, which the caller has not given
     assert caller.openai.images.generate(prompt="a boat", extra_headers=key).data == first.data
     assert caller.states() == [JobState.COMPLETED, JobState.CANCELED]
     with pytest.raises(openai.ConflictError):

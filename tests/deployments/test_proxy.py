@@ -271,9 +271,11 @@ def test_serve_watches_only_the_callers_whose_answer_may_take_long(proxy: Proxy)
 
     assert not is_watched("/v1/generate/gen_a")
     head = b"POST %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    posted, drawn = (seen(*proxy.send(head % path)) for path in (b"/console/sign-in", b"/openai/v1/images/generations"))
+    paths = (b"/console/sign-in", b"/openai/v1/images/generations", b"/mcp")
+    posted, *drawn = (seen(*proxy.send(head % path)) for path in paths)
     assert "x-request-disconnect-disabled" in posted["headers"], "else a body is read before it is asked for"
-    assert "x-request-disconnect-disabled" not in drawn["headers"], "a caller that leaves cancels its images"
+    for each in drawn:
+        assert "x-request-disconnect-disabled" not in each["headers"], "a caller that leaves cancels its images"
     assert is_watched("/v1/generate/gen_a", "Prefer: wait=30"), "a caller that leaves gives its place back"
     assert is_watched("/files/images/x.png")
 

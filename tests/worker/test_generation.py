@@ -56,7 +56,16 @@ CHANGES: dict[str, Any] = {
     "mask": None,
 }
 """Another value for every field of a request that changes its pictures; what begins from an image has `begun`."""
-UNDRAWN = {"base_model", "output_format", "metadata", "priority", "start_within", "embed_settings", "from_upload"}
+UNDRAWN = {
+    "base_model",
+    "output_format",
+    "metadata",
+    "priority",
+    "start_within",
+    "embed_settings",
+    "from_upload",
+    "quality",
+}
 INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
     (Variant.A, "prompt", "a blue star", "prompt", "a blue star"),
     (Variant.A, "lora_id", adapter_id("neon"), "loras", (LoraUse(adapter_id("neon")),)),
@@ -94,8 +103,9 @@ OF_JOBS = {
     "metadata",
     "priority",
     "start_within",
+    "quality",
 }
-"""Fields that only `POST /v1/jobs` has."""
+"""Fields that only `POST /v1/jobs` has, or OpenAI's door."""
 
 
 @pytest.fixture(scope="module")

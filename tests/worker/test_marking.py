@@ -31,9 +31,12 @@ from tests.support import wait_until
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 SOURCE = photo(128, 96)
+QUALITIES = [(ImageFormat.JPEG, 20), (ImageFormat.WEBP, 0)]
 
 
-async def enlarged(settings: Settings, form: ImageFormat, *, from_upload: bool | None = None) -> tuple[Job, bytes]:
+async def enlarged(
+    settings: Settings, form: ImageFormat, *, from_upload: bool | None = None, quality: int | None = None
+) -> tuple[Job, bytes]:
     """Return the job of an enlarged image, which has completed, and its file."""
     async with open_resources(settings) as resources:
         out = BytesIO()
@@ -41,7 +44,7 @@ async def enlarged(settings: Settings, form: ImageFormat, *, from_upload: bool |
         name = resources.images.object_name("acct", new_image_id(), 1, 0, datetime.now(UTC))
         request = UpscaleRequest(
             image_id="img", source_uri=await resources.images.put(name, out.getvalue()), source_width=128,
-            source_height=96, output_format=form, from_upload=from_upload,
+            source_height=96, output_format=form, from_upload=from_upload, quality=quality,
         )  # fmt: skip
         async with working(resources, UpscaleExecutor(Upscaler.load(None), resources.images)):
             job_id = await accept(resources, request=request)
@@ -70,10 +73,10 @@ async def test_an_image_is_marked_by_what_it_was_made_from(marking: Settings, fr
     assert Record.read(record).marking == record["marking"]
 
 
-@pytest.mark.parametrize("form", ImageFormat)
-async def test_without_marking_not_a_byte_changes(settings: Settings, form: ImageFormat) -> None:
+@pytest.mark.parametrize(("form", "quality"), [*((form, None) for form in ImageFormat), *QUALITIES])
+async def test_without_marking_not_a_byte_changes(settings: Settings, form: ImageFormat, quality: int | None) -> None:
     """The file is what Pillow writes of the pixels and the generator's name, as before there was marking."""
-    job, content = await enlarged(settings, form)
+    job, content = await enlarged(settings, form, quality=quality)
     large = np.asarray(Image.fromarray(Upscaler.load(None).upscale(SOURCE, 2)))
     out = BytesIO()
     if form is ImageFormat.PNG:
@@ -83,7 +86,8 @@ async def test_without_marking_not_a_byte_changes(settings: Settings, form: Imag
     else:
         exif = Image.Exif()
         exif[ExifTags.Base.Software] = generator_name()
-        Image.fromarray(large).save(out, form, exif=exif, **(JPEG if form is ImageFormat.JPEG else WEBP))
+        usual = JPEG if form is ImageFormat.JPEG else WEBP
+        Image.fromarray(large).save(out, form, exif=exif, **usual | ({} if quality is None else {"quality": quality}))
     assert content == out.getvalue()
     assert "marking" not in job_record(job, lambda uri: uri)
     assert Record.read(job_record(job, lambda uri: uri)).marking == {}

@@ -32,7 +32,7 @@ from serve_app.api.jobs.records import (
     Jobs,
     job_record,
 )
-from serve_app.api.jobs.schemas import WISHES, AnyWish, GenerationWish
+from serve_app.api.jobs.schemas import WISHES, AnyWish, GenerationWish, UpscaleWish
 from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, deletion, named, success
 from serve_app.api.responses import (
     NOT_MODIFIED,
@@ -58,6 +58,7 @@ from serve_app.api.schemas import (
 )
 from serve_app.domain import jobs
 from serve_app.domain.accounts import Caller
+from serve_app.domain.catalog import BaseModel
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.families import abilities_of
@@ -65,6 +66,7 @@ from serve_app.domain.guidance import WHOLE, GuidancePart
 from serve_app.domain.jobs import JOB_PREFIXES, JobKind, JobState
 from serve_app.domain.requests import USUAL_GUIDANCE, USUAL_STEPS, GenerationRequest
 from serve_app.jobs.history import JobFilter
+from serve_app.jobs.submit import Call
 
 router = APIRouter(route_class=ClosedRoute, tags=["Jobs"], strict_content_type=False)
 
@@ -112,10 +114,7 @@ async def create_job(
     request: Request, caller: CallerDep, body: Annotated[AnyWish, Body(openapi_examples=named(WISHES))], call: CallDep
 ) -> Response:
     parts, headers = jobs_of(request), dict[str, str]()
-    if body.webhook_url is not None:
-        parts.webhooks.targets.check(body.webhook_url, "webhook_url")
-        call = replace(call, webhook=body.webhook_url, base_url=base_url(request))
-    acceptance = await parts.submission.submit(caller, body.to_domain(), call)
+    acceptance = await parts.submission.submit(caller, body.to_domain(), with_webhook(request, body, call))
     if isinstance(body, GenerationWish):
         headers = await unknown_words_header(request, acceptance, body.prompt)
     job_id = acceptance.job.id
@@ -127,6 +126,14 @@ async def create_job(
     headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed) | dict(applied)
     content = encode(job_record(job, image_signer(request)))
     return Response(content, status_code=202, headers=headers, media_type="application/json")
+
+
+def with_webhook(request: Request, body: GenerationWish | UpscaleWish, call: Call) -> Call:
+    """Return the call with the address that the body names, after a check of it. Raises `InvalidParameter`."""
+    if body.webhook_url is None:
+        return call
+    jobs_of(request).webhooks.targets.check(body.webhook_url, "webhook_url")
+    return replace(call, webhook=body.webhook_url, base_url=base_url(request))
 
 
 @router.get(
@@ -282,23 +289,24 @@ BASE_MODELS = {
     responses={200: success("The base models.", BASE_MODELS), **error_responses(*COUNTED_ERRORS)},
 )
 async def list_base_models(request: Request, _caller: CallerDep) -> Response:
-    rows: list[dict[str, Any]] = []
-    for model in await loras_of(request).applied_catalog.applied_base_models():
-        abilities = abilities_of(model.pipeline)
-        longest, part = model.max_side or abilities.longest_side, GuidancePart.said_by(model) or WHOLE
-        rows.append(
-            {
-                "id": model.id,
-                "usual_side": min(abilities.usual_side, longest),
-                "longest_side": longest,
-                "steps": model.steps or USUAL_STEPS,
-                "guidance_scale": model.guidance or USUAL_GUIDANCE,
-                "guidance_start": part.start,
-                "guidance_end": part.end,
-                "sampler": model.sampler,
-                "samplers": list(abilities.samplers),
-                "prompt_weights": abilities.prompt_weights,
-                "mask": abilities.begins_late,
-            }
-        )
-    return record_response({"base_models": rows})
+    models = await loras_of(request).applied_catalog.applied_base_models()
+    return record_response({"base_models": [base_model_record(model) for model in models]})
+
+
+def base_model_record(model: BaseModel) -> dict[str, Any]:
+    """Return a `BaseModelInfo` as plain values."""
+    abilities = abilities_of(model.pipeline)
+    longest, part = model.max_side or abilities.longest_side, GuidancePart.said_by(model) or WHOLE
+    return {
+        "id": model.id,
+        "usual_side": min(abilities.usual_side, longest),
+        "longest_side": longest,
+        "steps": model.steps or USUAL_STEPS,
+        "guidance_scale": model.guidance or USUAL_GUIDANCE,
+        "guidance_start": part.start,
+        "guidance_end": part.end,
+        "sampler": model.sampler,
+        "samplers": list(abilities.samplers),
+        "prompt_weights": abilities.prompt_weights,
+        "mask": abilities.begins_late,
+    }

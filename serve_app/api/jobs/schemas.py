@@ -7,20 +7,22 @@ from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.schemas import (
+    MAX_LORAS,
     NO_NUL,
     NOT_NULL,
     CatalogId,
     Count,
     ImageId,
+    LoraWish,
     OptionalPrompt,
     Pixels,
     Prompt,
     RequestBody,
     ResponseBody,
     Seed,
+    Steps,
 )
 from serve_app.domain.requests import (
-    USUAL_WEIGHT,
     GenerationDraft,
     GenerationRequest,
     ImageFormat,
@@ -33,7 +35,6 @@ from serve_app.domain.samplers import Sampler, spacings_of
 from serve_app.jobs.resolution import SHORTEST_SIDE, SIDE_STEP
 from serve_app.webhooks.targets import LONGEST_URL
 
-MAX_LORAS = 4
 LONGEST_SIDE = 2048
 _SAMPLERS = "|".join(f"{each}(?:-(?:{'|'.join(spacings_of(each))}))?" for each in Sampler).replace("+", r"\+")
 _SAMPLER_PATTERN = f"^(?:{_SAMPLERS})$"
@@ -84,15 +85,6 @@ OTHER_NAMES = {
 """What is told to callers who send a name of fal, Replicate, OpenAI, A1111 or diffusers: `loras[].` is of each LoRA."""
 
 
-class LoraWish(RequestBody):
-    """A LoRA, and how strongly it acts."""
-
-    id: Annotated[CatalogId, Field(description="A LoRA that your account may use.")]
-    weight: Annotated[float, Field(ge=-2, le=2, description="How strongly it acts; below 0 it acts the other way.")] = (
-        USUAL_WEIGHT
-    )
-
-
 class _AnyWish(RequestBody):
     output_format: Annotated[
         ImageFormat, Field(strict=False, description="The images' file format, by default `png`.")
@@ -139,9 +131,7 @@ class GenerationWish(_AnyWish):
         NOT_NULL,
         Field(description="Such as `euler` or `dpm++2m-karras`."),
     ] = None
-    steps: Annotated[
-        Annotated[int, Field(ge=1, le=150)] | SkipJsonSchema[None], NOT_NULL, Field(description="Denoising steps.")
-    ] = None
+    steps: Annotated[Steps | SkipJsonSchema[None], NOT_NULL, Field(description="Denoising steps.")] = None
     guidance_scale: Annotated[
         Annotated[float, Field(ge=1, le=20)] | SkipJsonSchema[None],
         NOT_NULL,

@@ -1,58 +1,55 @@
 """Path operations of OpenAI's API: images of a prompt, for which the request waits, and the models to draw them with."""
 
 import asyncio
+import math
 import re
-import secrets
-import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from itertools import count
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.dependencies import CallDep, CallerDep, found, image_signer, jobs_of, loras_of
-from serve_app.api.errors import ANSWERS, WAIT_ENDED
+from serve_app.api.attended import attend, meant_by, usable_loras
+from serve_app.api.body import parse_json
+from serve_app.api.dependencies import CallDep, CallerDep, image_signer, jobs_of, loras_of, settings_of
+from serve_app.api.errors import ANSWERS
 from serve_app.api.multipart import read_multipart
 from serve_app.api.responses import encode, failure_of, record_response
 from serve_app.api.routing import ContractRoute, validate
-from serve_app.api.schemas import CatalogId, Prompt, RequestBody
+from serve_app.api.schemas import MAX_LORAS, CatalogId, LoraWish, OptionalPrompt, Prompt, RequestBody, Steps
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import (
     AtelierError,
     FailureCode,
     InvalidParameter,
     NotFound,
-    Overloaded,
     UnsupportedMediaType,
-    WaitEnded,
 )
 from serve_app.domain.jobs import Job, JobState
-from serve_app.domain.requests import GenerationDraft, ImageFormat, LoraUse
+from serve_app.domain.requests import GenerationDraft, GenerationRequest, ImageFormat, LoraUse
 from serve_app.jobs.resolution import SHORTEST_SIDE, SIDE_STEP
 from serve_app.jobs.submit import Call
 from serve_app.jobs.uploads import Hold
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-LOOK_EVERY_S = 0.5
-LONGEST_START_S = 540
-"""A job that no worker has started by then expires; the official client gives up after 600 seconds."""
 LONGEST_WAIT_S = 590
 """A request waits no longer for its answer, lest HAProxy ends it after 600 (`deployments/proxy/backend.cfg`)."""
 _HUNG_UP = 499
 _STATUSES = {FailureCode.CANCELED: 409, FailureCode.LORA_UNAVAILABLE: 403, FailureCode.EXPIRED: 503}
 """How a job that ended without images is answered, if not by 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_SIZE, _NUMBER = re.compile(r"([0-9]{1,4})x([0-9]{1,4})"), re.compile(r"[0-9]{1,4}")
+_SIZE, _NUMBER = re.compile(r"([0-9]{1,4})x([0-9]{1,4})"), re.compile(r"-?[0-9]{1,4000}")
 
-_PICTURES, _NUMBERS, _FIDELITY = ("image", "image[]", "mask"), ("n", "partial_images"), "input_fidelity"
+_PICTURES, _FIDELITY = ("image", "image[]", "mask"), "input_fidelity"
+_NUMBERS = ("n", "partial_images", "output_compression", "seed", "steps")
+TOKEN_PIXELS, TOKEN_BYTES = 16 * 16, 4
+"""What `usage` counts as a token: a square of pixels, as transformers see it, and bytes of a text."""
 MAX_FILE_BYTES = 20 * 1000 * 1000
 
 Ignored = Annotated[str, Field(max_length=512)] | None
@@ -63,17 +60,28 @@ class ImagesRequest(RequestBody):
 
     prompt: Prompt
     model: CatalogId | None = None
-    n: Annotated[int, Field(ge=1, le=8)] | None = None
+    n: Annotated[int, Field(ge=1, le=10)] | None = None
     size: Annotated[str, Field(min_length=1, max_length=16)] | None = None
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
-    background: Literal["opaque", "auto"] | None = None
+    background: Literal["opaque", "auto", "transparent"] | None = None
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    seed: Annotated[int, WithJsonSchema({"type": "integer"})] | None = None
+    negative_prompt: OptionalPrompt | None = None
+    loras: Annotated[list[LoraWish], Field(max_length=MAX_LORAS)] | None = None
+    steps: Steps | None = None
     quality: Ignored = None
     style: Ignored = None
     moderation: Ignored = None
     user: Ignored = None
+    safety_identifier: Ignored = None
+
+    @property
+    def usual_form(self) -> str | None:
+        """Return base64 alone for a model that gives no addresses: who asks for it may be allowed to fetch none."""
+        return "b64_json" if (self.model or "").startswith("gpt-image") else None
 
 
 @router.post("/openai/v1/images/generations")
@@ -96,8 +104,8 @@ async def _answer(
 ) -> Response:
     """Answer once the job of a draft has ended, or by a stream."""
     name = "image_generation" if draft.image_id is None else "image_edit"
-    seconds = inf if body.stream else LONGEST_WAIT_S
-    states = _states(request, caller, draft, replace(call, start_within=LONGEST_START_S), seconds=seconds)
+    seconds = math.inf if body.stream else LONGEST_WAIT_S
+    states = attend(request, caller, draft, call, seconds=seconds)
     try:
         job = await anext(states)
     except InvalidParameter as error:  # width and height are one field here
@@ -118,8 +126,9 @@ async def _answer(
         hang_up.cancel()
     if job.state is not JobState.COMPLETED:
         return JSONResponse(*_failure(job), {"X-Should-Retry": "false"})
-    images = await _images(request, job, body.response_format)
-    answer = {"created": int(job.created_at.timestamp()), "data": images, **_drawn(job, body)}
+    images = await _images(request, job, body.response_format or body.usual_form)
+    answer = {"created": int(job.created_at.timestamp()), "data": images, "usage": _usage(job, len(images))}
+    answer |= _drawn(job, body)
     return Response(await asyncio.to_thread(encode, answer), media_type="application/json")
 
 
@@ -137,12 +146,10 @@ async def get_model(request: Request, caller: CallerDep, model: str) -> Response
 
 async def _models(request: Request, caller: Caller) -> list[dict[str, Any]]:
     """Return the base models, and the LoRAs with their names."""
-    parts = loras_of(request)
-    rows = [_model(base.id) for base in await parts.applied_catalog.applied_base_models()]
-    for lora in await parts.catalog.adapters(caller.account_id):
-        if caller.may_use(lora.id):
-            owner = caller.account_id if lora.owner == caller.account_id else ""
-            rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
+    rows = [_model(base.id) for base in await loras_of(request).applied_catalog.applied_base_models()]
+    for lora in await usable_loras(request, caller):
+        owner = caller.account_id if lora.owner == caller.account_id else ""
+        rows.append(_model(lora.id, int(lora.created_at.timestamp()), owner) | {"name": lora.name})
     return rows
 
 
@@ -152,7 +159,7 @@ def _model(model_id: str, created: int = 0, owner: str = "") -> dict[str, Any]:
 
 def error_body(status: int, code: str, message: str) -> dict[str, Any]:
     """Return OpenAI's envelope of an error; `param` is the parameter that a message begins with."""
-    parameter = re.match(r"([a-z_]+)(?:\[\])?: ", message)
+    parameter = re.match(r"([a-z_]+)(?:\[[0-9]*\])?(?:\.[a-z_]+)?: ", message)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": parameter and parameter[1], "code": code}}
 
@@ -171,8 +178,9 @@ async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[Imag
         texts, files = await read_multipart(request, place, texts=names, files=most, may_be_empty=False)
         numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
+        listed = {"loras": parse_json(texts["loras"].encode())} if "loras" in texts else {}
         texts.pop(_FIDELITY, None)
-        body = validate(ImagesRequest, texts | numbers | flags)
+        body = validate(ImagesRequest, texts | numbers | flags | listed)
         for name in (each for each in _PICTURES if each in files):
             if name.removesuffix("[]") in ids:
                 raise InvalidParameter("image: must be sent once, either as image or as image[]")
@@ -197,11 +205,19 @@ async def _draft(request: Request, caller: Caller, body: ImagesRequest) -> Gener
     """Return what the body asks for. Raises `InvalidParameter`, and `NotFound` for a model."""
     base_model, lora_id = await _model_of(request, caller, body.model)
     width, height = _size(body.size)
+    if body.background == "transparent":
+        raise InvalidParameter("background: transparent is not drawn here; ask for opaque or auto")
+    if body.output_compression not in (None, 100) and body.output_format in (None, "png"):
+        raise InvalidParameter("output_compression: is for the output_format jpeg or webp; a png loses nothing")
+    uses = tuple(LoraUse(each.id, each.weight) for each in body.loras or ())
     return GenerationDraft(
         prompt=body.prompt,
-        seed=None,
+        negative_prompt=body.negative_prompt or "",
+        seed=body.seed,
         num_images=body.n or 1,
-        loras=(LoraUse(lora_id),) if lora_id else (),
+        loras=((LoraUse(lora_id),) if lora_id else ()) + uses,
+        steps=body.steps,
+        quality=body.output_compression,
         base_model=base_model,
         width=width,
         height=height,
@@ -211,14 +227,12 @@ async def _draft(request: Request, caller: Caller, body: ImagesRequest) -> Gener
 
 async def _model_of(request: Request, caller: Caller, model: str | None) -> tuple[str | None, str | None]:
     """Return the base model, or else the LoRA, that an id or a LoRA's name means; neither is the default."""
-    parts = loras_of(request)
     if model is None:
         return None, None
-    if any(base.id == model for base in await parts.applied_catalog.applied_base_models()):
+    model = settings_of(request).openai_models.get(model, model)
+    if any(base.id == model for base in await loras_of(request).applied_catalog.applied_base_models()):
         return model, None
-    usable = [lora for lora in await parts.catalog.adapters(caller.account_id) if caller.may_use(lora.id)]
-    named = [lora.id for lora in usable if model.strip().casefold() == lora.name.casefold()]
-    ids = [lora.id for lora in usable if lora.id == model] or named
+    ids = meant_by(model, await usable_loras(request, caller))
     if not ids:
         raise NotFound("model: must be the id of a base model, or the id or name of a LoRA that you may use")
     if len(ids) > 1:
@@ -235,51 +249,6 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
         least = f"multiples of {SIDE_STEP} from {SHORTEST_SIDE}"
         raise InvalidParameter(f"size: must be auto, or width and height as in 1024x512, {least}")
     return sides[0], sides[1]
-
-
-async def _states(
-    request: Request, caller: Caller, draft: GenerationDraft, call: Call, *, seconds: float
-) -> AsyncGenerator[Job]:
-    """Create a job, and yield what is known of it, twice a second and once it has ended.
-
-    Whoever closes this earlier cancels the job, unless others wait with the same idempotency key. A repeat of a key
-    whose job was canceled in this way creates another. Raises what `Submission.submit` raises, `Overloaded` where no
-    more callers may wait, and `WaitEnded` after `seconds` or when this process drains: then a job with an idempotency
-    key goes on, since a repeat of it can wait on.
-    """
-    parts, account_id, ends_at = jobs_of(request), caller.account_id, time.monotonic() + seconds
-    own_key, waiter, job = call.idempotency_key, secrets.token_hex(8), None
-
-    def wait_is_over() -> bool:
-        return parts.waits.is_draining or time.monotonic() >= ends_at
-
-    async def give_up(left: Job | None) -> None:
-        is_last = own_key is None or await parts.shared_calls.end(caller, own_key, waiter)
-        if is_last and left and not left.state.is_terminal and not (own_key and wait_is_over()):
-            await parts.queue.cancel(left.id, account_id=account_id)
-
-    try:
-        if own_key is not None:
-            await parts.shared_calls.begin(caller, own_key, waiter)
-        for times in count():
-            key = own_key and f"{own_key}#{times}"
-            acceptance = await parts.submission.submit(caller, draft, replace(call, idempotency_key=key))
-            job = acceptance.job
-            while not job.state.is_terminal:
-                yield job
-                has_place = await parts.waits.until_ended(job.id, account_id=account_id, seconds=LOOK_EVERY_S)
-                job = found(await parts.reader.get(job.id, account_id=account_id), "job")
-                if job.state.is_terminal:
-                    break
-                if wait_is_over():
-                    raise WaitEnded(WAIT_ENDED)
-                if not has_place:
-                    raise Overloaded("no more callers may wait")
-            if not (acceptance.replayed and job.state is JobState.CANCELED):
-                yield found(await parts.reader.get(job.id, account_id=account_id), "job")
-                return
-    finally:
-        parts.submission.background.spawn(give_up(job))
 
 
 async def _events(
@@ -310,7 +279,7 @@ async def _events(
             yield _event("error", _failure(job)[0])
             return
         for image in await _images(request, job, "b64_json"):
-            yield _event(f"{name}.completed", created | _drawn(job, body) | image)
+            yield _event(f"{name}.completed", created | _drawn(job, body) | image | {"usage": _usage(job, 1)})
     except AtelierError as error:
         status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
         yield _event("error", error_body(status, error.code, error.message))
@@ -331,6 +300,22 @@ async def _images(request: Request, job: Job, form: str | None) -> list[dict[str
             row["url"] = url_of(image.image_uri)
         rows.append(row)
     return rows
+
+
+def _usage(job: Job, images: int) -> dict[str, Any]:
+    """Return what some of a job's images took, in tokens as `TOKEN_PIXELS` says, and in what the account is told."""
+    request = job.request
+    assert isinstance(request, GenerationRequest)
+    text = math.ceil(len(f"{request.prompt}{request.negative_prompt}".encode()) / TOKEN_BYTES) * images
+    drawn = math.ceil(request.width * request.height / TOKEN_PIXELS) * images
+    seen = drawn if request.image else 0
+    return {
+        "input_tokens": text + seen,
+        "input_tokens_details": {"text_tokens": text, "image_tokens": seen},
+        "output_tokens": drawn,
+        "total_tokens": text + seen + drawn,
+        "megapixel_steps": round(request.work * images / request.num_images, 6),
+    }
 
 
 def _drawn(job: Job, body: ImagesRequest) -> dict[str, str]:
