@@ -57,7 +57,9 @@ class Drawing:
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None
     steps: Annotated[int | None, typer.Option(help="1 to 150; by default what the LoRA was made for.")] = None
     sampler: Annotated[str | None, typer.Option(help="Such as euler or dpm++2m-karras.")] = None
-    base_model: Annotated[str | None, typer.Option(help="The base model; by default that of the LoRAs.")] = None
+    base_model: Annotated[
+        str | None, typer.Option(help="One that the LoRAs can be drawn on; by default their own.")
+    ] = None
     image: Annotated[str | None, typer.Option(help="What to begin from: a file, or an image's id.")] = None
     strength: Annotated[float | None, typer.Option(help="How much of it is redrawn: 0.01 to 1.")] = None
     mask: Annotated[str | None, typer.Option(help="A file or an image's id: white where it is redrawn.")] = None

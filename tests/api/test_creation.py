@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a LoRA without an id": (SHORTEST | {"loras": [{"weight": 1}]}, "loras[0].id: is required, must be a string"),
     "a LoRA's strange field": (SHORTEST | {"loras": [{"id": LORA, "scale": 1}]}, "loras[0].scale: unknown field; the"),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
-    "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
+    "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be pocket"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
     "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, euler-a, heun"),
     "a spacing that it has not": (SHORTEST | {"sampler": "lcm-karras"}, "sampler: lcm may be alone or with -trailing"),

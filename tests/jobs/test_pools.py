@@ -41,7 +41,7 @@ async def test_a_job_waits_in_the_pool_of_its_base_models_group(resources: Resou
     assert claimed.lease.job_id == job_id
     await finish(resources, claimed)
     assert (await job_of(resources, job_id)).kind is JobKind.GENERATION, "an ended job's record names no pool"
-    assert await resources.recent_adapters.sample(SDXL, 3) == [NEON]
+    assert await resources.recent_adapters.sample(SDXL, 3) == [(NEON, "")]
     assert await resources.recent_adapters.sample(JobKind.GENERATION, 3) == []
     assert audit(redis_db, max_attempts=3) == []
 

@@ -89,9 +89,7 @@ def test_a_request_fills_in_the_form_that_makes_it() -> None:
         replace(REQUEST, loras=(), sampler="", prompt_weights=False, image=picture, strength=0.35, mask=picture),
     ):
         fields = values_of(request)
-        assert read_draft(fields, chosen_loras(fields)) == replace(
-            GenerationDraft.like(request), base_model=None if request.loras else "pocket"
-        )
+        assert read_draft(fields, chosen_loras(fields)) == GenerationDraft.like(request)
     drawn = [read_draft({**FIELDS, "seed": ""}, {}).seed for _ in range(2)]
     assert drawn[0] != drawn[1]
 

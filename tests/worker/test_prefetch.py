@@ -101,7 +101,7 @@ async def test_a_removed_lora_is_no_recent_adapter(resources: Resources) -> None
 
 
 async def recent_adapters(resources: Resources) -> set[str]:
-    return set(await resources.recent_adapters.sample(KIND, 64))
+    return {lora_id for lora_id, _ in await resources.recent_adapters.sample(KIND, 64)}
 
 
 @pytest.mark.slow

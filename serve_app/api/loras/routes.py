@@ -31,7 +31,7 @@ from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, PageSize, page_after
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, bases_of_loras
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.jobs.samples import find_pictures
@@ -45,6 +45,7 @@ _LORA: dict[str, Any] = {
     "description": "Thin black lines on paper.",
     "trigger_words": ["ink drawing"],
     "base_model": "pocket",
+    "base_models": ["pocket"],
     "created_at": "2026-11-21T12:00:00Z",
     "is_own": True,
     "sha256": "9f" * 32,
@@ -113,27 +114,35 @@ async def list_loras(
     caller: CallerDep,
     after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
-    base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
+    base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs that it draws with.")] = None,
     q: Annotated[
         str | None,
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    catalog = loras_of(request).catalog
+    catalog, base_models = loras_of(request).catalog, await loras_of(request).applied_catalog.applied_base_models()
+    drawn_on = bases_of_loras(base_models)
     if caller.adapters is None and base_model is None and q is None:
         rest = await catalog.newest(caller.account_id, limit=limit + 1, before=after)
     else:
         usable = await catalog.adapters(caller.account_id)
-        wanted = [each for each in usable if caller.may_use(each.id) and _matches(each, base_model, q)]
+        if base_model is not None:
+            usable = [each for each in usable if base_model in (each.base_model, *drawn_on.get(each.base_model, ()))]
+        wanted = [each for each in usable if caller.may_use(each.id) and _matches(each, q)]
         rest = [
             each for each in sorted(wanted, key=position_of, reverse=True) if after is None or position_of(each) < after
         ]
     page = rest[:limit]
     next_cursor = position_of(page[-1]).cursor if len(rest) > limit else None
     samples = await _sample_urls(request, page)
-    base_models = await loras_of(request).applied_catalog.applied_base_models()
     listed = [
-        lora_record(each, caller.account_id, recommended=each.recommended(base_models), sample_url=samples.get(each.id))
+        lora_record(
+            each,
+            caller.account_id,
+            recommended=each.recommended(base_models),
+            drawn_on=drawn_on.get(each.base_model, ()),
+            sample_url=samples.get(each.id),
+        )
         for each in page
     ]
     return json_response(Loras(loras=listed, next_cursor=next_cursor))
@@ -260,10 +269,16 @@ async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account:
 
 async def _record(request: Request, account_id: str, found: SharedAdapter, *, warning: str = "") -> Lora:
     adapter, shared_with = found
-    recommended = adapter.recommended(await loras_of(request).applied_catalog.applied_base_models())
+    base_models = await loras_of(request).applied_catalog.applied_base_models()
     sample_url = (await _sample_urls(request, [adapter])).get(adapter.id)
     return lora_record(
-        adapter, account_id, shared_with, recommended=recommended, sample_url=sample_url, warning=warning
+        adapter,
+        account_id,
+        shared_with,
+        recommended=adapter.recommended(base_models),
+        drawn_on=bases_of_loras(base_models).get(adapter.base_model, ()),
+        sample_url=sample_url,
+        warning=warning,
     )
 
 
@@ -274,8 +289,6 @@ async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 
-def _matches(adapter: Adapter, base_model: str | None, q: str | None) -> bool:
-    if base_model is not None and adapter.base_model != base_model:
-        return False
+def _matches(adapter: Adapter, q: str | None) -> bool:
     texts = (adapter.name, adapter.description, *adapter.trigger_words)
     return q is None or any(q.casefold() in text.casefold() for text in texts)
