@@ -68,7 +68,7 @@ class BaseModel:
         families = family_of(own.pipeline), family_of(self.pipeline)
         for model, family in zip((own, self), families, strict=True):
             if not family or not model.widths:
-                return f"this service cannot read the configuration of {model.id}"
+                return f"the family and widths of {model.id} cannot be read here"
         if families[0] != families[1]:
             return f"{own.id} is of the family {families[0]}, and {self.id} of {families[1]}"
         for name, width in self.widths.items():
