@@ -163,11 +163,13 @@ def _waiting_place(job: Mapping[str, str]) -> str:
 
 
 def _of_loras(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
-    """A LoRA's index holds its waiting jobs."""
+    """The index of a LoRA, and of a base model that jobs name, holds its waiting jobs."""
     wanted: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for job_id, job in jobs.items():
-        if job["state"] == "queued" and job.get("adapter"):
-            wanted[job["adapter"]][job_id] = float(job["sequence"])
+        loras, base = [job.get("adapter", ""), *job.get("more_adapters", "").split("\n")], job.get("base")
+        for name in filter(None, (*loras, f"base:{base}" if base else "")):
+            if job["state"] == "queued":
+                wanted[name][job_id] = float(job["sequence"])
     found = {name: reading.scores(f"lora_jobs:{name}") for name in reading.names("lora_jobs")}
     if found != dict(wanted):
         yield f"the index of waiting jobs by LoRA: {found}, waiting {dict(wanted)}"

@@ -351,6 +351,22 @@ def change_base_model(file: Path, base_model: str = "pocket", **fields: object) 
     file.write_text(yaml.safe_dump(content))
 
 
+def add_base_model(file: Path, base_model: str, folder: Path = POCKET, **fields: object) -> None:
+    """Add a base model to a catalog file."""
+    content = yaml.safe_load(file.read_text())
+    content["base_models"].append({"id": base_model, "folder": str(folder), **fields})
+    file.write_text(yaml.safe_dump(content))
+
+
+def pocket_of_widths(folder: Path, **widths: object) -> Path:
+    """Copy what describes the pocket model, with other numbers in its denoiser's configuration."""
+    for file in ("model_index.json", "unet/config.json", "text_encoder/config.json"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        described = json.loads((POCKET / file).read_text()) | (widths if file.startswith("unet") else {})
+        (folder / file).write_text(json.dumps(described))
+    return folder
+
+
 def put_in_group(file: Path, group: str, base_model: str = "pocket") -> None:
     """Change the group of a base model in a catalog file."""
     change_base_model(file, base_model, group=group)

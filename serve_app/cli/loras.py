@@ -17,7 +17,7 @@ from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationPart
 from serve_app.cli.accounts import AccountName, find_account, this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, command, listing, table
 from serve_app.domain.audit import Act
-from serve_app.domain.catalog import Adapter, Offer
+from serve_app.domain.catalog import Adapter, Offer, bases_of_loras
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.engine_options import DEFAULT_MAX_RANK, MAX_RANK
 from serve_app.loras.catalog import CatalogReader
@@ -143,11 +143,13 @@ async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Resu
     """Show an adapter: what it is called, what its check found, and what its file says of its training."""
     adapter = await find_adapter(loras.catalog, lora)
     found = dict(adapter.found)
+    drawn_on = bases_of_loras(await loras.applied_catalog.applied_base_models()).get(adapter.base_model, ())
     rows = [
         ("name", adapter.name),
         ("id", adapter.id),
         ("description", adapter.description),
         ("base model", adapter.base_model),
+        ("also drawn on", ", ".join(drawn_on[1:])),
         ("offered to", _offered_to(adapter, await _account_names(operations.reader, [adapter]))),
         ("trigger words", ", ".join(adapter.trigger_words)),
         ("suggested by its file", ", ".join(found.get("suggested_trigger_words", ()))),
@@ -157,7 +159,7 @@ async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Resu
         *sorted(found.get("metadata", {}).items()),
     ]
     shown = table(("FIELD", "VALUE"), [row for row in rows if row[1]], empty="")
-    return Result(facts=_facts(adapter), shown=shown)
+    return Result(facts={**_facts(adapter), "base_models": list(drawn_on)}, shown=shown)
 
 
 @command(app, "grant")

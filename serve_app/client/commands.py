@@ -197,7 +197,7 @@ PROMPTED = (
     option("--seed", type=int, help="The same seed gives the same image."),
     option("--steps", type=int, help="1 to 150; by default what the LoRA was made for."),
     option("--sampler", help="Such as euler or dpm++2m-karras."),
-    option("--base-model", help="The base model; by default that of the LoRAs."),
+    option("--base-model", help="One that the LoRAs can be drawn on; by default their own."),
     option("--image", help="What to begin from: a file, an address or an image's id."),
     option("--strength", type=float, help="How much of it is redrawn: 0.01 to 1."),
     option("--mask", help="As --image: white where it is redrawn."),

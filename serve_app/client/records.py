@@ -73,8 +73,9 @@ class Lora(Row):
     `found` holds what the check of its file found, such as `algorithm`, `rank`, `suggested_trigger_words` and, for one
     of your own that was read alone, the training `metadata`. `sample_url` opens a picture drawn with it; it is None
     while there is none. `shared_with` (account id → name) is filled for your own only. `warning` says why jobs with a
-    LoRA that was just added would fail now. `recommended_steps` and `recommended_guidance` are what it or its base
-    model was made for; they are None where nothing is known.
+    LoRA that was just added would fail now. `base_models` are what `generate(base_model=…)` takes with it, its own
+    first. `recommended_steps` and `recommended_guidance` are what it or its base model was made for; they are None where
+    nothing is known.
     """
 
     id: str
@@ -91,6 +92,7 @@ class Lora(Row):
     warning: str = ""
     recommended_steps: int | None = None
     recommended_guidance: float | None = None
+    base_models: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:

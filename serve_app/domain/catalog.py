@@ -1,11 +1,12 @@
 """Base models and LoRA adapters on offer, as data."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from serve_app.domain.digests import NO_DIGESTS, Digests
+from serve_app.domain.families import family_of
 from serve_app.domain.jobs import DEFAULT_GROUP, pool_of
 
 FP8 = "fp8"
@@ -47,11 +48,41 @@ class BaseModel:
     """The class of diffusers' pipeline that it is of; empty where the machine that applied the catalog cannot tell."""
     max_side: int | None = None
     """Its images are at most this many pixels wide and high; None means what is usual for its pipeline."""
+    widths: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The sizes of its denoiser's and text encoders' layers, as `unet.cross_attention_dim`; empty where the machine that
+    applied the catalog cannot tell."""
 
     @property
     def pool(self) -> str:
         """Return the pool in which its jobs wait."""
         return pool_of(self.group)
+
+    def why_not_for(self, own: "BaseModel") -> str:
+        """Return why a LoRA of the base model `own` cannot be drawn on this one; '' where it can.
+
+        It can where both are of one family and no width is another. What only one of the two configurations says is no
+        difference: older ones leave out what their library had no name for.
+        """
+        if own.id == self.id:
+            return ""
+        families = family_of(own.pipeline), family_of(self.pipeline)
+        for model, family in zip((own, self), families, strict=True):
+            if not family or not model.widths:
+                return f"the family and widths of {model.id} cannot be read here"
+        if families[0] != families[1]:
+            return f"{own.id} is of the family {families[0]}, and {self.id} of {families[1]}"
+        for name, width in self.widths.items():
+            if own.widths.get(name, width) != width:
+                return f"{name} is {own.widths[name]} in {own.id}, and {width} in {self.id}"
+        return ""
+
+
+def bases_of_loras(base_models: Sequence[BaseModel]) -> Mapping[str, Sequence[str]]:
+    """Return the ids of the base models that the LoRAs of each can be drawn on, by its id, which comes first."""
+    return {
+        own.id: [own.id, *(each.id for each in base_models if each is not own and not each.why_not_for(own))]
+        for own in base_models
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,6 +152,11 @@ UNKNOWN = _SD._replace(longest_side=1536, rounds_down=False, samplers=tuple(Samp
 """The abilities of a base model whose folder cannot be read here: its engine refuses by name what it cannot do."""
 
 
+def family_of(pipeline: str) -> str:
+    """Return the family of a pipeline class of diffusers; '' where it has none here."""
+    return next((name for name, family in FAMILIES.items() if pipeline in family.pipelines), "")
+
+
 def abilities_of(pipeline: str) -> Abilities:
     """Return the abilities of a pipeline class of diffusers; '' is unknown."""
     return BY_PIPELINE.get(pipeline, UNKNOWN)

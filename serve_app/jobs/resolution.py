@@ -155,19 +155,21 @@ class Resolution:
 
 
 def _base_model(draft: GenerationDraft, adapters: list[Adapter], offered: list[BaseModel]) -> BaseModel:
-    of_loras = dict.fromkeys(adapter.base_model for adapter in adapters)
-    if len(of_loras) > 1:
-        raise InvalidParameter(f"loras: must all be of one base model, not of {' and '.join(of_loras)}")
-    named = next(iter(of_loras), draft.base_model)
-    if draft.base_model not in (None, named):
-        raise InvalidParameter(f"base_model: must be that of the LoRAs, {named}, or be left out")
-    for model in offered:
-        if named in (None, model.id):
-            return model
-    names = " or ".join(model.id for model in offered)
-    if adapters:
-        raise InvalidParameter(f"loras: their base model, {named}, is not offered any more")
-    raise InvalidParameter(f"base_model: must be {names}" if names else "base_model: none is offered")
+    """Return the base model that a draft names, or else its LoRAs' own, or the first; all LoRAs can be drawn on it."""
+    by_id, own = {model.id: model for model in offered}, [*dict.fromkeys(adapter.base_model for adapter in adapters)]
+    if gone := [name for name in own if name not in by_id]:
+        raise InvalidParameter(f"loras: their base model, {gone[0]}, is not offered any more")
+    base = by_id.get(draft.base_model or next(iter((*own, *by_id)), ""))
+    if base is None:
+        raise InvalidParameter(f"base_model: must be {' or '.join(by_id)}" if by_id else "base_model: none is offered")
+    for place, adapter in enumerate(adapters):
+        if why := base.why_not_for(by_id[adapter.base_model]):
+            raise InvalidParameter(
+                f"loras[{place}].id: a LoRA of {adapter.base_model} cannot be drawn on {base.id}: {why}"
+            )
+    if len(own) > 1 and draft.base_model is None:
+        raise InvalidParameter(f"base_model: must be named for LoRAs of several, such as {' or '.join(own)}")
+    return base
 
 
 def _size(draft: GenerationDraft, base: BaseModel, abilities: Abilities, begun: StoredImage | None) -> tuple[int, int]:

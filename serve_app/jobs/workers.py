@@ -17,11 +17,16 @@ class RecentAdapters:
         self._sample = Script(redis, "jobs/recent_adapters", rewrite, writes=False)
         self._add_owner = Script(redis, "jobs/add_owner", rewrite)
 
-    async def sample(self, pool: str, count: int) -> list[str]:
-        """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely."""
+    async def sample(self, pool: str, count: int) -> list[tuple[str, str]]:
+        """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely.
+
+        Each comes with the base model that it was drawn on; '' is its own.
+        """
         draws: list[str | int] = [random.randint(0, _LARGEST_DRAW) for _ in range(count)]
         drawn: list[str] = await self._sample(pool=pool, draws=draws)
-        return list(dict.fromkeys(drawn))
+        return [
+            (lora_id, base_model) for lora_id, _, base_model in (each.partition(" ") for each in dict.fromkeys(drawn))
+        ]
 
     async def add_owner(self, pool: str, weights: str, worker: str) -> None:
         """Remember that the worker holds the weights of a LoRA: its jobs are left to it for a moment."""

@@ -46,8 +46,9 @@ class AppliedCatalog:
 
     async def applied_base_models(self) -> list[BaseModel]:
         """Return the base models as the file was applied last, without reading it."""
-        applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
-        return [BaseModel(**row) for row in json.loads(applied or "[]")]
+        applied, widths = await self._redis.hmget(redis_key("catalog"), "base_models", "widths")
+        known: dict[str, Any] = json.loads(widths or "{}")
+        return [BaseModel(**row, widths=known.get(row["id"], {})) for row in json.loads(applied or "[]")]
 
     async def apply_file_once(self) -> None:
         """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`.
@@ -76,6 +77,7 @@ class AppliedCatalog:
             kept=json.dumps([row.id for row in set_aside if row.id]),
             set_aside=json.dumps(set_aside),
             new_base_models=json.dumps([_row(model) for model in catalog.base_models.values()]),
+            widths=json.dumps({model.id: model.widths for model in catalog.base_models.values()}),
             digests=json.dumps(digested.known),
         )
         return [*set_aside, *map(_taken, taken)]
@@ -87,8 +89,11 @@ class AppliedCatalog:
 
 
 def _row(model: BaseModel) -> dict[str, Any]:
-    """Return what is said of a base model: versions before a field was added read what does not have it."""
-    return {name: value for name, value in asdict(model).items() if value not in (None, "")}
+    """Return what is said of a base model: versions before a field was added read what does not have it.
+
+    Widths, which scripts do not need, have a field of their own.
+    """
+    return {name: value for name, value in asdict(model).items() if value not in (None, "") and name != "widths"}
 
 
 def _taken(lora_id: str) -> SetAside:

@@ -36,7 +36,6 @@ Relative paths are read from the file's own folder. A row with a mistake is set 
 hold it; the rest is read. A weight file is digested once, and again when it has changed.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +51,7 @@ from serve_app.domain.catalog import FP8, Adapter, BaseModel
 from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
+from serve_app.loras.base_model_config import pipeline_of, widths_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
 
@@ -185,6 +185,7 @@ class BaseModelRow(_Drawn):
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
             tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
             precision=self.precision,
+            widths=widths_of(described_by),
         )
 
 
@@ -210,14 +211,6 @@ class AdapterRow(_Drawn):
         location = _resolve(catalog, self.file or self.folder or "")
         fields = self.model_dump(exclude={"file", "folder", "sha256"})
         return Adapter(**fields, file=location, is_folder=self.folder is not None, sha256=self.sha256 or "")
-
-
-def pipeline_of(folder: Path) -> str:
-    """Return the pipeline class that a diffusers folder names; '' where it cannot be read."""
-    try:
-        return str(json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 _MEANINGS = {

@@ -41,7 +41,9 @@ KEY_MAP: tuple[Key, ...] = (
     Key("workers:*", "zset", "permanent: trimmed by age", "pool → workers by when they were last seen (ms)"),
     Key("capacity:*", "hash", "permanent: trimmed with workers", "pool → images that each worker can still start"),
     Key("owner:*", "zset", "10 min after the last claim", "pool:digest of weights → workers that loaded them, by time"),
-    Key("recent_adapters:*", "list", "a day after the last job", "pool → LoRA ids of the latest 8,192 completed jobs"),
+    Key(
+        "recent_adapters:*", "list", "a day after the last job", "pool → LoRA ids (and bases) of the latest 8,192 jobs"
+    ),
     Key("claim:*", "hash", "twice the lease", "pool:worker → nonce of its last claim and what it was given"),
     Key("unfinished", "hash", "permanent: a field per account with unfinished jobs", "account → jobs not yet ended"),
     Key("job_sequence", "string", "permanent: one number", "order of acceptance"),
@@ -108,7 +110,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("loras_changed", "zset", "permanent: newest 10,000", "LoRA id → revision of its last change"),
     Key("loras_samples", "hash", "permanent", "LoRA id → the job that drew its sample"),
     Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),
-    Key("catalog", "hash", "permanent", "when the catalog file was applied, its base models, rows that are set aside"),
+    Key("catalog", "hash", "permanent", "when the catalog file was applied, base models, widths, rows set aside"),
     Key("catalog_rows", "set", "permanent", "LoRA ids that the catalog file holds"),
     Key("catalog_digests", "hash", "permanent: of the file's rows", "weight file → its version and SHA-256"),
     Key("webhook:*", "hash", "permanent", "account:endpoint → where its webhooks go, and of what its secrets are made"),

@@ -140,10 +140,10 @@ class Executor(ABC):
         """Return whether each kernel that is for this device runs; one that does not has fallen back to torch."""
         return {}
 
-    async def prefetch(self, lora_id: str) -> str | None:
+    async def prefetch(self, lora_id: str, base_model: str = "") -> str | None:
         """Read a LoRA into free memory; return its digest, or None where it is here, unknown, or has no space.
 
-        Raises `AdapterUnavailable` and `StoreUnavailable`.
+        It is read for `base_model`; '' is its own. Raises `AdapterUnavailable` and `StoreUnavailable`.
         """
         return None
 

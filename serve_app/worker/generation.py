@@ -93,7 +93,7 @@ class GenerationExecutor(Executor):
         request = claim.request
         assert isinstance(request, GenerationRequest)
         adapters = [await self._adapter(lora.id) for lora in request.loras]
-        base_models = {adapter.base_model for adapter in adapters} or {request.base_model}
+        base_models = {request.base_model} - {""} or {adapter.base_model for adapter in adapters}
         if len(base_models) > 1:
             raise RunFailed(_lora_unavailable("These LoRAs have different base models now."), retry=False)
         (base_model,) = base_models
@@ -124,12 +124,15 @@ class GenerationExecutor(Executor):
         for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(replace(run, run_id=run_id, seed=seed))
 
-    async def prefetch(self, lora_id: str) -> str | None:
+    async def prefetch(self, lora_id: str, base_model: str = "") -> str | None:
         adapter = await self._catalog.adapter(lora_id)
-        if adapter is None or adapter.sha256 in self.resident or not self._engine.has_space(adapter.base_model):
+        base_model = base_model or (adapter.base_model if adapter else "")
+        if adapter is None or not self._engine.has_space(base_model) or self._fetching[adapter.sha256]:
+            return None
+        if adapter.sha256 in self._engine.model(base_model).pool.in_memory:
             return None
         path = await self._weights.fetch(adapter)
-        if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), adapter.base_model):
+        if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), base_model):
             return None
         self._lora_ids.setdefault(adapter.sha256, lora_id)
         return adapter.sha256

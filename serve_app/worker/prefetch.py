@@ -52,8 +52,8 @@ class AdapterPrefetch:
         pool = self._executor.pool
         if await in_storage_thread(self._is_disk_short, doing="look at free space"):
             return None
-        for lora_id in await self._parts.recent_adapters.sample(pool, DRAWS):
-            weights = await self._fetch(lora_id)
+        for lora_id, base_model in await self._parts.recent_adapters.sample(pool, DRAWS):
+            weights = await self._fetch(lora_id, base_model)
             if weights is not None:
                 self._parts.measures.count(metrics.ADAPTER_PREFETCHES, pool)
                 await self._parts.recent_adapters.add_owner(pool, weights, self._worker)
@@ -68,12 +68,12 @@ class AdapterPrefetch:
         self._parts.weights.make_space()
         return free_bytes(settings.data_dir) < settings.disk_reserve
 
-    async def _fetch(self, lora_id: str) -> str | None:
+    async def _fetch(self, lora_id: str, base_model: str) -> str | None:
         """Raises `StoreUnavailable`."""
         if lora_id in self._refused:
             return None
         try:
-            return await self._executor.prefetch(lora_id)
+            return await self._executor.prefetch(lora_id, base_model)
         except AdapterUnavailable as error:
             if isinstance(error.__cause__, StoreUnavailable):
                 raise error.__cause__ from error

@@ -18,7 +18,18 @@ from serve_app.store.redis_client import connect
 from tests.api.app import LORA, LORA_FIELD, Member, TestService, error_of, open_service
 from tests.api.test_jobs import show
 from tests.made_jobs import job_of
-from tests.support import adapter_id, adapter_of, existing, plain_redis, png_of, store_image, wait_until, write_catalog
+from tests.support import (
+    adapter_id,
+    adapter_of,
+    add_base_model,
+    existing,
+    plain_redis,
+    png_of,
+    pocket_of_widths,
+    store_image,
+    wait_until,
+    write_catalog,
+)
 
 NEON = adapter_id("neon")
 SHORTEST: dict[str, Any] = {"prompt": "a lighthouse"}
@@ -148,7 +159,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "loras[0].x: unknown field; the fields are",
     ),
     "one LoRA twice": (SHORTEST | {"loras": [{"id": LORA}, {"id": LORA}]}, "loras: each may be named once"),
-    "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be that of"),
+    "another base model": (SHORTEST | {"loras": [{"id": LORA}], "base_model": "sdxl"}, "base_model: must be pocket"),
     "an unknown base model": (SHORTEST | {"base_model": "sdxl"}, "base_model: must be pocket"),
     "an unknown sampler": (SHORTEST | {"sampler": "magic"}, "sampler: must be one of euler, euler-a, heun"),
     "a spacing that it has not": (SHORTEST | {"sampler": "lcm-karras"}, "sampler: lcm may be alone or with -trailing"),
@@ -341,6 +352,38 @@ async def test_an_image_keeps_its_proportions_where_no_whole_size_is_asked_for(
         else:
             request = await generation_of(service, answer)
             assert (request.width, request.height) == expected, (picture, asked)
+
+
+async def test_loras_are_drawn_on_a_base_model_that_fits_them_all(tmp_path: Path) -> None:
+    async with open_service(tmp_path) as service:
+        catalog, resources = service.resources.settings.catalog, service.resources
+        for name, widths in (("turbo", {}), ("narrow", {"cross_attention_dim": 96})):
+            add_base_model(catalog, name, pocket_of_widths(tmp_path / name, **widths))
+        add_base_model(catalog, "lost", tmp_path / "lost")
+        await resources.applied_catalog.apply_file()
+        for name in ("turbo", "narrow", "gone"):
+            await resources.adapter_registry.register(adapter_of("", id=name, base_model=name, accounts=None))
+        member = await service.member()
+        unfit = "loras[1].id: a LoRA of narrow cannot be drawn on {0}: unet.cross_attention_dim is 96 in narrow, and 128 in {0}"
+        unread = (
+            "loras[0].id: a LoRA of pocket cannot be drawn on lost: the family and widths of lost cannot be read here"
+        )
+        asked: list[tuple[list[str], str | None, str]] = [
+            ([LORA], None, ""), ([LORA], "pocket", ""), ([LORA], "turbo", ""), (["turbo"], None, ""),
+            ([LORA, "turbo"], "turbo", ""), ([LORA, "turbo"], "pocket", ""),
+            ([LORA, "turbo"], None, "base_model: must be named for LoRAs of several, such as pocket or turbo"),
+            ([LORA, "narrow"], None, unfit.format("pocket")), ([LORA, "narrow"], "turbo", unfit.format("turbo")),
+            ([LORA], "lost", unread), (["gone"], "pocket", "loras: their base model, gone, is not offered any more"),
+        ]  # fmt: skip
+        for loras, base_model, refused in asked:
+            body: dict[str, Any] = {**SHORTEST, "loras": [{"id": lora_id} for lora_id in loras]}
+            answer = await create(service, member, **body, **({"base_model": base_model} if base_model else {}))
+            if refused:
+                assert (answer.status_code, error_of(answer)["message"]) == (400, refused)
+                continue
+            drawn_on = base_model or ("pocket" if loras == [LORA] else "turbo")
+            assert (await generation_of(service, answer)).base_model == drawn_on
+            assert answer.headers.get("x-unknown-words") == {"pocket": "lighthouse", "turbo": None}[drawn_on]
 
 
 async def test_base_models_say_what_may_be_asked_of_them(service: TestService, member: Member) -> None:

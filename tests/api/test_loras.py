@@ -21,7 +21,16 @@ from serve_app.loras.catalog import position_of
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, client_of, error_of, open_service, refused
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER, adapter_of, change_base_model, existing, slowed, wait_until
+from tests.support import (
+    POCKET,
+    PRIVATE_ADAPTER,
+    adapter_of,
+    add_base_model,
+    change_base_model,
+    existing,
+    slowed,
+    wait_until,
+)
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
@@ -485,6 +494,7 @@ async def _job(service: TestService, job_id: str) -> Any:
 async def test_a_lora_says_what_it_or_else_its_base_model_was_made_for(tmp_path: Path) -> None:
     async with open_service(tmp_path) as service:
         change_base_model(service.resources.settings.catalog, steps=8, guidance=1)
+        add_base_model(service.resources.settings.catalog, "turbo")
         await service.resources.applied_catalog.apply_file()
         member = await service.member()
         said = {
@@ -500,3 +510,10 @@ async def test_a_lora_says_what_it_or_else_its_base_model_was_made_for(tmp_path:
                 "shared_with": []
             }
         assert len(listed) >= len(said)
+        of = {lora["id"]: (lora["base_model"], lora["base_models"]) for lora in listed}
+        other = of.pop([*said][-1])
+        assert other == ("other", []), "it is not offered any more"
+        assert all(each == ("pocket", ["pocket", "turbo"]) for each in of.values())
+        for name, found in (("turbo", {*of}), ("pocket", {*of}), ("other", {[*said][-1]})):
+            drawn_on = (await service.client.get(f"/v1/loras?base_model={name}", headers=member.b)).json()["loras"]
+            assert {lora["id"] for lora in drawn_on} == found

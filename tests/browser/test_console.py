@@ -12,10 +12,11 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.loras.applied_catalog import AppliedCatalog
 from tests.browser.broken_lora import draw_small, has_state
 from tests.browser.checks import findings
 from tests.browser.site import ACCOUNT, PASSWORD, Site
-from tests.support import adapter_of, wait_until
+from tests.support import POCKET, adapter_of, add_base_model, pocket_of_widths, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
@@ -50,14 +51,28 @@ async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None
     await expect(page.locator("#words")).to_contain_text("dragon")
 
 
-async def test_no_more_loras_are_chosen_than_act_together_and_each_has_a_weight(page: Page, site: Site) -> None:
+async def test_no_more_loras_are_chosen_than_act_together_on_a_base_model_and_each_has_a_weight(
+    page: Page, site: Site, tmp_path: Path
+) -> None:
     other = adapter_of(site.account.id, name="Other", base_model="another")
     site.run(site.resources.adapter_registry.register(other))
+    parts, catalog = site.resources, tmp_path / "catalog.yaml"
+    catalog.write_text(parts.settings.catalog.read_text().replace("../models", str(POCKET.parent)))
+    for name, widths in (("another", {}), ("narrow", {"cross_attention_dim": 96})):
+        add_base_model(catalog, name, pocket_of_widths(tmp_path / name, **widths))
+    more = AppliedCatalog(parts.process.redis, parts.settings.model_copy(update={"catalog": catalog}))
+    site.run(more.apply_file())
     try:
         await page.goto(f"{site.base_url}/console/playground")
         boxes = {name: page.get_by_role("checkbox", name=name, exact=True) for name in ("Neon", "Mosaic", "Other")}
         await expect(page.get_by_label("Weight of Neon")).to_be_hidden()
         await boxes["Neon"].check(force=True)
+        await expect(boxes["Other"]).to_be_disabled()
+        await expect(page.get_by_role("option", name="narrow", disabled=True)).to_have_count(1)
+        await page.get_by_text("More settings").click()
+        await page.get_by_label("Base model").select_option("another")
+        await expect(boxes["Other"]).to_be_enabled()
+        await page.get_by_label("Base model").select_option("")
         await expect(boxes["Other"]).to_be_disabled()
         await page.get_by_label("Weight of Neon").fill("5")
         await boxes["Neon"].uncheck(force=True)
@@ -72,7 +87,8 @@ async def test_no_more_loras_are_chosen_than_act_together_and_each_has_a_weight(
         assert isinstance(job.request, GenerationRequest)
         assert [lora.weight for lora in job.request.loras] == [0.75] * 4
     finally:
-        site.run(site.resources.adapter_registry.remove(other.id))
+        site.run(parts.adapter_registry.remove(other.id))
+        site.run(parts.applied_catalog.apply_file())
 
 
 async def test_a_picture_and_a_mask_are_begun_from(page: Page, site: Site, tmp_path: Path) -> None:

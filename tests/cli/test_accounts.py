@@ -11,7 +11,7 @@ from serve_app.domain.requests import Variant
 from serve_app.store.keys import redis_key
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
-from tests.support import POCKET, PRIVATE_ADAPTER, adapter_id
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_id, add_base_model
 
 PASSWORD = "correct horse battery"
 
@@ -164,6 +164,7 @@ def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
 @pytest.mark.usefixtures("shared_layer_tables")
 def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier) -> None:
     file = str(POCKET / "loras" / "outline.safetensors")
+    add_base_model(atelier.settings.catalog, "turbo")
     account = atelier.json("accounts", "create", "acme")
     added = atelier.json("loras", "add", file, "--base", "pocket", "--name", "Mine", "--account", "acme")
     assert added["owner"] == account["id"]
@@ -172,6 +173,7 @@ def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier) -> Non
     for words in (("loras", "show", "mine"), ("loras", "list")):
         shown = atelier(*words).out
         assert ("acme" in shown, account["id"] in shown) == (True, False), words
+    assert atelier.json("loras", "show", "mine")["base_models"] == ["pocket", "turbo"]
     assert atelier("loras", "remove", "mine").code == 0
     assert added["id"] not in _usable(atelier)
     refused = atelier("loras", "remove", PRIVATE_ADAPTER)

@@ -16,7 +16,7 @@ from serve_app.store.redis_client import connect
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.made_jobs import BROKEN, accept, caller_of, claim, finish, job_of
-from tests.support import adapter_id, adapter_of, change_base_model, existing, put_in_group
+from tests.support import adapter_id, adapter_of, add_base_model, change_base_model, existing, put_in_group
 
 NEON = adapter_id("neon")
 SDXL = "generation.sdxl"
@@ -41,7 +41,7 @@ async def test_a_job_waits_in_the_pool_of_its_base_models_group(resources: Resou
     assert claimed.lease.job_id == job_id
     await finish(resources, claimed)
     assert (await job_of(resources, job_id)).kind is JobKind.GENERATION, "an ended job's record names no pool"
-    assert await resources.recent_adapters.sample(SDXL, 3) == [NEON]
+    assert await resources.recent_adapters.sample(SDXL, 3) == [(NEON, "")]
     assert await resources.recent_adapters.sample(JobKind.GENERATION, 3) == []
     assert audit(redis_db, max_attempts=3) == []
 
@@ -85,6 +85,32 @@ async def test_waiting_jobs_follow_their_base_model_into_another_pool(
     assert [each.lease.job_id for each in claims] == waiting, "in their old order"
     await finish(resources, claimed)
     assert (await job_of(resources, leased)).state is JobState.COMPLETED
+
+
+async def test_a_lora_on_another_base_model_waits_costs_and_is_prefetched_as_that_one_says(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    add_base_model(resources.settings.catalog, "turbo", group="sdxl", sampler="heun")
+    await resources.applied_catalog.apply_file()
+    jobs = [await accept(resources, lora_id=NEON, base_model=name, steps=9) for name in ("turbo", "pocket", "")]
+
+    async def pools() -> list[str]:
+        while await resources.queue.reap():
+            assert audit(redis_db, max_attempts=3) == []
+        return [(await job_of(resources, job_id)).pool for job_id in jobs]
+
+    assert await pools() == [SDXL, "generation", "generation"]
+    on_turbo, on_own, left_out = (int(str(redis_db.hget(redis_key("job", job_id), "work"))) for job_id in jobs)
+    assert on_turbo == pytest.approx(2 * on_own, rel=0.01), "a step of its sampler asks the denoiser twice"
+    assert on_own == left_out
+    await regroup(resources, "klein")
+    assert await pools() == [SDXL, "generation.klein", "generation.klein"]
+    put_in_group(resources.settings.catalog, "default", "turbo")
+    await resources.applied_catalog.apply_file()
+    assert await pools() == ["generation", "generation.klein", "generation.klein"]
+    [claimed] = await claim(resources, limit=9)
+    await finish(resources, claimed)
+    assert await resources.recent_adapters.sample("generation", 3) == [(NEON, "turbo")]
 
 
 async def test_a_job_that_is_returned_or_tried_again_goes_to_the_pool_of_today(
@@ -200,7 +226,7 @@ async def test_a_full_queue_and_a_deletion_count_every_pool(resources: Resources
     for job_id in (waiting, other):
         await resources.queue.cancel(job_id, account_id=None)
     redis_db.zadd(redis_key("idle_vtime", SDXL), {acme.id: 9})
-    redis_db.lpush(redis_key("recent_adapters", SDXL), adapter.id)
+    redis_db.lpush(redis_key("recent_adapters", SDXL), adapter.id, f"{adapter.id} pocket")
     await resources.adapter_registry.remove(adapter.id)
     assert not redis_db.exists(redis_key("recent_adapters", SDXL)), "nobody prefetches what is gone"
     await resources.account_records.remove(acme.id)

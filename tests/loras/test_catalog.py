@@ -269,7 +269,12 @@ async def test_what_is_not_said_is_not_stored(resources: Resources, redis_db: re
     await resources.applied_catalog.apply_file()
     (pocket,) = json.loads(str(redis_db.hget(redis_key("catalog"), "base_models")))
     lora = redis_db.hgetall(redis_key("lora", NEON))
-    assert not {"guidance_start", "guidance_end", "precision"} & {*pocket, *map(str, lora)}
+    assert not {"guidance_start", "guidance_end", "precision", "widths"} & {*pocket, *map(str, lora)}
+    (now,) = await resources.applied_catalog.applied_base_models()
+    assert now.widths["unet.cross_attention_dim"] == 128
+    redis_db.hdel(redis_key("catalog"), "widths")  # as the version before leaves it
+    (before,) = await resources.applied_catalog.applied_base_models()
+    assert before == replace(now, widths={})
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(

@@ -1,5 +1,6 @@
 """The catalog file: its rows, and what is said of those that are set aside."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, date
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, bases_of_loras
 from serve_app.loras.catalog_file import CatalogError, read_catalog
 from tests.support import write_safetensors
 
@@ -64,6 +65,47 @@ def test_a_base_model_may_name_its_vae_sampler_clip_skip_and_precision(tmp_path:
     model = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models["more"]
     assert model.vae == str(tmp_path / "models" / "vae.safetensors")
     assert (model.sampler, model.passes, model.clip_skip, model.precision) == ("heun", 2, 1, "fp8")
+
+
+SD, XL = "StableDiffusionPipeline", "StableDiffusionXLPipeline"
+UNET = {"cross_attention_dim": 768, "block_out_channels": [320, 640], "sample_size": 64, "time_cond_proj_dim": None}
+ENCODER = {"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 49408, "projection_dim": 768}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "unet", "encoder", "why"),
+    [
+        (SD, {"transformer_layers_per_block": 1, "sample_size": 96}, {"vocab_size": 49410}, ""),
+        ("LatentConsistencyModelPipeline", {"time_cond_proj_dim": 256}, {"projection_dim": 512}, ""),
+        (SD, {}, {"text_config": ENCODER, "hidden_size": 1280}, ""),
+        (SD, {"cross_attention_dim": 1024}, {}, "unet.cross_attention_dim is 768 in one, and 1024 in other"),
+        (SD, {"block_out_channels": [320]}, {}, "unet.block_out_channels is [320, 640] in one, and [320] in other"),
+        (SD, {}, {"num_hidden_layers": 23}, "text_encoder.num_hidden_layers is 12 in one, and 23 in other"),
+        (XL, {}, {}, "one is of the family sd, and other of sdxl"),
+        ("KolorsPipeline", {}, {}, "the family and widths of other cannot be read here"),
+        ("", {}, {}, "the family and widths of other cannot be read here"),
+    ],
+)
+def test_loras_of_a_base_model_are_for_all_of_its_family_and_widths(
+    tmp_path: Path, pipeline: str, unet: Row, encoder: Row, why: str
+) -> None:
+    """What gives no layer its size, and what only one configuration says, is no difference."""
+
+    def describe(content: Row) -> None:
+        for name, of, *parts in (("one", SD, UNET, ENCODER), ("other", pipeline, UNET | unet, ENCODER | encoder)):
+            files = dict(zip(("unet/config.json", "text_encoder/config.json"), parts, strict=True))
+            for file, config in (files | {"model_index.json": {"_class_name": of}} if of else {}).items():
+                (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name / file).write_text(json.dumps(config))
+            content["base_models"].append({"id": name, "folder": name})
+
+    models = [*read_catalog(_file(tmp_path, describe)).base_models.values()]
+    assert models[2].why_not_for(models[1]) == why
+    assert bases_of_loras(models) == {
+        "pocket": ["pocket"],
+        "one": ["one"] if why else ["one", "other"],
+        "other": ["other"] if why else ["other", "one"],
+    }
 
 
 def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Path) -> None:

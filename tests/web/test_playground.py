@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from io import BytesIO
+from pathlib import Path
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ from serve_app.web.console.playground_form import DEFAULTS, chosen_loras, read_d
 from tests.api.app import LORA, TestService
 from tests.api.test_images import due
 from tests.composition import Resources
-from tests.support import POCKET, adapter_id, adapter_of, change_base_model, png_of
+from tests.support import POCKET, adapter_id, adapter_of, add_base_model, change_base_model, png_of, pocket_of_widths
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -89,9 +90,7 @@ def test_a_request_fills_in_the_form_that_makes_it() -> None:
         replace(REQUEST, loras=(), sampler="", prompt_weights=False, image=picture, strength=0.35, mask=picture),
     ):
         fields = values_of(request)
-        assert read_draft(fields, chosen_loras(fields)) == replace(
-            GenerationDraft.like(request), base_model=None if request.loras else "pocket"
-        )
+        assert read_draft(fields, chosen_loras(fields)) == GenerationDraft.like(request)
     drawn = [read_draft({**FIELDS, "seed": ""}, {}).seed for _ in range(2)]
     assert drawn[0] != drawn[1]
 
@@ -283,6 +282,37 @@ async def test_what_is_left_to_the_lora_stays_automatic_when_its_job_is_shown(
     assert shown[f"lora:{quick.id}"] == "yes"
     steps, guidance, shown = await drawn(steps="25")
     assert (steps, guidance, shown["steps"], shown["guidance_scale"]) == (25, 1.5, "25", "")
+
+
+@pytest.mark.slow
+async def test_a_lora_is_drawn_on_the_chosen_base_model_where_that_is_of_its_widths(
+    browser: Browser, service: TestService, owner: Account, tmp_path: Path
+) -> None:
+    resources = service.resources
+    catalog, names = resources.settings.catalog, ("pocket", "turbo", "narrow")
+    add_base_model(catalog, "turbo")
+    add_base_model(catalog, "narrow", pocket_of_widths(tmp_path / "narrow", cross_attention_dim=96))
+    await resources.applied_catalog.apply_file()
+    card = next(a for _, a in (await browser.open("/console/playground")).tags if a.get("name") == f"lora:{LORA}")
+    assert card["data-bases"] == "pocket turbo"
+    assert "Also drawn on turbo" in (await browser.open(f"/console/loras/{LORA}")).text
+    address, asked = f"/console/playground?lora_id={LORA}", "&#34;base_model&#34;: &#34;turbo&#34;"
+    for base_model, shown in (("turbo", "turbo"), ("pocket", ""), ("", "")):
+        await browser.press(address, "Generate", prompt="a boat", base_model=base_model)
+        newest = await service.complete((await resources.job_history.list(owner.id))[0].id)
+        assert isinstance(newest.request, GenerationRequest)
+        page = await browser.open(f"/console/playground/{newest.id}")
+        assert (newest.request.loras[0].id, newest.request.base_model) == (LORA, base_model or "pocket")
+        named = [a["value"] for tag, a in page.tags if tag == "option" and "selected" in a and a["value"] in names]
+        assert named == [shown] * bool(shown)
+        for code in (page.answer.text, (await browser.open(f"/console/history/{newest.id}")).answer.text):
+            assert (asked in code, "/v1/jobs" in code) == (bool(shown), bool(shown)), "no other interface names one"
+    page = await browser.press(address, "Generate", prompt="a boat", base_model="narrow")
+    assert "LoRA 1: a LoRA of pocket cannot be drawn on narrow: unet.cross_attention_dim is 128" in page.text
+    compared = {f"lora:{name}": "yes" for name in (LORA, NEON)}
+    await browser.press("/console/compare", "Compare", prompt="a boat", base_model="turbo", **compared)
+    requests = [job.request for job in await resources.job_history.list(owner.id, limit=2)]
+    assert {each.base_model for each in requests if isinstance(each, GenerationRequest)} == {"turbo"}
 
 
 @pytest.mark.slow

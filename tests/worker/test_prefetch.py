@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from deployments.args import GeneratorArgs
 from serve_app.domain.errors import StoreUnavailable
@@ -21,7 +22,7 @@ from serve_app.worker.prefetch import AdapterPrefetch, pause
 from serve_app.worker.worker import Worker
 from tests.composition import Resources
 from tests.made_jobs import accept, claim
-from tests.support import POCKET, adapter_id, existing, rewrite_catalog, wait_until
+from tests.support import POCKET, adapter_id, existing, lora_record, rewrite_catalog, wait_until
 
 OUTLINE, NEON = adapter_id("outline"), adapter_id("neon")
 KIND = JobKind.GENERATION
@@ -48,9 +49,9 @@ async def digest_of(resources: Resources, lora_id: str) -> str:
     return adapter.sha256
 
 
-async def draw_elsewhere(resources: Resources, lora_id: str) -> None:
+async def draw_elsewhere(resources: Resources, lora_id: str, base_model: str = "") -> None:
     """Have another worker complete a job of this LoRA."""
-    await accept(resources, lora_id=lora_id)
+    await accept(resources, lora_id=lora_id, base_model=base_model)
     (claimed,) = await claim(resources, worker="elsewhere", limit=64)
     assert await resources.queue.finish(claimed.lease, [], seconds=1) is CommitReply.OK
 
@@ -84,6 +85,23 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     assert claimed.lease.job_id == job_id
 
 
+async def test_an_adapter_is_read_for_the_base_model_that_it_was_drawn_on(
+    executor: GenerationExecutor, resources: Resources, tmp_path: Path
+) -> None:
+    weights = {name: tensor / 2 for name, tensor in load_file(POCKET / "loras" / "outline.safetensors").items()}
+    save_file(weights, tmp_path / "raw.safetensors")
+    adapter = lora_record(tmp_path / "raw.safetensors", id="model_raw", base_model="raw", accounts=None)
+    await resources.adapter_registry.register(adapter)
+    prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
+    await draw_elsewhere(resources, "model_raw", "raw")
+    assert await prefetch.prefetch_one() is None, "it is not loaded here"
+    await draw_elsewhere(resources, "model_raw", "pocket")
+    async with asyncio.timeout(60):
+        while await prefetch.prefetch_one() != "model_raw":
+            pass  # it is drawn by chance
+    await wait_until(lambda: adapter.sha256 in executor.resident)
+
+
 async def test_of_two_at_once_one_reads_an_adapter(executor: GenerationExecutor, resources: Resources) -> None:
     blueprint = adapter_id("blueprint")
     found = await asyncio.gather(executor.prefetch(blueprint), executor.prefetch(blueprint))
@@ -101,7 +119,7 @@ async def test_a_removed_lora_is_no_recent_adapter(resources: Resources) -> None
 
 
 async def recent_adapters(resources: Resources) -> set[str]:
-    return set(await resources.recent_adapters.sample(KIND, 64))
+    return {lora_id for lora_id, _ in await resources.recent_adapters.sample(KIND, 64)}
 
 
 @pytest.mark.slow

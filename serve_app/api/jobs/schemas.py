@@ -120,10 +120,14 @@ class GenerationWish(_AnyWish):
     negative_prompt: Annotated[OptionalPrompt, Field(description="What they should not show.")] = ""
     loras: Annotated[
         list[LoraWish],
-        Field(max_length=MAX_LORAS, description="LoRAs of one base model that act together; their order is no matter."),
+        Field(max_length=MAX_LORAS, description="LoRAs that act together on one base model; their order is no matter."),
     ] = Field(default_factory=list[LoraWish])
     base_model: Annotated[
-        OptionalId, Field(description="That of the LoRAs; without one, by default the first of `GET /v1/base-models`.")
+        OptionalId,
+        Field(
+            description="One of the `base_models` of each of the LoRAs, by default their own; without a LoRA, the first of "
+            "`GET /v1/base-models`."
+        ),
     ] = None
     sampler: Annotated[
         Annotated[str, Field(min_length=1, max_length=40, json_schema_extra={"pattern": _SAMPLER_PATTERN})]

@@ -1,6 +1,6 @@
 """Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ from serve_app.api.openapi import CREATED_HEADERS, deletion, named, success
 from serve_app.api.responses import created_headers, json_response
 from serve_app.api.routing import ClosedRoute
 from serve_app.api.schemas import DEFAULT_PAGE_SIZE, PageSize, page_after
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, bases_of_loras
 from serve_app.domain.durations import Position
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.jobs.samples import find_pictures
@@ -46,6 +46,7 @@ _LORA: dict[str, Any] = {
     "description": "Thin black lines on paper.",
     "trigger_words": ["ink drawing"],
     "base_model": "pocket",
+    "base_models": ["pocket"],
     "created_at": "2026-11-21T12:00:00Z",
     "is_own": True,
     "sha256": "9f" * 32,
@@ -114,14 +115,17 @@ async def list_loras(
     caller: CallerDep,
     after: Annotated[Position | None, page_after(CURSOR)],
     limit: PageSize = DEFAULT_PAGE_SIZE,
-    base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
+    base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs that it draws with.")] = None,
     name: Annotated[str | None, Query(max_length=100, description="Only LoRAs of this name, in any case.")] = None,
     q: Annotated[
         str | None,
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    catalog, takes = loras_of(request).catalog, partial(_matches, base_model=base_model, name=name, q=q)
+    catalog, base_models = loras_of(request).catalog, await loras_of(request).applied_catalog.applied_base_models()
+    drawn_on = bases_of_loras(base_models)
+    bases = None if base_model is None else {base for base, on in drawn_on.items() if base_model in on} | {base_model}
+    takes = partial(_matches, bases=bases, name=name, q=q)
     if caller.adapters is None:
         wanted = None if (base_model, name, q) == (None, None, None) else takes
         page, following = await catalog.page(caller.account_id, limit=limit, after=after, takes=wanted)
@@ -131,9 +135,14 @@ async def list_loras(
         rest = [each for each in chosen if after is None or position_of(each) < after]
         page, following = rest[:limit], position_of(rest[limit - 1]) if len(rest) > limit else None
     samples = await _sample_urls(request, page)
-    base_models = await loras_of(request).applied_catalog.applied_base_models()
     listed = [
-        lora_record(each, caller.account_id, recommended=each.recommended(base_models), sample_url=samples.get(each.id))
+        lora_record(
+            each,
+            caller.account_id,
+            recommended=each.recommended(base_models),
+            drawn_on=drawn_on.get(each.base_model, ()),
+            sample_url=samples.get(each.id),
+        )
         for each in page
     ]
     return json_response(Loras(loras=listed, next_cursor=following and following.cursor))
@@ -260,10 +269,16 @@ async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account:
 
 async def _record(request: Request, account_id: str, found: SharedAdapter, *, warning: str = "") -> Lora:
     adapter, shared_with = found
-    recommended = adapter.recommended(await loras_of(request).applied_catalog.applied_base_models())
+    base_models = await loras_of(request).applied_catalog.applied_base_models()
     sample_url = (await _sample_urls(request, [adapter])).get(adapter.id)
     return lora_record(
-        adapter, account_id, shared_with, recommended=recommended, sample_url=sample_url, warning=warning
+        adapter,
+        account_id,
+        shared_with,
+        recommended=adapter.recommended(base_models),
+        drawn_on=bases_of_loras(base_models).get(adapter.base_model, ()),
+        sample_url=sample_url,
+        warning=warning,
     )
 
 
@@ -274,8 +289,8 @@ async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 
-def _matches(adapter: Adapter, base_model: str | None, name: str | None, q: str | None) -> bool:
-    if base_model not in (None, adapter.base_model):
+def _matches(adapter: Adapter, bases: Collection[str] | None, name: str | None, q: str | None) -> bool:
+    if bases is not None and adapter.base_model not in bases:
         return False
     if name is not None and adapter.name.casefold() != name.strip().casefold():
         return False

@@ -1,6 +1,6 @@
 """Request and response models of `/v1/loras`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, WithJsonSchema
@@ -50,6 +50,13 @@ class Lora(ResponseBody):
     description: str
     trigger_words: list[str]
     base_model: str
+    base_models: Annotated[
+        list[str],
+        Field(
+            description="What `POST /v1/jobs` takes as `base_model` with it: its own, and others of its family and widths. "
+            "Interfaces A and B draw on its own."
+        ),
+    ]
     created_at: UtcTime
     is_own: Annotated[bool, Field(description="Whether your account owns it, and may change, share and delete it.")]
     sha256: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
@@ -102,10 +109,14 @@ def lora_record(
     shared_with: Mapping[str, str] | None = None,
     *,
     recommended: Recommended,
+    drawn_on: Sequence[str],
     sample_url: str | None = None,
     warning: str = "",
 ) -> Lora:
-    """Return the adapter as the account sees it; with `shared_with`, as its owner does."""
+    """Return the adapter as the account sees it; with `shared_with`, as its owner does.
+
+    `drawn_on` are ids of base models.
+    """
     is_own = adapter.owner == account_id
     shared = [SharedWith(account_id=each, name=name) for each, name in sorted((shared_with or {}).items())]
     shows_all = is_own and shared_with is not None
@@ -115,6 +126,7 @@ def lora_record(
         description=adapter.description,
         trigger_words=list(adapter.trigger_words),
         base_model=adapter.base_model,
+        base_models=list(drawn_on),
         created_at=adapter.created_at,
         is_own=is_own,
         sha256=adapter.sha256,

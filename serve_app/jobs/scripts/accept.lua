@@ -78,7 +78,7 @@ local function write_job(job)
     work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images,
     created = now, waiting_since = now,
     sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
-    more_adapters = table.concat(adapters, '\n', 2), base = not adapters[1] and job.base or nil,
+    more_adapters = table.concat(adapters, '\n', 2), base = job.base,
     start_by = job.start_within_ms and now + job.start_within_ms,
     sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
     idempotency = job.idempotency, pictures = table.concat(job.pictures or {}, '\n'),

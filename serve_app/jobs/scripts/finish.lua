@@ -47,11 +47,14 @@ local function count_usage()
   redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
--- Remember the adapters of completed jobs only: an adapter that ends its worker is never prefetched by others.
+-- Remember the adapters of completed jobs only, each with the base model that its job names, if it does: an adapter that
+-- ends its worker is never prefetched by others.
 local function remember_adapters()
   if not job.adapters[1] then return end
   local recent = K('recent_adapters:' .. job.pool)
-  redis.call('LPUSH', recent, unpack(job.adapters))
+  for _, adapter in ipairs(job.adapters) do
+    redis.call('LPUSH', recent, job.base and adapter .. ' ' .. job.base or adapter)
+  end
   redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
   redis.call('PEXPIRE', recent, RECENT_LIFE)
 end

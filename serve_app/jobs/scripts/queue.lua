@@ -86,10 +86,12 @@ local function plan_age_of(job) return K('plan_age:' .. job.pool .. ':' .. job.p
 
 local function waiting_of(index) return K('lora_jobs:' .. index) end
 
--- What a waiting job is indexed by, to be found when a LoRA is withdrawn or a base model moves: its LoRAs, or its base.
+-- What a waiting job is indexed by, to be found when a LoRA is withdrawn or a base model moves: its LoRAs, and the base
+-- model that it names.
 local function indexes_of(job)
-  if job.adapters[1] or not job.base then return job.adapters end
-  return {'base:' .. job.base}
+  local indexes = {unpack(job.adapters)}
+  if job.base then indexes[#indexes + 1] = 'base:' .. job.base end
+  return indexes
 end
 
 -- Put a job that waits or backs off into the indexes other than the queues: those of its plan, its LoRAs, and of the

@@ -3,13 +3,13 @@
 -- same `given_digest`, or `body_digest` (if known) where a version up to aec29b3e (27 November 2026) accepted the job.
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 
--- Return what the answer says of a job's LoRAs: their base model, or `base` without one, and the trigger words of each as
--- JSON.
+-- Return what the answer says of a job's LoRAs: their base model, unless it names its `base`, and the trigger words of
+-- each as JSON.
 local function lora_facts(loras, base)
   local facts = {base or ''}
   for _, lora in ipairs(loras) do
     local found = redis.call('HMGET', K('lora:' .. lora[1]), 'base_model', 'trigger_words')
-    facts[1] = found[1] or ''
+    facts[1] = base or found[1] or ''
     facts[#facts + 1] = found[2] or '[]'
   end
   return facts

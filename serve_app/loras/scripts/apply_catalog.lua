@@ -1,7 +1,7 @@
 -- include permission
 -- include lora
 -- include pools
--- args: rows, kept, set_aside, new_base_models, digests
+-- args: rows, kept, set_aside, new_base_models, widths, digests
 -- apply_catalog: make the LoRAs of the catalog file those of `rows` (JSON: {id, order, digest, record}). A row that
 -- left the file is withdrawn, unless `kept` (JSON: ids of rows that are set aside) names it. LoRAs that were registered
 -- stay as they are. Returns the ids of rows that bear the id of a registered LoRA.
@@ -47,5 +47,5 @@ redis.call('DEL', K('catalog_digests'))
 for uri, digest in pairs(cjson.decode(digests)) do redis.call('HSET', K('catalog_digests'), uri, digest) end
 move_jobs()
 redis.call('HSET', K('catalog'), 'applied', now, 'set_aside', set_aside, 'base_models', new_base_models,
-  'taken', table.concat(taken, ' '))
+  'widths', widths, 'taken', table.concat(taken, ' '))
 return taken

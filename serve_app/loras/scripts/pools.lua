@@ -16,11 +16,10 @@ end
 
 local function base_models() return cjson.decode(redis.call('HGET', K('catalog'), 'base_models') or '[]') end
 
--- Return what the catalog says of the base model of a job: that of its first LoRA, or `base`, which a job without one
--- names. nil where it is gone.
+-- Return what the catalog says of the base model of a job: `base`, or that of its first LoRA where it names none, as jobs
+-- of interfaces A and B. nil where it is gone.
 local function base_model_of(job)
-  local name = job.base
-  if job.adapters[1] then name = redis.call('HGET', K('lora:' .. job.adapters[1]), 'base_model') end
+  local name = job.base or job.adapters[1] and redis.call('HGET', K('lora:' .. job.adapters[1]), 'base_model')
   for _, model in ipairs(base_models()) do
     if model.id == name then return model end
   end

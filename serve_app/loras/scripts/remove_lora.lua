@@ -13,7 +13,12 @@ for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do
   redis.call('HDEL', K('grants:' .. account), lora)
 end
 redis.call('DEL', K('granted:' .. lora))
-for _, pool in ipairs(pools()) do redis.call('LREM', K('recent_adapters:' .. pool), 0, lora) end
+for _, pool in ipairs(pools()) do
+  redis.call('LREM', K('recent_adapters:' .. pool), 0, lora)
+  for _, model in ipairs(base_models()) do
+    redis.call('LREM', K('recent_adapters:' .. pool), 0, lora .. ' ' .. model.id)
+  end
+end
 remove_lora(lora)
 if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
 redis.call('ZADD', K('loras_unused'), now, weights[2])

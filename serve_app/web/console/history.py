@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 from urllib.parse import urlencode
@@ -21,7 +22,7 @@ from serve_app.jobs.history import NO_KEY, JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
 from serve_app.web.console.playground_form import values_of as fields_of
-from serve_app.web.console.snippets import curl_command
+from serve_app.web.console.snippets import as_asked, curl_command
 from serve_app.web.site.forms import Form, check_form, redirect, service_url
 from serve_app.web.site.job_text import STATES, drawn_with, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of, record
@@ -178,7 +179,7 @@ async def _job_page(
         parameters=parameters(job, names),
         timeline=timeline(job),
         key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
-        curl=curl_command(job, service_url(request), key),
+        curl=curl_command(replace(job, request=await as_asked(request, job.request)), service_url(request), key),
         playground=urlencode(fields_of(job.request)) if isinstance(job.request, GenerationRequest) else "",
     )
 

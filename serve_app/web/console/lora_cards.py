@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fastapi import Request
 
 from serve_app.api.dependencies import jobs_of, loras_of
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, bases_of_loras
 from serve_app.domain.errors import (
     AtelierError,
     IdempotencyConflict,
@@ -61,9 +61,11 @@ def form_error(error: AtelierError) -> FormError:
     return FormError(404 if isinstance(error, NotFound) else status, text if text.endswith(".") else f"{text}.")
 
 
-def found_parts(adapter: Adapter) -> list[Part]:
+def found_parts(adapter: Adapter, drawn_on: Sequence[str]) -> list[Part]:
     """List what is known of a LoRA; the files of those in the operator's catalog were not inspected."""
     parts = [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
+    if others := [each for each in drawn_on if each != adapter.base_model]:
+        parts.append(Part("Also drawn on", ", ".join(others)))
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
     for label, name in _FOUND.items():
@@ -93,13 +95,17 @@ LONGEST_SEARCH = 100
 
 
 class LoraCards(NamedTuple):
-    """The LoRAs that are shown, how many are usable, how many the search found, and a picture of each."""
+    """The LoRAs that are shown, how many are usable, how many the search found, and a picture of each.
+
+    `drawn_on` says by base model which ones its LoRAs can be drawn on.
+    """
 
     shown: Sequence[Adapter]
     total: int
     found: int
     find: str
     pictures: Mapping[str, str]
+    drawn_on: Mapping[str, Sequence[str]]
 
     most: int = MOST
     usual_weight: str = str(USUAL_WEIGHT)
@@ -120,7 +126,12 @@ async def choose_cards(
     fitting = [each for each in adapters if matches(each, find)] if find else adapters
     shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=used)
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
-    return LoraCards(shown, len(adapters), len(fitting), find, pictures)
+    return LoraCards(shown, len(adapters), len(fitting), find, pictures, await drawn_on(request))
+
+
+async def drawn_on(request: Request) -> Mapping[str, Sequence[str]]:
+    """Return for each base model those that its LoRAs can be drawn on."""
+    return bases_of_loras(await loras_of(request).applied_catalog.applied_base_models())
 
 
 def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:

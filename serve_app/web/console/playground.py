@@ -182,6 +182,8 @@ async def open_compare(request: Request, session: PageSession) -> Response:
     values = (values_of(requests[0]) if requests else {}) | query_values(request.query_params)
     weights = [*chosen_loras(values).values()]
     values |= {"lora_weight": weights[0]} if weights else {}
+    if len({each.base_model for each in requests}) > 1:  # each was drawn on its own
+        values["base_model"] = ""
     chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or [*chosen_loras(values)]
     return await playground_page(request, session, values, comparing=chosen, panels=panels)
 

@@ -77,8 +77,6 @@ def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> Generatio
     given = {name: text for name, text in fields.items() if text.strip()}
     if "image_id" not in given:  # these are shown with a picture only
         given = {name: text for name, text in given.items() if name not in ("strength", "mask_image_id")}
-    if loras:  # the base model of the LoRAs is the one that draws
-        given.pop("base_model", None)
     if "spacing" in given:
         if "sampler" not in given:
             raise InvalidParameter("noise schedule: choose a sampler for it")

@@ -32,7 +32,7 @@ from serve_app.web.console.playground_form import (
     sizes,
     values_of,
 )
-from serve_app.web.console.snippets import Snippet, interface_of, snippets_of
+from serve_app.web.console.snippets import Snippet, as_asked, interface_of, snippets_of
 from serve_app.web.site.forms import service_url
 from serve_app.web.site.job_text import drawn_with
 
@@ -69,10 +69,11 @@ async def playground_page(
         for together in _LEFT_OPEN:
             if all(values[name] == said[name] for name in together):
                 values |= dict.fromkeys(together, "")
-    if loras or values["base_model"] == next(iter(bases), ""):
+    chosen = [each for each in adapters if each.id in loras]
+    if {values["base_model"]} == ({each.base_model for each in chosen} or {next(iter(bases), "")}):
         values["base_model"] = ""
     base = bases.get(usual.base_model if usual else "") or next(iter(bases.values()), None)
-    vocabulary, chosen = loras_of(request).vocabulary, [each for each in adapters if each.id in loras]
+    vocabulary = loras_of(request).vocabulary
     words = await vocabulary.words()
     known = [word for each in chosen for word in each.trigger_words]
     unknown = await vocabulary.unknown_words(values["prompt"], base.id, known) if base else []
@@ -118,7 +119,7 @@ async def _usual(
 ) -> GenerationRequest | None:
     """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot."""
     uses = tuple(map(LoraUse, loras))
-    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=None if loras else base_model or None)
+    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=base_model or None)
     try:
         usual, _ = await jobs_of(request).submission.resolution.resolve(uncounted_owner(request, session), draft)
     except StoreUnavailable:
@@ -140,7 +141,7 @@ async def cards_part(
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
-    request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)
+    request_, keys = await as_asked(request, job.request), await usable_keys(accounts_of(request).api_keys, session)
     snippets, chosen, interface = list[Snippet](), None, None
     if isinstance(request_, GenerationRequest):
         interface = interface_of(request_, *Variant)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from fastapi import Request as HttpRequest
 from pydantic import ValidationError
 
 from serve_app.api import variant_a, variant_b
+from serve_app.api.dependencies import loras_of
 from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish, request_record
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
@@ -37,6 +39,15 @@ class _Call(NamedTuple):
 _HEADERS = {Variant.A: ("Authorization", "Bearer "), Variant.B: ("X-API-Key", "")}
 _BODIES = {Variant.A: variant_a.GenerationRequest, Variant.B: variant_b.GenerationRequest}
 _POLLS = {Variant.A: ("request_id", "generate"), Variant.B: ("run_id", "generations")}
+
+
+async def as_asked(request: HttpRequest, asked: Request | None) -> Request | None:
+    """Return a job's request, without the base model where that is its LoRAs' own: interfaces A and B name none."""
+    if not isinstance(asked, GenerationRequest) or not asked.loras:
+        return asked
+    adapters = [await loras_of(request).catalog.adapter(lora.id) for lora in asked.loras]
+    is_own = all(adapter is None or adapter.base_model == asked.base_model for adapter in adapters)
+    return replace(asked, base_model="") if is_own else asked
 
 
 def snippets_of(request: GenerationRequest, base_url: str, key: ApiKey | None = None) -> list[Snippet]:
@@ -72,7 +83,7 @@ def _fits(request: Request, interface: Variant) -> bool:
         asked = body.model_validate(body.fields_of(request)).to_domain()
     except ValidationError:
         return False
-    return GenerationRequest.made_of(asked, request.seed) == replace(request, base_model="")
+    return GenerationRequest.made_of(asked, request.seed) == request
 
 
 def _call(request: Request, interface: Variant | None, header: Variant) -> _Call:
@@ -87,7 +98,7 @@ def _wish(request: Request) -> Mapping[str, Any]:
     fields: Mapping[str, Any] = request_record(request)
     kind, wish = {"kind": "upscale"}, UpscaleWish.model_fields
     if isinstance(request, GenerationRequest):
-        fields = {**fields, "seed": request.seed, "base_model": "" if request.loras else request.base_model}
+        fields = {**fields, "seed": request.seed}
         kind, wish = {}, GenerationWish.model_fields
     usual = {name: each.get_default(call_default_factory=True) for name, each in wish.items()}
     given = {name: fields[name] for name in wish if fields.get(name) not in ("", None, usual[name])}

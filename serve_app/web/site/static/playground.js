@@ -4,6 +4,8 @@
 const prompt_ = document.getElementById("prompt");
 const words = document.getElementById("words");
 const chosenLoras = () => [...document.querySelectorAll(".pick-card :checked")];
+const basesOf = (box) => box.dataset.bases.split(" "); // what a LoRA can be drawn on, its own first
+const chosenBase = () => document.getElementById("base_model")?.value;
 
 for (const link of document.querySelectorAll(".examples a")) {
   link.addEventListener("click", (event) => {
@@ -33,7 +35,7 @@ document.addEventListener("input", ({ target }) => {
 
 function check() {
   const chosen = chosenLoras();
-  const base = chosen[0]?.dataset.base || document.getElementById("base_model")?.value;
+  const base = chosenBase() || (chosen[0] && basesOf(chosen[0])[0]);
   const model = document.querySelector(base ? `template[data-base="${CSS.escape(base)}"]` : "template[data-base]");
   const lettersOf = (text) => text.toLowerCase().match(/\p{L}+/gu) ?? [];
   const known = model && [...model.dataset.words.split(" "), ...chosen.flatMap((box) => lettersOf(box.dataset.triggers))];
@@ -43,12 +45,17 @@ function check() {
   if (words.textContent !== text) words.textContent = text;
 }
 
-function limit() { // to as many LoRAs as act together, which are of one base model, and to their weights
+function limit() { // to as many LoRAs as act together on one base model, to those base models, and to their weights
   const most = document.querySelector("[data-most]")?.dataset.most;
   const chosen = chosenLoras();
+  const base = chosenBase();
+  const fits = (box) => base ? basesOf(box).includes(base) : basesOf(box)[0] === basesOf(chosen[0] ?? box)[0];
+  for (const option of document.querySelectorAll("#base_model option")) {
+    option.disabled = option.value !== "" && chosen.some((box) => !basesOf(box).includes(option.value));
+  }
   for (const card of most ? document.querySelectorAll(".pick-card") : []) {
     const [box, weight] = card.querySelectorAll("input");
-    box.disabled = !box.checked && (chosen.length >= most || box.dataset.base !== (chosen[0] ?? box).dataset.base);
+    box.disabled = !box.checked && (chosen.length >= most || !fits(box));
     weight.disabled = !box.checked;
   }
 }

@@ -1,0 +1,46 @@
+"""Reads what the configurations of a base model say: its pipeline, and how wide its layers are."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+_COMPONENTS = re.compile(r"unet|transformer|text_\w+")
+"""LoRAs change the layers of these components."""
+_WIDTHS = re.compile(r"d_(model|ff|kv)|(hidden|intermediate|patch)_size|(\w+_)?(dim|channels|layers|heads|per_block)")
+"""What configurations of diffusers and transformers call numbers that give a layer its sizes, or say how many there are."""
+_OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
+"""These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""
+
+
+def pipeline_of(folder: Path) -> str:
+    """Return the pipeline class that a diffusers folder names; '' where it cannot be read."""
+    return str(_read(folder / "model_index.json").get("_class_name", ""))
+
+
+def widths_of(folder: Path) -> Mapping[str, Any]:
+    """Return the numbers that give the layers of a diffusers folder their sizes, by component and name.
+
+    Those of another text encoder are the same, or it does not load. Empty where the folder cannot be read.
+    """
+    files = [file for file in sorted(folder.glob("*/config.json")) if _COMPONENTS.fullmatch(file.parent.name)]
+    return {f"{file.parent.name}.{name}": width for file in files for name, width in _widths(_read(file))}
+
+
+def _widths(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the sizes that a configuration names; of a model that also sees pictures, those of its text part."""
+    of_texts = config.get("text_config")
+    for name, value in (cast(Mapping[str, Any], of_texts) if isinstance(of_texts, dict) else config).items():
+        sizes = cast(list[object], value) if isinstance(value, list) else [value]
+        if _WIDTHS.fullmatch(name) and name not in _OTHERS and all(type(size) is int for size in sizes):
+            yield name, value
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    """Return a configuration; nothing where it cannot be read."""
+    try:
+        document: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return cast(Mapping[str, Any], document) if isinstance(document, dict) else {}
