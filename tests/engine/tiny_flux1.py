@@ -56,7 +56,7 @@ def t5() -> Any:
     """Return the configuration of a T5 1.1 whose words are letters."""
     return transformers.T5Config(
         vocab_size=48, d_model=T5_WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu",
-        initializer_factor=2.0,
+        initializer_factor=1.0,
     )  # fmt: skip
 
 

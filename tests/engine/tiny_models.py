@@ -146,7 +146,8 @@ EVERYTHING = (
     "time_emb_proj",
     "conv_shortcut",
 )
-TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "o_proj", "gate_proj", "up_proj", "down_proj")
+TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "Attention.q", "Attention.k", "Attention.v", "Attention.o", "wi_0", "wi_1", "wo")  # fmt: skip
 
 
 def random_lora(
