@@ -375,6 +375,8 @@ def mixed(tiny: TinyTransformer, count: int, loras: list[AdapterFile], chance: r
         )
         for i in range(count)
     ]  # fmt: skip
+    if tiny.needs_negative:
+        requests = [one if one.negative_prompt else replace(one, guidance_start=0.0, guidance_end=1.0) for one in requests]
     if not tiny.sees_pictures:
         return [begun_at_random(one, chance) for one in requests]
     pictures = [None, None, noise(64, 32), noise(32, 64), noise(16, 128)]

@@ -200,7 +200,8 @@ class Flux1Family(TransformerFamily):
 
     def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
         is_guided = request.guidance > 1 and bool(request.negative_prompt)
-        if self.is_told_guidance and not is_guided and (request.guidance_start, request.guidance_end) != WHOLE:
+        is_told = self.is_told_guidance and request.guidance > 1 and not is_guided
+        if is_told and (request.guidance_start, request.guidance_end) != WHOLE:
             raise ValueError(
                 "guidance_start: without a negative prompt, this base model is told its guidance at every step; leave "
                 "it out, or send one"
