@@ -18,21 +18,23 @@ BLOCK_LINEARS = (
 """The linears of the transformer's blocks, by the ends of their names."""
 
 
+SHAPE = {
+    "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
+    "joint_attention_dim": T5_WIDTH, "pooled_projection_dim": CLIP_WIDTH, "guidance_embeds": True,
+    "axes_dims_rope": (4, 4, 8),
+}  # fmt: skip
+"""dev's transformer, made small."""
+
+
 def write_flux1(
     folder: Path, *, is_told: bool = True, heads: int = 2, blocks: int = 1, in_channels: int = 64, seed: int = 0
 ) -> Path:
     """Write a diffusers folder of dev, which is told its guidance, or of schnell, with this many blocks of each kind."""
     torch.manual_seed(seed)
     transformer = diffusers.FluxTransformer2DModel(
-        in_channels=in_channels,
-        num_layers=blocks,
-        num_single_layers=blocks,
-        attention_head_dim=16,
-        num_attention_heads=heads,
-        joint_attention_dim=T5_WIDTH,
-        pooled_projection_dim=CLIP_WIDTH,
-        guidance_embeds=is_told,
-        axes_dims_rope=(4, 4, 8),
+        **SHAPE
+        | {"in_channels": in_channels, "num_layers": blocks, "num_single_layers": blocks, "num_attention_heads": heads}
+        | {"guidance_embeds": is_told}
     )
     for weight in transformer.parameters():  # larger than by default, so that a caption's words show
         if weight.dim() == 1:

@@ -122,11 +122,10 @@ def of_diffusers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_further_channels(channels: int) -> None:
-    if channels != CHANNELS:
-        what = OTHER_CHANNELS.get(channels, "another model")
+    if channels in OTHER_CHANNELS:
         raise ValueError(
-            f"the transformer takes {channels} channels instead of {CHANNELS}: it is {what}, which does not draw from a "
-            "prompt alone; give dev, schnell or a model made from them"
+            f"the transformer takes {channels} channels instead of {CHANNELS}: it is {OTHER_CHANNELS[channels]}, which does "
+            "not draw from a prompt alone; give dev, schnell or a model made from them"
         )
 
 
