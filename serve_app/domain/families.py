@@ -83,9 +83,17 @@ FAMILIES: Mapping[str, Family] = {
     "sdxl": Family(["StableDiffusionXLPipeline"], _SDXL, [
         Marks("SDXL", declared="sdxl|stable-diffusion-xl", repository="stable-diffusion-xl-", text_width=2048),
     ]),
+    "flux1": Family(
+        ["FluxPipeline"], Abilities(text=range(512, 513), megapixels_per_byte=0.0), [
+            Marks("FLUX.1", declared=r"flux([._-]?1|[_-]?(dev|schnell|krea|kontext))\b", repository=r"FLUX\.1",
+                  checkpoint=r"double_blocks\.\d+\.img_mod\..+",
+                  layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]"
+                  r"|double_blocks[._](8|9|1\d)[._]|single_transformer_blocks[._]\d+[._]"
+                  r"(attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)"),
+        ]),
     "flux2-klein": Family(
         ["Flux2KleinPipeline"], Abilities(begins_late=False, text=range(512, 513), megapixels_per_byte=0.0), [
-            Marks("FLUX.2", declared=r"flux\.?2", repository=r"FLUX\.2", checkpoint=r"double_blocks\..+",
+            Marks("FLUX.2", declared=r"flux\.?2", repository=r"FLUX\.2", checkpoint=r"(double|single)_stream_modulation.*",
                   layers=r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)"),
         ]),
     "z-image": Family(["ZImagePipeline"], Abilities(), [
@@ -114,7 +122,8 @@ OTHERS: Sequence[Marks] = (
           layers=r"(img|txt)_mod[._]1|(img|txt)_mlp[._]net"),
     Marks("FLUX.3", declared=r"flux\.?3", repository=r"FLUX\.3",
           layers=rf"mode_blocks|ref_time_in|single_blocks[._]\d+[._](q_proj|attn_out|mlp_in){_ENDS}"),
-    Marks("Chroma", declared="chroma", repository="Chroma", layers="distilled_guidance_layer"),
+    Marks("Chroma", declared="chroma", repository="Chroma", layers="distilled_guidance_layer",
+          checkpoint=r"distilled_guidance_layer\..+"),
     Marks("HunyuanVideo or HunyuanImage", declared="hunyuan", repository="Hunyuan",
           layers=r"individual_token_refiner|context_embedder[._]token_refiner|(img|txt)_mlp[._]fc"),
     Marks("MiniMax H3", declared="minimax", repository="MiniMax-H3", layers=r"token_refiner[._](refiner_)?blocks"),
@@ -134,9 +143,6 @@ OTHERS: Sequence[Marks] = (
     Marks("Sana", declared="sana", repository="Sana", layers="q_linear|kv_linear|ff[._]conv_(inverted|point)"),
     Marks("Wan", declared="wan", repository="Wan",
           layers=rf"{_BLOCK}((self|cross)_attn[._][qkvo]{_ENDS}|ffn[._]|attn[12][._]to_)"),
-    Marks("FLUX.1", checkpoint=r"double_blocks\.\d+\.img_mod\..+",
-          layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]|double_blocks[._](8|9|1\d)[._]"
-          r"|single_transformer_blocks[._]\d+[._](attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)"),
     Marks("SDXL refiner", text_width=1280),
 )  # fmt: skip
 """Architectures without a family here, whose files are refused by name; where a file has marks of several, the first

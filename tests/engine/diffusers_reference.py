@@ -78,7 +78,7 @@ class DiffusersReference:
 
         if hasattr(scheduler, "noise_sampler"):
             scheduler.set_timesteps = set_timesteps_and_noise
-        pipeline, begins = self._begins(request)
+        pipeline, begins = self.begins(request)
         denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
         guided = denoiser.register_forward_hook(self._hook(request, pipeline))
         made = pipeline(
@@ -115,7 +115,7 @@ class DiffusersReference:
 
         return replaced
 
-    def _begins(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+    def begins(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
         """Return the pipeline that begins as the request does, and its further arguments."""
         size = {"width": request.width, "height": request.height}
         if request.image is None:
@@ -152,9 +152,14 @@ class DiffusersReference:
 class PeftReference(DiffusersReference):
     """One pipeline with an adapter of PEFT in its transformer and its text encoder, where diffusers loads but one."""
 
+    @property
+    def adapted(self) -> list[str]:
+        names = ("transformer", "text_encoder", "text_encoder_2")
+        return [name for name in names if name in self.pipeline.components]
+
     def adapt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put an adapter of PEFT's names in, at its whole strength."""
-        for part in ("transformer", "text_encoder"):
+        for part in self.adapted:
             own = {name.removeprefix(f"{part}."): each for name, each in tensors.items() if name.startswith(f"{part}.")}
             if own:
                 rank = next(len(each) for name, each in own.items() if name.endswith("lora_A.weight"))
@@ -167,7 +172,7 @@ class PeftReference(DiffusersReference):
 
     def scale(self, scale: float) -> None:
         """Let the adapter act at this weight."""
-        for part in (self.pipeline.transformer, self.pipeline.text_encoder):
-            for layer in part.modules():
+        for part in self.adapted:
+            for layer in getattr(self.pipeline, part).modules():
                 if isinstance(getattr(layer, "scaling", None), dict):
                     layer.scaling = dict.fromkeys(layer.scaling, scale)

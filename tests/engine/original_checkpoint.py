@@ -48,7 +48,7 @@ def write_original(folder: Path, file: Path) -> Path:
     """Write the whole checkpoint of a diffusers folder, its weights under the original names."""
     pipeline = open_pipeline(folder)
     tensors = _prefixed("model.diffusion_model.", _unet(pipeline.unet))
-    tensors |= _prefixed("first_stage_model.", _vae(pipeline.vae))
+    tensors |= _prefixed("first_stage_model.", original_vae(pipeline.vae))
     if hasattr(pipeline, "text_encoder_2"):
         tensors |= _prefixed("conditioner.embedders.0.transformer.", _clip(pipeline.text_encoder))
         tensors |= _prefixed("conditioner.embedders.1.model.", _open_clip(pipeline.text_encoder_2))
@@ -99,7 +99,7 @@ def _unet(unet: Any) -> Tensors:
     return {renamed(name): tensor for name, tensor in weights.items()}
 
 
-def _vae(vae: Any) -> Tensors:
+def original_vae(vae: Any) -> Tensors:
     levels = len(vae.config.block_out_channels)
 
     def renamed(name: str) -> str:

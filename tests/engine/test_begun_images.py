@@ -18,7 +18,7 @@ from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish, load
-from tests.engine.tiny_transformers import Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX1, Z_IMAGE, TinyTransformer
 
 TOLERANCE = 1e-4
 STRENGTHS = (0.2, 0.5, 0.9)
@@ -43,7 +43,7 @@ def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image"])
+@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image", "flux1"])
 def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pytest.FixtureRequest) -> None:
     """All are in one batch here, beside one without an image, and one at a time in the pipelines."""
     folder: Path = request.getfixturevalue(family)
@@ -51,7 +51,7 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         replace(REQUEST, run_id=f"{strength} {mask is not None}", steps=5, strength=strength, mask=mask)
         for strength, mask in product((*STRENGTHS, 1.0), (None, MASK))
     ]
-    if family != "z_image":
+    if family in ("sd", "sdxl"):
         remembering, twice = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="heun")
         drawing = replace(REQUEST, sampler="euler-a", mask=MASK)
         requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, twice, drawing)]
@@ -60,7 +60,8 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         replace(requests[i], guidance_start=0.2, guidance_end=0.6) for i in (4, 5, 9)
     ]  # of the steps that are left
     requests += [replace(each, run_id=f"{each.run_id}, partly") for each in partly]
-    model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
+    model = load(folder, WIDE_FLOAT32)
+    reference = (FLUX1.reference if family == "flux1" else DiffusersReference)(folder)
     made = final_latents(model, requests)
     for one in requests:
         expected = reference.latents(as_diffusers_has_it(family, one))

@@ -13,12 +13,13 @@ from serve_app.domain.samplers import Sampler
 from serve_app.engine import RunRequest
 from serve_app.engine.families import family as family_module
 from serve_app.engine.families.registry import FAMILIES, load_family
-from tests.engine import tiny_flux2_klein, tiny_models, tiny_z_image
+from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_models, tiny_z_image
 from tests.engine.conftest import EXACT_FLOAT32
 
 WRITERS = {
     "sd": tiny_models.write_sd,
     "sdxl": tiny_models.write_sdxl,
+    "flux1": tiny_flux1.write_flux1,
     "flux2-klein": tiny_flux2_klein.write_flux2_klein,
     "z-image": tiny_z_image.write_z_image,
 }
@@ -36,7 +37,7 @@ def test_each_entry_has_code_and_all_code_an_entry() -> None:
     assert {code.__module__.rpartition(".")[2] for code in FAMILIES.values()} == with_code
     pipelines = [pipeline for family in families.FAMILIES.values() for pipeline in family.pipelines]
     assert len({*pipelines}) == len(pipelines)
-    assert families.abilities_of("FluxPipeline") == families.abilities_of("") == families.UNKNOWN
+    assert families.abilities_of("FluxFillPipeline") == families.abilities_of("") == families.UNKNOWN
 
 
 @pytest.mark.slow

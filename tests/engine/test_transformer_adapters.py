@@ -20,6 +20,7 @@ import pytest
 import torch
 from diffusers.loaders.single_file_utils import (
     convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_flux_transformer_checkpoint_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -31,15 +32,17 @@ from serve_app.engine.adapter_slots import bind_alone
 from serve_app.engine.adapters.explain import also_fits, base_name
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
+from serve_app.engine.families.flux1 import Flux1Family, of_diffusers
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.families.z_image import ZImageFamily
+from tests.engine import tiny_flux1
 from tests.engine.format_table import documented, rows_of
 from tests.engine.format_table import rows as format_rows
 from tests.engine.latent_comparison import OPTIONS, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.tiny_models import diffusers
-from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX1, FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = pytest.mark.slow
 PROMPT = "a red cat"
@@ -77,6 +80,38 @@ def klein_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     return velocity[0].T.unflatten(1, (4, 4))
 
 
+def flux1_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    ids = torch.zeros(16, 3)
+    ids[:, 1:] = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    tokens = torch.pixel_unshuffle(latents, 2).flatten(1).T[None]
+    told, text = torch.tensor([0.7]), torch.zeros(captions[0].shape[1], 3)
+    made = transformer(tokens, *captions, told, ids, text, guidance=torch.ones(1), return_dict=False)[0]
+    return torch.pixel_shuffle(made[0].T.unflatten(1, (4, 4)), 2)
+
+
+def numbered(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a column for each weight: a number for each of its rows, which no other has."""
+    columns, end = dict[str, Tensor](), 0
+    for name, weight in weights.items():
+        columns[name] = torch.arange(end, end := end + len(weight))[:, None]
+    return columns
+
+
+def of_diffusers_flux1(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the first tiny model's layers have of weights under original names, row by row.
+
+    diffusers' own converter takes models of the true width alone; it is compared with these names there.
+    """
+    plain = diffusers.FluxTransformer2DModel(**tiny_flux1.SHAPE).state_dict()
+    places = {int(number): (name, i) for name, column in numbered(plain).items() for i, number in enumerate(column)}
+    made: dict[str, dict[int, Tensor]] = {}
+    for original, column in tiny_flux1.original_names(numbered(plain)).items():
+        for number, row in zip(column.flatten().tolist(), weights.get(original, ()), strict=False):
+            name, i = places[number]
+            made.setdefault(name, {})[i] = row
+    return {name: torch.stack([rows[i] for i in range(len(rows))]) for name, rows in made.items()}
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -98,6 +133,16 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
             r".*(qkv|proj|mlp\.[02]|linear[12])",
         ),
     ),
+    FLUX1: Reference(
+        torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
+        flux1_answer,
+        of_diffusers_flux1,
+        {f"{name}_blocks": type(f"{name.title()}StreamBlock", (nn.Module,), {}) for name in ("double", "single")},
+        (
+            r".*blocks.*\.(to_[qkv]|to_out\.0|to_add_out|add_\w+|net\.0\.proj|net\.2|proj_\w+|linear)",
+            r".*(qkv|proj|mlp\.[02]|linear[12]|lin)",
+        ),
+    ),
 }
 
 
@@ -110,8 +155,8 @@ class Base:
         self.table = LayerTable(self.family.components, self.family.denoiser)
         self.pipeline = tiny.reference(folder)
         pipeline = self.pipeline.pipeline
-        self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in ("transformer", "text_encoder")}
-        self.captions = self.encode(self.modules["text_encoder"])
+        self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in self.family.components}
+        self.captions = self.encode(self.modules)
         self.plain = self.answer(self.modules)
 
     def original(self) -> nn.Module:
@@ -136,16 +181,18 @@ class Base:
         return self.original() if is_original else copy.deepcopy(self.modules[component])
 
     @torch.inference_mode()
-    def encode(self, text_encoder: Any) -> Any:
+    def encode(self, modules: Mapping[str, Any]) -> Any:
         pipeline = self.pipeline.pipeline
-        pipeline.text_encoder = text_encoder
-        guided = {} if self.tiny is FLUX2_KLEIN else {"do_classifier_free_guidance": False}
-        return pipeline.encode_prompt(PROMPT, **guided)[0]
+        for name in modules.keys() - {"transformer"}:
+            setattr(pipeline, name, modules[name])
+        guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
+        made = pipeline.encode_prompt(PROMPT, **guided)
+        return made[:2] if self.tiny is FLUX1 else made[0]
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:
-        encoder = modules["text_encoder"]
-        captions = self.captions if encoder is self.modules["text_encoder"] else self.encode(encoder)
+        is_read_alike = all(modules[name] is self.modules[name] for name in modules if name != "transformer")
+        captions = self.captions if is_read_alike else self.encode(modules)
         return self.reference.answer(modules["transformer"], captions, self.reference.latents)
 
     def read(self, path: Path) -> AdapterWeights:
@@ -187,8 +234,8 @@ Bases = Callable[[TinyTransformer], Base]
 
 
 @pytest.fixture(scope="module")
-def bases(z_image: Path, klein: Path) -> Bases:
-    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein}[tiny]))
+def bases(z_image: Path, klein: Path, flux1: Path) -> Bases:
+    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein, FLUX1: flux1}[tiny]))
 
 
 @pytest.fixture
@@ -264,12 +311,32 @@ OF_FLUX2_KLEIN = (
     Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
     Naming("LoKr, diffusers' names", "transformer.", is_lokr=True),
 )
+OF_FLUX1 = (
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("kohya without alpha", "lora_unet_", KOHYA, is_original=True, is_flat=True),
+    Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", KOHYA, 2, is_original=True),
+    Naming("ComfyUI diffusion_model, diffusers' names", "diffusion_model."),
+    Naming("ai-toolkit", "diffusion_model.", is_original=True),
+    Naming("ai-toolkit without a prefix", "", is_original=True),
+    Naming("fal", "base_model.model.", is_original=True),
+    Naming("alpha in flat metadata", "diffusion_model.", is_original=True, metadata={"lora_alpha": "2", "r": "4"}),
+    Naming("LoKr, kohya", "lora_unet_", is_original=True, is_flat=True, is_lokr=True),
+    Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
+    Naming("CLIP, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("CLIP, kohya", "lora_te1_text_model_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("CLIP, ComfyUI", "text_encoders.clip_l.transformer.text_model.", component="text_encoder"),
+    Naming("T5, PEFT keys", "text_encoder_2.", component="text_encoder_2"),
+    Naming("T5, kohya", "lora_te3_", KOHYA, 2, is_flat=True, component="text_encoder_2"),
+    Naming("T5, ComfyUI", "text_encoders.t5xxl.transformer.", component="text_encoder_2"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
     *((naming, tiny) for naming in OF_BOTH for tiny in TINY_TRANSFORMERS),
     *((naming, Z_IMAGE) for naming in OF_Z_IMAGE),
     *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
+    *((naming, FLUX1) for naming in OF_FLUX1),
 )
 
 
@@ -311,6 +378,47 @@ def test_every_spelling_gives_the_merged_result(
 
     path = tmp_path / "adapter.safetensors"
     require_equal(base, path, weights, written(path, base, naming, draw), factored=naming.is_lokr)
+
+
+XLABS = {
+    "img_attn.qkv": "processor.qkv_lora1", "txt_attn.qkv": "processor.qkv_lora2", "img_attn.proj": "processor.proj_lora1",
+    "txt_attn.proj": "processor.proj_lora2", "linear1": "processor.qkv_lora", "linear2": "processor.proj_lora",
+}  # fmt: skip
+PART_ROWS = rows(("XLabs", FLUX1), ("XLabs, by ComfyUI", FLUX1), ("sd-scripts, split_qkv", FLUX1))
+
+
+@pytest.mark.parametrize(("label", "tiny", "weights"), PART_ROWS)
+def test_parts_of_joined_layers_give_the_merged_result(
+    base: Base, tmp_path: Path, label: str, weights: Sequence[float]
+) -> None:
+    """XLabs changes no feed forward of a single block. sd-scripts can train parts of a layer apart, between zeros."""
+    generator, path = torch.Generator().manual_seed(1), tmp_path / "adapter.safetensors"
+    tensors, changes = dict[str, Tensor](), dict[str, Tensor]()
+    for layer, linear in linears(base.original()):
+        kind = next((kind for kind in XLABS if layer.endswith(kind)), None)
+        if kind is None:
+            continue
+        width = linear.out_features // {"linear1": 7, "qkv": 3}.get(kind.split(".")[-1], 1)
+        sizes = [width] * (linear.out_features // width) if width < linear.out_features else [width]
+        sizes = [width, width, width, 4 * width] if kind == "linear1" else sizes
+        if label == "sd-scripts, split_qkv":
+            down = torch.randn(4 * len(sizes), linear.in_features, generator=generator) * 0.15
+            up = torch.block_diag(*(torch.randn(size, 4, generator=generator) * 0.15 for size in sizes))
+            names = [f"lora_unet_{layer.replace('.', '_')}.lora_{part}.weight" for part in ("down", "up")]
+        else:
+            sizes = sizes[:3]
+            down = torch.randn(4, linear.in_features, generator=generator) * 0.15
+            up = torch.randn(sum(sizes), 4, generator=generator) * 0.15
+            stem = layer.replace(kind, XLABS[kind])
+            if label != "XLabs":
+                stem = f"diffusion_model.{layer}{'_qkv' if kind == 'linear1' else ''}"
+            names = [f"{stem}.{'lora_' if label != 'XLabs' else ''}{part}.weight" for part in ("down", "up")]
+        tensors |= dict(zip(names, (down, up), strict=True))
+        changes[f"{layer}.weight"] = torch.zeros(linear.out_features, linear.in_features)
+        changes[f"{layer}.weight"][: sum(sizes)] = up @ down
+    save_file(tensors, path)
+    require_equal(base, path, weights, base.changed_by(changes, "transformer", is_original=True))
+    assert {made.rank for made in base.read(path)["transformer"].values()} == {4}
 
 
 PREFIXES, FLAT_PREFIXES = ("", "transformer.", "diffusion_model."), ("lora_unet_", "lora_transformer_", "lycoris_")
@@ -361,6 +469,31 @@ def test_every_linear_of_kleins_real_sizes_is_found_by_every_spelling() -> None:
             assert None not in found, name
 
 
+def test_flux1s_real_checkpoint_and_every_spelling_of_its_linears_are_accounted_for() -> None:
+    """diffusers' converter, and ours, find the rows of each layer of a block of each kind, numbered."""
+    with torch.device("meta"):
+        small = diffusers.FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
+        whole = diffusers.FluxTransformer2DModel(guidance_embeds=True)
+        named = [name for name, _ in linears(whole)]
+        table = LayerTable({"transformer": Flux1Family.component(whole)}, "transformer")
+    numbers = numbered(small.state_dict())
+    original = tiny_flux1.original_names(numbers)
+    theirs = convert_flux_transformer_checkpoint_to_diffusers(dict(original))
+    for made in (theirs, of_diffusers({f"model.diffusion_model.{name}": each for name, each in original.items()})):
+        assert made.keys() == numbers.keys()
+        assert all(torch.equal(made[name], each) for name, each in numbers.items())
+    assert base_name(table) == "FLUX.1"
+    assert len(named) == 504
+    names = {name.removesuffix(".weight") for name in tiny_flux1.original_names(numbered(whole.state_dict()))}
+    names = {name for name in names if not name.endswith((".bias", ".scale"))} | {*named}
+    names |= {name.replace(part, new) for name in names for part, new in XLABS.items() if name.endswith(part)}
+    for name in names:
+        found = {table.find(prefix + name) for prefix in (*PREFIXES, "base_model.model.")}
+        found |= {table.find(prefix + name.replace(".", "_")) for prefix in FLAT_PREFIXES if "processor" not in name}
+        assert len(found) == 1, name
+        assert None not in found, name
+
+
 # -- PEFT and diffusers ------------------------------------------------------------------------------------------------
 
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
@@ -380,9 +513,10 @@ PEFT_ROWS = rows(
     ("alpha 16 of rank 4", Z_IMAGE, "text_encoder"),
     ("DoRA", Z_IMAGE, "text_encoder"),
     *(
-        (f"{name}{how}", FLUX2_KLEIN, "transformer")
+        (f"{name}{how}", tiny, "transformer")
         for name in ("alpha 16 of rank 4", "DoRA")
         for how in ("", ", fused")
+        for tiny in (FLUX2_KLEIN, FLUX1)
     ),
 )
 
@@ -475,6 +609,7 @@ LYCORIS_ROWS = rows(
     *((name, Z_IMAGE, False) for name in WITHOUT_CONVOLUTIONS),
     *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
     *((name, FLUX2_KLEIN, True) for name in OF_KLEIN),
+    *((name, FLUX1, True) for name in ("locon", "LoHa", "LoKr", "LoKr full as factors")),
 )
 
 
@@ -550,7 +685,7 @@ def test_what_musubi_tuner_saved_gives_the_merged_result(
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
-FLUX1 = "looks like a FLUX.1 LoRA, this base is FLUX.2 klein 4B: no base model of that family"
+IS_FLUX1 = "looks like a FLUX.1 LoRA, this base is FLUX.2 klein 4B: choose a base model of that family"
 
 
 def pair(stem: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
@@ -575,13 +710,13 @@ REFUSED_BY_Z_IMAGE: Refused = (
     ({"lora_te_text_model_encoder_layers_0_self_attn_q_proj.lora_down.weight": (4, 768)}, "looks like an SD 1 or SD 2 or SDXL LoRA"),
 )  # fmt: skip
 REFUSED_BY_KLEIN: Refused = (
-    (pair("lora_unet_double_blocks_18_img_attn_qkv", 3072, 9216), FLUX1),
-    (pair("lora_unet_double_blocks_0_img_mod_lin", 3072, 18432), FLUX1),
-    (pair("lora_unet_single_blocks_7_linear1", 3072, 21504), FLUX1),
-    (pair("lora_unet_single_blocks_7_linear2", 15360, 3072), FLUX1),
-    (pair("diffusion_model.double_blocks.0.img_mlp.0", 3072, 12288), FLUX1),
-    (pair("transformer.single_transformer_blocks.0.attn.to_q", 3072, 3072), FLUX1),
-    (pair("transformer.single_transformer_blocks.0.proj_mlp", 3072, 12288), FLUX1),
+    (pair("lora_unet_double_blocks_18_img_attn_qkv", 3072, 9216), IS_FLUX1),
+    (pair("lora_unet_double_blocks_0_img_mod_lin", 3072, 18432), IS_FLUX1),
+    (pair("lora_unet_single_blocks_7_linear1", 3072, 21504), IS_FLUX1),
+    (pair("lora_unet_single_blocks_7_linear2", 15360, 3072), IS_FLUX1),
+    (pair("diffusion_model.double_blocks.0.img_mlp.0", 3072, 12288), IS_FLUX1),
+    (pair("transformer.single_transformer_blocks.0.attn.to_q", 3072, 3072), IS_FLUX1),
+    (pair("transformer.single_transformer_blocks.0.proj_mlp", 3072, 12288), IS_FLUX1),
     (pair("transformer.transformer_blocks.0.ff.net.0.proj", 3072, 12288), "has no such layers: transformer.tr"),
     (pair("diffusion_model.double_blocks.0.img_attn.qkv", 4096, 12288), "looks like a FLUX.2 klein 9B LoRA"),
     (pair("transformer.transformer_blocks.0.attn.to_q", 4096, 4096), "looks like a FLUX.2 klein 9B LoRA"),

@@ -19,12 +19,12 @@ from serve_app.domain.errors import FailureCode
 from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.weights import part_bytes
-from tests.engine import tiny_flux2_klein, tiny_models, tiny_z_image
+from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_models, tiny_z_image
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import ONE_AT_A_TIME, begun_at_random, final_latents, finish, load, same_alone, start
 from tests.engine.tiny_models import diffusers, transformers
-from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX1, FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("tiny", TINY_TRANSFORMERS, ids=str)]
 TOLERANCE = 1e-4
@@ -84,7 +84,7 @@ def test_prompts_steps_and_pixels_are_those_of_diffusers(tiny: TinyTransformer, 
     for one in [each for each in cases if tiny.sees_pictures or each.image is None]:
         encoded = model.encode(seen(one))
         assert encoded is not None
-        assert encoded.rows == (2 if one.guidance > 1 and variant not in tiny.unguided else 1)
+        assert encoded.rows == 1 + tiny.is_guided(variant, one)
         prompts = [one.negative_prompt, one.prompt][-encoded.rows :]
         for row, prompt in zip(encoded.context, prompts, strict=True):
             expected = reference.caption(prompt)
@@ -196,15 +196,22 @@ def test_a_file_makes_the_latents_of_its_folder(
     requests = [replace(REQUEST, guidance=2.0), replace(REQUEST, run_id="lora", adapter=lora)]
     expected = final_latents(load(rounded), requests)
     vae, encoder, tokenizer = (folder / part for part in ("vae", "text_encoder", "tokenizer"))
+    if (folder / "text_encoder_2").is_dir():
+        encoder = tokenizer = folder
     checkpoints = [
         Checkpoint(file, config, vae=vae, text_encoder=encoder, tokenizer=tokenizer),
         Checkpoint(file, config, vae=folder, text_encoder=folder),
         Checkpoint(file, folder),
+        Checkpoint(whole, folder),
     ]
+    if tiny.encoders:
+        save_file(tiny.whole_file(rounded), tmp_path / "all.safetensors")
+        checkpoints += [Checkpoint(tmp_path / "all.safetensors", config)]
     for checkpoint in checkpoints if form == "float32" else checkpoints[:1]:
         if form == "float32":
             weighed = [sum(part_bytes(each, torch.float32).values()) for each in (rounded, checkpoint)]
-            assert weighed[1] - weighed[0] == sum(weight.nbytes for weight in unread.values())
+            said = sum(weight.nbytes for weight in unread.values()) if checkpoint.path == file else 0
+            assert said <= weighed[1] - weighed[0] <= said + 8  # a whole file's two `logit_scale`
         made = final_latents(load(checkpoint), requests)
         for key, latents in expected.items():
             assert torch.equal(made[key], latents), (checkpoint, key)
@@ -278,20 +285,46 @@ def misfits_of_flux2_klein(written: Written, sd: Path, file: Path) -> tuple[Sour
             "lacks weights that the architecture of its config has: transformer_blocks.1",
         ),
         (Checkpoint(file, sd), "is a FLUX.2, and its config a Stable Diffusion; .* folder of FLUX.2"),
-        (Checkpoint(file, z_image), "no part of its architecture reads"),
+        (Checkpoint(file, z_image), "is a FLUX.2, and its config a Z-Image; .* folder of FLUX.2"),
     ]
     return sources, [
         ({"single_blocks.9.linear1.weight": torch.ones(3, 2)}, "no part of its architecture reads: single_blocks.9"),
         ({"double_blocks.0.img_attn.qkv.weight": torch.ones(3, 2)}, "attn.to_q.weight is 1 × 2 instead of 32 × 32"),
         ({"single_blocks.0.linear3.weight": torch.ones(3, 2)}, "no part of its architecture reads: single_blocks.0"),
         ({"guidance_in.in_layer.weight": torch.ones(3, 2)}, "no part of its architecture reads: guidance_in"),
-        ({"double_blocks.0.img_mod.lin.weight": torch.ones(3, 2)}, "is a FLUX.1, for which there is no family"),
+        ({"double_blocks.0.img_mod.lin.weight": torch.ones(3, 2)}, "is a FLUX.1, and its config a FLUX.2"),
         ({"txt_in.weight": None}, "lacks weights .* context_embedder"),
         ({"transformer_blocks.0.attn.to_q.weight": torch.ones(2, 2)}, "has diffusers' names"),
     ]
 
 
-MISFITS = {Z_IMAGE: misfits_of_z_image, FLUX2_KLEIN: misfits_of_flux2_klein}
+def misfits_of_flux1(written: Written, sd: Path, file: Path) -> tuple[Sources, Spoilt]:
+    dev, schnell = written(FLUX1, "dev"), written(FLUX1, "schnell")
+    fill = tiny_flux1.write_flux1(file.with_name("fill"), in_channels=384)
+    wide = transformers.T5EncoderModel(transformers.T5Config.from_dict({**tiny_flux1.t5().to_dict(), "d_model": 16}))
+    sources: Sources = [
+        (fill, "takes 384 channels instead of 64: it is FLUX.1 Fill"),
+        (another(dev, file.with_name("t5"), "text_encoder_2", wide), "captions 24 wide of a T5, .* text_encoder_2 makes 16"),
+        (Checkpoint(dev, vae=sd), "takes 16 channels and the VAE makes 4: name .* `vae:`"),
+        (Checkpoint(dev, text_encoder=dev / "text_encoder_2"), "text_encoder: .*is not of the architecture at"),
+        (Checkpoint(dev, tokenizer=file.with_name("none")), "tokenizer: .*none: holds no tokenizer_config.json"),
+        (Checkpoint(file, schnell), "no part of its architecture reads: guidance_in"),
+        (Checkpoint(file, sd), "is a FLUX.1, and its config a Stable Diffusion; .* folder of FLUX.1"),
+        (Checkpoint(file, written(FLUX2_KLEIN, "base")), "is a FLUX.1, and its config a FLUX.2"),
+    ]
+    return sources, [
+        ({"img_in.weight": torch.ones(32, 384)}, "takes 384 channels instead of 64: it is FLUX.1 Fill"),
+        ({"img_in.weight": torch.ones(32, 128)}, "takes 128 channels instead of 64: it is FLUX.1 Depth or Canny"),
+        ({"single_blocks.9.linear1.weight": torch.ones(7, 2)}, "no part of its architecture reads: single_blocks.9"),
+        ({"single_blocks.0.linear1.weight": torch.ones(7, 2)}, "attn.to_q.weight is 1 × 2 instead of 32 × 32"),
+        ({"double_blocks.0.img_mod.lin.weight": None}, "lacks weights .* transformer_blocks.0.norm1.linear.weight"),
+        ({"distilled_guidance_layer.in_proj.weight": torch.ones(2, 2)}, "is a Chroma, for which there is no family"),
+        ({"double_stream_modulation_img.lin.weight": torch.ones(2, 2)}, "is a FLUX.2, and its config a FLUX.1"),
+        ({"transformer_blocks.0.attn.to_q.weight": torch.ones(2, 2)}, "has diffusers' names"),
+    ]
+
+
+MISFITS = {Z_IMAGE: misfits_of_z_image, FLUX2_KLEIN: misfits_of_flux2_klein, FLUX1: misfits_of_flux1}
 
 
 def test_parts_that_do_not_fit_are_refused_by_name(
@@ -300,10 +333,9 @@ def test_parts_that_do_not_fit_are_refused_by_name(
     file = tmp_path / "model.safetensors"
     save_file(tiny.original_weights(folder), file)
     sources, spoilt = MISFITS[tiny](written, sd, file)
-    of_any = [
-        (Checkpoint(folder, tokenizer=sd), "no chat template, .* `tokenizer:`"),
-        (Checkpoint(folder, clip_skip=1), "clip_skip"),
-    ]
+    of_any = [(Checkpoint(folder, clip_skip=1), "clip_skip")]
+    if tiny is not FLUX1:
+        of_any += [(Checkpoint(folder, tokenizer=sd), "no chat template, .* `tokenizer:`")]
     for source, message in (*sources, *of_any):
         with pytest.raises((ValueError, OSError), match=message):
             load(source)
@@ -321,7 +353,7 @@ def loras(tiny: TinyTransformer, written: Written, tmp_path: Path) -> list[Adapt
     kinds = ((4, first, False), (20, tiny.linears, False), (6, second, True), (12, third, False))
     return [
         tiny_models.write_lora(
-            tmp_path / f"{i}.safetensors", written(tiny, "base"), rank=rank, seed=i, targets=targets,
+            tmp_path / f"{i}.safetensors", written(tiny, tiny.mixed), rank=rank, seed=i, targets=targets,
             denoiser="transformer", text=text, size=0.1,
         )
         for i, (rank, targets, text) in enumerate(kinds)
@@ -343,6 +375,8 @@ def mixed(tiny: TinyTransformer, count: int, loras: list[AdapterFile], chance: r
         )
         for i in range(count)
     ]  # fmt: skip
+    if tiny.needs_negative:
+        requests = [one if one.negative_prompt else replace(one, guidance_start=0.0, guidance_end=1.0) for one in requests]
     if not tiny.sees_pictures:
         return [begun_at_random(one, chance) for one in requests]
     pictures = [None, None, noise(64, 32), noise(32, 64), noise(16, 128)]
@@ -354,7 +388,7 @@ def test_mixed_runs_have_the_bytes_that_they_have_alone(
 ) -> None:
     chance = random.Random(1)
     requests = mixed(tiny, 16, loras, chance)
-    same, widest = same_alone(written(tiny, "base"), replace(OPTIONS, max_runs=12), requests, chance)
+    same, widest = same_alone(written(tiny, tiny.mixed), replace(OPTIONS, max_runs=12), requests, chance)
     assert same == len(requests)
     assert widest == OPTIONS.max_rows
 
@@ -362,7 +396,7 @@ def test_mixed_runs_have_the_bytes_that_they_have_alone(
 def test_neighbours_of_other_captions_and_pictures_change_no_bit(
     tiny: TinyTransformer, written: Written, loras: list[AdapterFile]
 ) -> None:
-    model = load(written(tiny, "base"), OPTIONS)
+    model = load(written(tiny, tiny.mixed), OPTIONS)
     picture = noise(64, 32) if tiny.sees_pictures else None
     one = replace(REQUEST, prompt=WORDS[:20], adapter=loras[1], image=picture)
     others = [replace(one, run_id=f"{i}", prompt=WORDS[:i], adapter=loras[i % 4], seed=i) for i in (0, 5, 30, 7)]

@@ -53,8 +53,8 @@ def write_sd(
     )
     (diffusers.LatentConsistencyModelPipeline if distilled else diffusers.StableDiffusionPipeline)(
         vae=tiny_vae(),
-        text_encoder=transformers.CLIPTextModel(_text_config(context)),
-        tokenizer=_tokenizer(folder / "vocabulary"),
+        text_encoder=transformers.CLIPTextModel(clip_config(context)),
+        tokenizer=clip_tokenizer(folder / "vocabulary"),
         unet=unet,
         scheduler=scheduler,
         safety_checker=None,
@@ -86,10 +86,10 @@ def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
     )
     diffusers.StableDiffusionXLPipeline(
         vae=tiny_vae(),
-        text_encoder=transformers.CLIPTextModel(_text_config(32)),
-        text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(48)),
-        tokenizer=_tokenizer(folder / "vocabulary"),
-        tokenizer_2=_tokenizer(folder / "vocabulary"),
+        text_encoder=transformers.CLIPTextModel(clip_config(32)),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(clip_config(48)),
+        tokenizer=clip_tokenizer(folder / "vocabulary"),
+        tokenizer_2=clip_tokenizer(folder / "vocabulary"),
         unet=unet,
         scheduler=diffusers.EulerDiscreteScheduler(**TRAINING, timestep_spacing="leading", steps_offset=1),
         add_watermarker=False,
@@ -106,7 +106,7 @@ def tiny_vae(**config: Any) -> Any:
     )  # fmt: skip
 
 
-def _text_config(width: int) -> Any:
+def clip_config(width: int) -> Any:
     return transformers.CLIPTextConfig(
         vocab_size=len(_vocabulary()),
         hidden_size=width,
@@ -126,7 +126,7 @@ def _vocabulary() -> list[str]:
     return [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
 
 
-def _tokenizer(folder: Path) -> Any:
+def clip_tokenizer(folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {token: i for i, token in enumerate(_vocabulary())}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
@@ -146,7 +146,8 @@ EVERYTHING = (
     "time_emb_proj",
     "conv_shortcut",
 )
-TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "o_proj", "gate_proj", "up_proj", "down_proj")
+TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "Attention.q", "Attention.k", "Attention.v", "Attention.o", "wi_0", "wi_1", "wo")  # fmt: skip
 
 
 def random_lora(

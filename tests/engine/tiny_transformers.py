@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.engine import RunRequest
-from tests.engine import tiny_flux2_klein, tiny_z_image
+from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_z_image
 from tests.engine.diffusers_reference import PeftReference
-from tests.engine.tiny_models import ATTENTION
+from tests.engine.original_checkpoint import original_vae
+from tests.engine.tiny_models import ATTENTION, diffusers
 
 
 class ZImageReference(PeftReference):
@@ -28,8 +29,56 @@ class ZImageReference(PeftReference):
         return super()._call(replace(request, adapter=None, guidance=request.guidance - 1, **sides), output)
 
 
-class Flux2KleinReference(PeftReference):
-    """diffusers' pipeline with a negative prompt, which it takes encoded alone, and latents of its own shape."""
+class TwoPassReference(PeftReference):
+    """A pipeline that computes the negative prompt in a pass of its own, with latents of its own shape."""
+
+    def latents(self, request: RunRequest) -> Tensor:
+        self._call(request, "latent")
+        return self.trace[-1]
+
+    def unpacked(self, latents: Tensor, height: int, width: int) -> Tensor:
+        """Return latents [tokens, channels] of an image in the shape that the engine has them in."""
+        return latents.T.unflatten(1, (height // 16, width // 16)).clone()
+
+    def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        """Return the pipeline that draws the request, and what it takes besides what all requests have."""
+        raise NotImplementedError
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        self.trace: list[Tensor] = []
+        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
+        pipeline, arguments = self.arguments(request)
+
+        def keep(_pipeline: Any, _step: int, _timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            self.trace.append(self.unpacked(tensors["latents"][0], height, width))
+            return tensors
+
+        outputs: list[Any] = []
+
+        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+            outputs.append(output)
+            return outputs[-2] if not len(outputs) % 2 and not self.acts(request, pipeline) else output
+
+        guided = self.pipeline.transformer.register_forward_hook(hook) if self.is_guided(request) else None
+        made = pipeline(
+            generator=torch.Generator().manual_seed(request.seed),
+            num_inference_steps=request.steps,
+            height=height,
+            width=width,
+            output_type=output,
+            callback_on_step_end=keep,
+            **arguments,
+        ).images
+        if guided is not None:
+            guided.remove()
+        return made
+
+    def is_guided(self, request: RunRequest) -> bool:
+        return request.guidance > 1
+
+
+class Flux2KleinReference(TwoPassReference):
+    """diffusers' pipeline with a negative prompt, which it takes encoded alone."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -42,40 +91,43 @@ class Flux2KleinReference(PeftReference):
         super().scale(scale)
         self._encoded.cache_clear()
 
-    def latents(self, request: RunRequest) -> Tensor:
-        self._call(request, "latent")
-        return self.trace[-1]
+    def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        return self.pipeline, {
+            "image": None if request.image is None else Image.fromarray(request.image),
+            "prompt_embeds": self._encoded(request.prompt),
+            "negative_prompt_embeds": self._encoded(request.negative_prompt) if request.guidance > 1 else None,
+            "guidance_scale": request.guidance,
+        }
 
-    def _call(self, request: RunRequest, output: str) -> Any:
-        self.trace: list[Tensor] = []
-        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
 
-        def keep(_pipeline: Any, _step: int, _timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            self.trace.append(tensors["latents"][0].T.unflatten(1, (height // 16, width // 16)).clone())
-            return tensors
+class Flux1Reference(TwoPassReference):
+    """diffusers' pipeline, which is told no guidance where a negative prompt guides it truly."""
 
-        outputs: list[Any] = []
+    @property
+    def tokens(self) -> int:
+        """As many tokens as the original code reads."""
+        return 512 if self.pipeline.transformer.config.guidance_embeds else 256
 
-        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
-            outputs.append(output)
-            return outputs[-2] if not len(outputs) % 2 and not self.acts(request, self.pipeline) else output
+    def caption(self, prompt: str) -> Tensor:
+        return self.pipeline.encode_prompt(prompt, max_sequence_length=self.tokens)[0][0]
 
-        guided = self.pipeline.transformer.register_forward_hook(hook) if request.guidance > 1 else None
-        made = self.pipeline(
-            image=None if request.image is None else Image.fromarray(request.image),
-            prompt_embeds=self._encoded(request.prompt),
-            negative_prompt_embeds=self._encoded(request.negative_prompt) if request.guidance > 1 else None,
-            generator=torch.Generator().manual_seed(request.seed),
-            num_inference_steps=request.steps,
-            guidance_scale=request.guidance,
-            height=height,
-            width=width,
-            output_type=output,
-            callback_on_step_end=keep,
-        ).images
-        if guided is not None:
-            guided.remove()
-        return made
+    def unpacked(self, latents: Tensor, height: int, width: int) -> Tensor:
+        return torch.pixel_shuffle(super().unpacked(latents, height, width), 2)
+
+    def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        guided = self.is_guided(request)
+        pipeline, begins = self.begins(request)
+        return pipeline, {
+            "prompt": request.prompt,
+            "negative_prompt": request.negative_prompt if guided else None,
+            "true_cfg_scale": request.guidance if guided else 1.0,
+            "guidance_scale": 1.0 if guided else request.guidance,
+            "max_sequence_length": self.tokens,
+            **{name: given for name, given in begins.items() if name not in ("height", "width")},
+        }
+
+    def is_guided(self, request: RunRequest) -> bool:
+        return request.guidance > 1 and request.negative_prompt != ""
 
 
 def _multiple_of_16(side: int) -> int:
@@ -101,10 +153,28 @@ class TinyTransformer:
     """Weights that its files hold and nothing reads."""
     unguided: Sequence[str] = ()
     """Variants that have no guidance."""
+    needs_negative: bool = False
+    """Whether guidance takes a row of its own only with a negative prompt."""
     sees_pictures: bool = False
+    encoders: Mapping[str, str] = field(default_factory=dict[str, str])
+    """How names of text encoders' tensors begin in files that hold all parts."""
+    mixed: str = "base"
+    """The variant whose runs are mixed."""
 
     def __str__(self) -> str:
         return self.name
+
+    def whole_file(self, folder: Path) -> dict[str, Tensor]:
+        """Return the weights of a folder as files that hold all parts have them."""
+        parts = {"model.diffusion_model.": self.original_weights(folder)}
+        parts["vae."] = original_vae(diffusers.AutoencoderKL.from_pretrained(folder / "vae"))
+        for name, prefix in self.encoders.items():
+            parts[prefix] = load_file(folder / name / "model.safetensors") | {"logit_scale": torch.ones(1)}
+        return {prefix + name: tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()}
+
+    def is_guided(self, variant: str, one: RunRequest) -> bool:
+        takes_negative = bool(one.negative_prompt) or not self.needs_negative
+        return one.guidance > 1 and takes_negative and variant not in self.unguided
 
     def original_weights(self, folder: Path, prefix: str = "") -> dict[str, Tensor]:
         """Return the weights of a folder's transformer under the original code's names."""
@@ -142,4 +212,22 @@ FLUX2_KLEIN = TinyTransformer(
 )  # fmt: skip
 """A base model, which is guided, and a distilled one, which is not."""
 
-TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN)
+FLUX1 = TinyTransformer(
+    "flux1",
+    tiny_flux1.write_flux1,
+    {"dev": {}, "schnell": {"is_told": False, "heads": 3, "blocks": 2, "seed": 1}},
+    Flux1Reference,
+    tiny_flux1.original_names,
+    linears=(
+        *tiny_flux1.BLOCK_LINEARS, "x_embedder", "context_embedder", "linear_1", "linear_2", "norm_out.linear",
+    ),
+    some_linears=(("to_q", "to_k", "to_v"), ("proj_mlp", "norm.linear"), ("context_embedder",)),
+    needs_negative=True,
+    encoders={
+        "text_encoder": "text_encoders.clip_l.transformer.", "text_encoder_2": "text_encoders.t5xxl.transformer.",
+    },
+    mixed="dev",
+)  # fmt: skip
+"""dev, which is told its guidance, and schnell, which is not; only a negative prompt takes a row of its own."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1)

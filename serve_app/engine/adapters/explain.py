@@ -91,7 +91,7 @@ _BLOCKS: Sequence[tuple[str, str]] = (
 )  # fmt: skip
 """Names of blocks, and the architecture that has them: they tell it where this base model lacks such blocks."""
 _SHARED: Sequence[tuple[str, Sequence[str]]] = (
-    (r"^(lora_te1_|clip_l\.|text_encoder\.)", ("SD 1", "SDXL")),
+    (r"^(lora_te1_|clip_l\.|text_encoder\.)", ("SD 1", "SDXL", "FLUX.1")),
     (r"^(lora_te1?_|text_encoder\.|text_encoders\.qwen3_4b\.)", ("Z-Image", "FLUX.2 klein 4B")),
     (r"(down_blocks[._][12]|mid_block)[._]attentions[._]\d[._]transformer_blocks[._]0[._](attn1|ff|attn2[._]to_(q|out))",
      ("SD 1", "SD 2", "SDXL")),
@@ -122,7 +122,11 @@ _SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
     (r"layers[._]\d+[._]attention[._](to_[qkv]|qkv)$", INPUTS, {4608: "Ideogram 4", 3584: "Bria FIBO 2"}),
 )  # fmt: skip
 """Layers that several architectures have, and one of their sizes, which tells one or two of them."""
-_XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g(\.|$)|text_encoders\.clip_g\.)")
+_XL_TEXT = re.compile(
+    r"^((lora_te2_|text_encoder_2\.)(?!(encoder[._])?block[._])|clip_g(\.|$)|text_encoders\.clip_g\.)"  # T5 has blocks
+)
+_KNOWN_BY_SIZE = ("FLUX.2", "Z-Image")
+"""Served architectures that have layers of others, or sizes of their own, by which they are told first."""
 
 
 def explain(unplaced: Sequence[str], shapes: Mapping[str, Shape], table: LayerTable) -> str:
@@ -174,7 +178,7 @@ def wrong_family(shapes: Mapping[str, Shape], table: LayerTable, declared: Mappi
     family = family_of(shapes)
     if family and base_family(table) not in (None, *family.split(" or ")):
         return _looks_like(family, f"this base is {own}")
-    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in shapes):
+    if own == "SDXL" and any(name.startswith("lora_te_") for name in shapes):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}: {OTHER_FAMILY}"
     if family is None and (claim := _declared_family(declared)) is not None and not _may_be(claim.family, table):
         return _looks_like(claim.family, f"this base is {own}", said=f" ({claim.field}: {claim.value[:60]})")
@@ -243,7 +247,8 @@ def _sides(shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
 
 def _transformer(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
     """Return the diffusion transformer by names that no other has, then by sizes, then by names of several."""
-    particular = next(iter(_matches(_layers(OTHERS), unplaced)), None)
+    served = [marks for marks in _served() if marks.name not in _KNOWN_BY_SIZE]
+    particular = next(iter(_matches(_layers([*OTHERS, *served]), unplaced)), None)
     family = particular or family_of(shapes)
     if family and not any(family.startswith(name) for name in TEXT_WIDTHS.values()):
         return family

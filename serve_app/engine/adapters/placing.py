@@ -143,13 +143,15 @@ def _found(source: Source, table: LayerTable) -> list[Found]:
         if key is None:
             unplaced.append(tensor)
             continue
-        if tensor.startswith("base_model.model.") and source.peft_config is None:
+        written = key.stem.removeprefix("base_model.model.")
+        is_original = key.component == table.denoiser and written not in table.components[table.denoiser].layers
+        if written != key.stem and source.peft_config is None and not is_original:  # fal's trainer has no alpha
             raise UnusableAdapter(
                 "a PEFT adapter without its adapter_config.json, which says how strongly it acts: send the whole folder"
             )
         if key.adapter and (other := adapters.setdefault((key.component, key.name), key.adapter)) != key.adapter:
             raise UnusableAdapter(f"two adapters in one file: {other} and {key.adapter}")
-        spelled = key.stem.removeprefix("base_model.model.").removeprefix(f"{key.component}.")
+        spelled = written.removeprefix(f"{key.component}.")
         place = found.setdefault((key.component, key.stem), Found(key.component, key.name, spelled, {}))
         other = place.tensors.setdefault(key.part, tensor)
         if other != tensor:

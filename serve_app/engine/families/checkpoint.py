@@ -6,13 +6,22 @@ import logging
 import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
 
-from serve_app.engine.families.single_file import Convert, read_single_file, read_transformer, refuse_unread, unread_by
+from serve_app.engine.families.single_file import (
+    Convert,
+    read_parts,
+    read_single_file,
+    read_transformer,
+    refuse_unread,
+    rescaled,
+    unread_by,
+)
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
@@ -53,7 +62,7 @@ PLAYGROUND_DATA = 0.5
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
 _WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
-_ONLY_XL = ("text_encoder_2", "tokenizer_2")
+_SECOND = ("text_encoder_2", "tokenizer_2")
 _UNET_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
 _DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 
@@ -137,7 +146,7 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     is_xl = "XL" in _read_index(folder)["_class_name"]
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
-        wanted = [name for name in _UNET_PARTS if name not in given and (is_xl or name not in _ONLY_XL)]
+        wanted = [name for name in _UNET_PARTS if name not in given and (is_xl or name not in _SECOND)]
         parts = _classes(folder, wanted)
         if file is not None:
             given |= _load_file(file, folder, parts, dtype, given)
@@ -152,20 +161,51 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
 
 
 def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
-    """Load diffusers' pipeline of a diffusion transformer, whose single files hold the transformer alone.
+    """Load diffusers' pipeline of a diffusion transformer, whose files hold the transformer, and maybe its other models.
 
-    `convert` is diffusers' function from the names in such files to its own. Raises as `load_pipeline`.
+    `convert` is a function from the transformer's names in such files to diffusers' own. Raises as `load_pipeline`.
     """
     file, folder = _file_and_folder(source)
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
-        parts = _classes(folder, [name for name in _DIT_PARTS if name not in given])
+        wanted = (*_DIT_PARTS, *(name for name in _SECOND if name in _read_index(folder)))
+        parts = _classes(folder, [name for name in wanted if name not in given])
         if file is not None:
-            with torch.device("meta"):
-                given["transformer"] = make_part(folder, "transformer")
-            weights = read_transformer(file, given["transformer"], convert, dtype)
-            given["transformer"].load_state_dict(weights, assign=True)
+            given = _load_parts(file, folder, parts, dtype, convert) | given
         return _assemble(folder, parts, given, dtype)
+
+
+def _load_parts(
+    file: Path, folder: Path, classes: Mapping[str, str], dtype: torch.dtype, convert: Convert
+) -> dict[str, Any]:
+    """Return the models of a diffusion transformer's file, but for those that are wanted from elsewhere."""
+    loaded: dict[str, Any] = {}
+    for part, tensors in read_parts(file).items():
+        if part == "transformer":
+            with torch.device("meta"):
+                loaded[part] = make_part(folder, part)
+            pipeline = str(_read_index(folder)["_class_name"])
+            weights = read_transformer(file, tensors, loaded[part], convert, dtype, pipeline)
+            loaded[part].load_state_dict(weights, assign=True)
+        elif part == "vae" and part in classes:
+            loaded[part] = _vae_of(f"{file}: its VAE", rescaled(file, tensors, dtype), folder, dtype)
+            refuse_unread(file, unread_by(part, loaded[part], tensors))
+        elif part in classes:
+            loaded[part] = _encoder_of(file, rescaled(file, tensors, dtype), folder, part, dtype)
+    return loaded
+
+
+def _encoder_of(file: Path, weights: dict[str, torch.Tensor], folder: Path, part: str, dtype: torch.dtype) -> Any:
+    """Return a text encoder of a file's weights, of the class and the shape that `folder` describes."""
+    with torch.device("meta"):
+        described = make_part(folder, part)
+    encoder, info = type(described).from_pretrained(
+        None, config=described.config, state_dict=weights, dtype=dtype, output_loading_info=True
+    )
+    refuse_unread(file, sorted(info["unexpected_keys"]))
+    if info["missing_keys"] or info["mismatched_keys"]:
+        raise ValueError(f"{file}: its {part} is not of the architecture at {folder / part}")
+    return encoder
 
 
 def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -174,14 +214,18 @@ def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, 
     given: dict[str, Any] = {}
     if checkpoint.vae is not None:
         given["vae"] = _load_vae(checkpoint.vae, folder, dtype)
-    if checkpoint.text_encoder is not None:
-        given["text_encoder"] = _load_encoder(checkpoint.text_encoder, folder, dtype)
-    if checkpoint.tokenizer is not None:
-        path = _subfolder(checkpoint.tokenizer, "tokenizer")
-        if not (path / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
-        given["tokenizer"] = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    for kind, load in (("text_encoder", partial(_load_encoder, dtype=dtype)), ("tokenizer", _load_tokenizer)):
+        if (path := getattr(checkpoint, kind)) is not None:
+            given |= {part: load(path, folder, part) for part in named_parts(path, kind, _read_index(folder))}
     return given
+
+
+def named_parts(path: Path, kind: str, index: Mapping[str, Any]) -> list[str]:
+    """Return which of a pipeline's text encoders or tokenizers a path is for: all that its folders are called after.
+
+    A folder of one alone is the first.
+    """
+    return [part for part in (kind, f"{kind}_2") if part in index and (path / part).is_dir()] or [kind]
 
 
 def _subfolder(path: Path, part: str) -> Path:
@@ -189,15 +233,23 @@ def _subfolder(path: Path, part: str) -> Path:
     return path / part if (path / part).is_dir() else path
 
 
-def _load_encoder(path: Path, folder: Path, dtype: torch.dtype) -> Any:
+def _load_tokenizer(path: Path, folder: Path, part: str) -> Any:
+    del folder
+    path = _subfolder(path, part)
+    if not (path / "tokenizer_config.json").is_file():
+        raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
+    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+def _load_encoder(path: Path, folder: Path, part: str, dtype: torch.dtype) -> Any:
     """Load a text encoder of the class and the shape that `folder` describes."""
-    path = _subfolder(path, "text_encoder")
+    path = _subfolder(path, part)
     if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
         raise FileNotFoundError(
             f"text_encoder: {path}: holds no config.json with .safetensors files; name a text encoder's folder"
         )
     with torch.device("meta"):
-        described = make_part(folder, "text_encoder")
+        described = make_part(folder, part)
     try:
         encoder, info = type(described).from_pretrained(
             str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
@@ -206,7 +258,7 @@ def _load_encoder(path: Path, folder: Path, dtype: torch.dtype) -> Any:
         raise ValueError(f"text_encoder: {path}: cannot be read: {error}") from error
     shapes = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (encoder, described))
     if info["missing_keys"] or operator.ne(*shapes):
-        raise ValueError(f"text_encoder: {path}: is not of the architecture at {folder / 'text_encoder'}")
+        raise ValueError(f"text_encoder: {path}: is not of the architecture at {folder / part}")
     return encoder
 
 
@@ -265,15 +317,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
                 f"vae: {path}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from "
                 "folders alone; name diffusers' folder of it"
             )
-        try:
-            vae = diffusers.AutoencoderKL.from_single_file(
-                str(path), config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
-            )
-        except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
-            raise ValueError(f"vae: {path}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
-        if _lacks_numbers(vae):
-            raise ValueError(f"vae: {path}: lacks weights that the VAE at {folder / 'vae'} has")
-        return vae
+        return _vae_of(f"vae: {path}", str(path), folder, dtype)
     path = _subfolder(path, "vae")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(
@@ -286,6 +330,19 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     return getattr(diffusers, name).from_pretrained(
         str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant
     )
+
+
+def _vae_of(named: str, source: str | Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
+    """Return the VAE of a file, or of its weights, in the original layout."""
+    try:
+        vae = diffusers.AutoencoderKL.from_single_file(
+            source, config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
+        )
+    except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
+        raise ValueError(f"{named}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
+    if _lacks_numbers(vae):
+        raise ValueError(f"{named}: lacks weights that the VAE at {folder / 'vae'} has")
+    return vae
 
 
 def _load_file(

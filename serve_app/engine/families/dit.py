@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,8 +38,8 @@ USUAL_STEPS = 8
 class TransformerFamily(ABC):
     """A transformer over tokens of an image and of its caption, trained by flow matching; see `Family`.
 
-    It serves any architecture whose pipeline of diffusers has a Qwen3 as its only text encoder. A subclass has what is
-    particular to one.
+    It serves any architecture whose pipeline of diffusers has a Qwen3 as its only text encoder, unless a subclass names
+    others. A subclass has what is particular to one.
     """
 
     denoiser = "transformer"
@@ -59,7 +59,7 @@ class TransformerFamily(ABC):
         encoder_device = torch.device("cpu") if placement.encoders_on_host else self.device
         self.components = {
             "transformer": self.component(_on_device(pipeline.transformer, self.device)),
-            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
+            **self.encoders(lambda name: _on_device(_without_head(getattr(pipeline, name)), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
         kernels = transformer_kernels(options)
@@ -101,7 +101,7 @@ class TransformerFamily(ABC):
         """Return the components of a base model that a diffusers folder describes, without weights."""
         return {
             "transformer": cls.component(make_part(folder, "transformer")),
-            "text_encoder": qwen_component(make_part(folder, "text_encoder")),
+            **cls.encoders(partial(make_part, folder)),
         }
 
     # -- what each architecture says of itself -----------------------------------------------------------------------
@@ -110,6 +110,11 @@ class TransformerFamily(ABC):
     @abstractmethod
     def component(plain: Any) -> Component:
         """Return the component over the layers of diffusers' transformer, which may be on the meta device."""
+
+    @staticmethod
+    def encoders(part: Callable[[str], Any]) -> dict[str, Component]:
+        """Return the components of the text encoders by the pipeline's names of them, of which `part` gives each."""
+        return {"text_encoder": qwen_component(part("text_encoder"))}
 
     @staticmethod
     @abstractmethod
@@ -121,9 +126,16 @@ class TransformerFamily(ABC):
     def is_common_target(layer: str) -> bool:
         """Return whether most adapters change a layer of the transformer."""
 
-    @abstractmethod
     def shift(self, tokens: int, steps: int) -> float | None:
-        """Return the schedule's shift for an image of `tokens` tokens; None where it is the same for all."""
+        """Return the schedule's shift for an image of `tokens` tokens; None where it is the same for all.
+
+        Larger images are noised more (Esser et al. 2024), whatever the steps.
+        """
+        del steps
+        config = self.scheduler.config
+        few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+        low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+        return low + (high - low) * (tokens - few) / (many - few)
 
     @abstractmethod
     def make_autoencoder(self) -> Autoencoder:
@@ -169,7 +181,8 @@ class TransformerFamily(ABC):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        return [self.transformer, self.vae, self.text_encoder]
+        encoders = [component.module for name, component in self.components.items() if name != self.denoiser]
+        return [self.transformer, self.vae, *encoders]
 
     def tokens(self, request: RunRequest) -> tuple[int, int]:
         """Return the image's height and width in tokens, rounded up."""

@@ -42,7 +42,10 @@ class Flux2Transformer(nn.Module):
         self.single_stream_modulation = plain.single_stream_modulation
         self.norm_out: Any = Halves(plain.norm_out.linear)
         self.x_embedder, self.context_embedder = plain.x_embedder, plain.context_embedder
-        self.transformer_blocks = nn.ModuleList(map(DoubleBlock, plain.transformer_blocks))
+        self.transformer_blocks = nn.ModuleList(
+            DoubleBlock(each, FeedForward(each.ff), FeedForward(each.ff_context), each.norm1.eps)
+            for each in plain.transformer_blocks
+        )
         self.single_transformer_blocks = nn.ModuleList(map(SingleBlock, plain.single_transformer_blocks))
         self.proj_out = plain.proj_out
 
@@ -63,7 +66,7 @@ class Flux2Transformer(nn.Module):
         x = torch.cat([text, image], 1)
         for block in self.single_transformer_blocks:
             x = block(x, of_both, rope)
-        x = _modulated(x[:, text.shape[1] : text.shape[1] + drawn], shift, scale, self.config.eps)
+        x = modulated(x[:, text.shape[1] : text.shape[1] + drawn], shift, scale, self.config.eps)
         return self.proj_out(x).transpose(1, 2).unflatten(2, latents.shape[2:])
 
     def places(self, height: int, width: int, text: int, seen_height: int, seen_width: int) -> tuple[Tensor]:
@@ -100,16 +103,17 @@ class Halves(nn.Module):
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
-        self.scale, self.shift = (_linear(each) for each in plain.weight.chunk(2))
+        biases = (None, None) if plain.bias is None else plain.bias.chunk(2)
+        self.scale, self.shift = map(_linear, plain.weight.chunk(2), biases)
 
 
 class DoubleBlock(nn.Module):
     """Attention of image and caption to both, then a feed-forward layer for each."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: Any, ff: nn.Module, ff_context: nn.Module, eps: float) -> None:
         super().__init__()
-        self.attn, self.eps = JointAttention(plain.attn), plain.norm1.eps
-        self.ff, self.ff_context = FeedForward(plain.ff), FeedForward(plain.ff_context)
+        self.attn, self.eps = JointAttention(plain.attn), eps
+        self.ff, self.ff_context = ff, ff_context
 
     def forward(
         self, text: Tensor, image: Tensor, of_text: Sequence[Modulation], of_image: Sequence[Modulation], rope: Tensor
@@ -119,10 +123,10 @@ class DoubleBlock(nn.Module):
         image = torch.addcmul(image, of_image[0].gate, changed[1])
         image = image.addcmul_(of_image[1].gate, self.ff(self._normed(image, of_image[1])))
         text = text.addcmul_(of_text[1].gate, self.ff_context(self._normed(text, of_text[1])))
-        return _within_range(text), image
+        return within_range(text), image
 
     def _normed(self, x: Tensor, by: Modulation) -> Tensor:
-        return _modulated(x, by.shift, by.scale, self.eps)
+        return modulated(x, by.shift, by.scale, self.eps)
 
 
 class JointAttention(AttendsByPlace):
@@ -175,8 +179,8 @@ class SingleBlock(nn.Module):
         self.attn, self.eps = ParallelAttention(plain.attn), plain.norm.eps
 
     def forward(self, x: Tensor, by: Modulation, rope: Tensor) -> Tensor:
-        changed = self.attn(_modulated(x, by.shift, by.scale, self.eps), rope)
-        return _within_range(torch.addcmul(x, by.gate, changed))
+        changed = self.attn(modulated(x, by.shift, by.scale, self.eps), rope)
+        return within_range(torch.addcmul(x, by.gate, changed))
 
 
 class ParallelAttention(AttendsByPlace):
@@ -194,11 +198,11 @@ class ParallelAttention(AttendsByPlace):
         return self.to_out(torch.cat([made, F.silu(gate).mul_(up)], 2))
 
 
-def _modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return torch.addcmul(shift, F.layer_norm(x, x.shape[2:], eps=eps), scale)
 
 
-def _within_range(x: Tensor) -> Tensor:
+def within_range(x: Tensor) -> Tensor:
     return x.clip_(-LARGEST_HALF, LARGEST_HALF) if x.dtype == torch.float16 else x
 
 
@@ -206,7 +210,8 @@ def _in_threes(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]
     return [(tensors[i], tensors[i + 1], tensors[i + 2]) for i in range(0, len(tensors), 3)]
 
 
-def _linear(weight: Tensor) -> nn.Linear:
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # pyright: ignore
     return layer

@@ -10,6 +10,7 @@ from serve_app.domain.catalog import FP8
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Family, Placement
+from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
@@ -19,6 +20,7 @@ from serve_app.engine_options import EngineOptions
 FAMILIES: Mapping[str, type[Family]] = {
     "sd": UNetFamily,
     "sdxl": UNetFamily,
+    "flux1": Flux1Family,
     "flux2-klein": Flux2KleinFamily,
     "z-image": ZImageFamily,
 }

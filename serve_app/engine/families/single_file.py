@@ -5,7 +5,7 @@ reason why the file is refused.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, con
 from safetensors.torch import load_file
 from torch import Tensor
 
-from serve_app.domain.families import FAMILIES, OTHERS, with_article
+from serve_app.domain.families import FAMILIES, OTHERS, Marks, with_article
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "unet": ("model.diffusion_model.",),
@@ -27,6 +27,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "text_encoder_2": ("conditioner.embedders.1.model.",),
 }
 """How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
+DIT_PARTS: Mapping[str, tuple[str, str]] = {
+    "vae.": ("vae", "first_stage_model."),
+    "text_encoders.clip_l.transformer.": ("text_encoder", ""),
+    "text_encoders.t5xxl.transformer.": ("text_encoder_2", ""),
+}
+"""How the names of tensors that are not the transformer's begin in whole files of diffusion transformers, as ComfyUI saves
+them: the part that they are of, and how `PARTS` and transformers have them begin."""
 MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max")
 """Tensors that say how a checkpoint was trained, in files of NoobAI and A1111, of Playground 2.5 and of CosXL."""
 OTHER_KINDS = {
@@ -41,13 +48,19 @@ OTHER_KINDS = {
     r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
     "names; give diffusers' whole folder as `folder:`",
 }
-_TRANSFORMERS = {
-    rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config a Stable "
-    f"Diffusion; give as its config a diffusers folder of {marks.name}"
-    for family in FAMILIES.values()
-    for marks in family.marks
-    if marks.checkpoint
-}
+
+
+def _of_others(own: Sequence[Marks], what: str) -> dict[str, str]:
+    """Return the kinds of files of served diffusion transformers but that of the config, which is called `what`."""
+    return {
+        rf"(model\.diffusion_model\.)?{marks.checkpoint}": f"is {with_article(marks.name)}, and its config {what}; give "
+        f"as its config a diffusers folder of {marks.name}"
+        for family in FAMILIES.values()
+        for marks in family.marks
+        if marks.checkpoint and marks not in own
+    }
+
+
 _ENCODER = (
     r"(text_model\.(embeddings|encoder\.layers\.\d+|final_layer_norm)\..+|transformer\.resblocks\.\d+\..+"
     r"|ln_final\.\w+|token_embedding\.weight|positional_embedding|text_projection)"
@@ -89,7 +102,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors, OTHER_KINDS | _TRANSFORMERS)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _of_others((), "a Stable Diffusion"))
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:
@@ -99,23 +112,42 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
             "cannot draw from a prompt alone; give the checkpoint that it was made from"
         )
     markers = {name: tensors.pop(name) for name in MARKERS if name in tensors}
-    weights = _rescaled(file, tensors, dtype)
+    weights = rescaled(file, tensors, dtype)
     refuse_unread(file, [name for name in weights if not _READ.fullmatch(name)])
     return SingleFile(weights, markers)
 
 
-def read_transformer(file: Path, module: Any, convert: Convert, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+def read_parts(file: Path) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a diffusion transformer's file by the part that they are of, without what is unused.
 
-    `convert` is diffusers' function from the original names. Raises OSError, or ValueError for a file that is of another
-    kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
+    Raises OSError, or ValueError for a file of another kind.
     """
     tensors = load_file(file)
-    _refuse_other_kinds(file, tensors, OTHER_KINDS)
-    weights = _rescaled(file, tensors, dtype)
-    own = module.state_dict()
-    refuse_unread(file, [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()])
-    weights = convert(weights)
+    parts: dict[str, dict[str, Tensor]] = {"transformer": {}}
+    for name, tensor in tensors.items():
+        begins = next((begins for begins in DIT_PARTS if name.startswith(begins)), "")
+        part, prefix = DIT_PARTS.get(begins, ("transformer", ""))
+        if not (_UNUSED.fullmatch(name) or name.startswith("text_encoders.") and name.endswith(".text_projection.weight")):
+            parts.setdefault(part, {})[prefix + name.removeprefix(begins)] = tensor
+    return parts
+
+
+def read_transformer(
+    file: Path, tensors: Mapping[str, Tensor], module: Any, convert: Convert, dtype: torch.dtype, pipeline: str
+) -> dict[str, Tensor]:
+    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+
+    The tensors have these names or original ones, which `convert` is a function from, and `pipeline` is the class of the
+    config's. Raises ValueError for a file that is of another kind, lacks a weight or holds one that the module, which
+    may be on the meta device, has no place for.
+    """
+    weights, own = rescaled(file, tensors, dtype), module.state_dict()
+    if not weights.keys() <= own.keys():
+        marks = next(family.marks for family in FAMILIES.values() if pipeline in family.pipelines)
+        _refuse_other_kinds(file, tensors, OTHER_KINDS | _of_others(marks, with_article(marks[0].name)))
+        unread = [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()]
+        refuse_unread(file, unread)
+        weights = convert(weights)
     if missing := [name for name in own if name not in weights]:
         raise ValueError(
             f"{file}: lacks weights that the architecture of its config has: {', '.join(missing[:_SHOWN])}"
@@ -172,7 +204,7 @@ def _require_parts(file: Path, names: Iterable[str], parts: Iterable[str]) -> No
         raise ValueError(f"{file}: holds no {', no '.join(missing)} of its config's architecture; {cure}")
 
 
-def _rescaled(file: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def rescaled(file: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the weights without what is unused, and multiplied by their scales where they have some."""
     scales = {match[1] + ".weight": name for name in tensors if (match := _SCALE.fullmatch(name))}
     left_out = {

@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from serve_app.engine.device import SPARE_PART, free_host_memory, free_memory, memory_limit, torch_device, torch_dtype
-from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
+from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, named_parts, variant_of
 from serve_app.engine.families.family import Placement
-from serve_app.engine.families.single_file import PARTS
+from serve_app.engine.families.single_file import DIT_PARTS, PARTS
 from serve_app.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ WATCH_S = 1.0
 """A load's progress is measured this often, which takes 0.1 s of a core for a Stable Diffusion 1.5."""
 ROOM = 2**30
 """Unless the weights leave this many bytes, text encoders stay on the host; decoding 512² pixels takes 0.4 GB."""
+_BEGINNINGS = {begins: part for part, prefixes in PARTS.items() for begins in prefixes}
+_BEGINNINGS |= {begins: part for begins, (part, _) in DIT_PARTS.items()}
+"""The parts of single files by how the names of their tensors begin."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -99,11 +102,16 @@ def part_bytes(source: Source, dtype: torch.dtype) -> dict[str, int]:
     given = _given_parts(source)
     for file, part in weight_files(source):
         for name, kind, shape in _tensors(file):
-            of = part or next((part for part, begins in PARTS.items() if name.startswith(begins)), "weights")
+            of = part or _part_of(name) or "weights"
             if part or (of not in given and not name.startswith("model_ema.")):
                 item = 4 if of == "vae" and dtype == torch.float16 else dtype.itemsize  # most VAEs overflow in float16
                 sizes[of] = sizes.get(of, 0) + _INTEGER_BYTES.get(kind, item) * math.prod(shape)
     return sizes
+
+
+def _part_of(name: str) -> str:
+    """Return the part that a tensor of a single file is of; empty for a transformer's."""
+    return next((part for begins, part in _BEGINNINGS.items() if name.startswith(begins)), "")
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
@@ -126,23 +134,31 @@ def weight_files(source: Source) -> Iterator[tuple[Path, str]]:
         folder = place / part if (place / part).is_dir() else place
         files = [place] if place.suffix == ".safetensors" else _chosen(folder.parent, [folder.name])
         yield from ((file, part) for file in files)
+    folder, index = _described(source)
+    parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
     if path.suffix == ".safetensors":
         yield path, ""
-        path = as_checkpoint(source).config or path.with_suffix("")
-    index: dict[str, Any] = {}
+        held = {"transformer", *(part for name, *_ in _tensors(path) if (part := _part_of(name)))}
+        parts = [name for name in parts if name not in held] if "transformer" in parts else []
+    yield from ((file, file.parent.name) for file in _chosen(folder, parts))
+
+
+def _described(source: Source) -> tuple[Path, dict[str, Any]]:
+    """Return the folder that describes a base model, and what it says; nothing where it cannot be read."""
+    path, config = as_checkpoint(source)[:2]
+    folder = path if path.suffix != ".safetensors" else config or path.with_suffix("")
     with suppress(OSError, ValueError):
-        index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
-    parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
-    if path != as_checkpoint(source).path:  # what a single file leaves to its config: all but a transformer
-        parts = [name for name in parts if name != "transformer"] if "transformer" in parts else []
-    yield from ((file, file.parent.name) for file in _chosen(path, parts))
+        return folder, json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    return folder, {}
 
 
 def _given_parts(source: Source) -> dict[str, Path]:
     """Return the parts that come from another place than the base model's own."""
-    fields = as_checkpoint(source)._asdict().items()
-    others = ("path", "config", "tokenizer")
-    return {part: place for part, place in fields if part not in others and isinstance(place, Path)}
+    checkpoint, (_, index) = as_checkpoint(source), _described(source)
+    given = {} if checkpoint.vae is None else {"vae": checkpoint.vae}
+    if (place := checkpoint.text_encoder) is not None:
+        given |= dict.fromkeys(named_parts(place, "text_encoder", index), place)
+    return given
 
 
 def _chosen(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
