@@ -68,6 +68,10 @@ class Family(NamedTuple):
     marks: Sequence[Marks]
 
 
+_BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
+"""Blocks called just that: `transformer_blocks`, `double_blocks` and their like are of others."""
+_IN_BLOCK = r"(?:^|[._])transformer_blocks[._]\d+[._]"
+_ENDS = "(?![A-Za-z0-9])"
 UNET_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 _CHUNKS = range(0, 1 << 20)
 """CLIP reads a prompt of any length, chunk by chunk."""
@@ -93,16 +97,14 @@ FAMILIES: Mapping[str, Family] = {
               layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._]"
               "(attention|feed_forward|adaLN_modulation)[._]"),
     ]),
+    "krea-2": Family(["Krea2Pipeline"], Abilities(), [
+        Marks("Krea 2", declared="krea[_-]?2", repository="Krea-2", checkpoint=r"txtfusion\..+",
+              layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
+              rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
+    ]),
 }  # fmt: skip
 """The families by name."""
-_BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
-"""Blocks called just that: `transformer_blocks`, `double_blocks` and their like are of others."""
-_IN_BLOCK = r"(?:^|[._])transformer_blocks[._]\d+[._]"
-_ENDS = "(?![A-Za-z0-9])"
 OTHERS: Sequence[Marks] = (
-    Marks("Krea 2", declared="krea[_-]?2", repository="Krea-2",
-          layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
-          rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
     Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner"),
     Marks("Anima or Cosmos", declared="cosmos", repository="Cosmos",
           layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"

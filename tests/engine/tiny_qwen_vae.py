@@ -14,7 +14,7 @@ def tiny_qwen_vae() -> Any:
     vae = diffusers.AutoencoderKLQwenImage(base_dim=4).eval()
     for weight in vae.parameters():  # larger than by default, so that a picture shows in its latents
         if weight.dim() == 5:
-            torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
+            torch.nn.init.normal_(weight, std=0.5 * weight[0].numel() ** -0.5)
     return vae
 
 

@@ -1,6 +1,7 @@
 """What the tests of a transformer family know of it: how a tiny one is written, and how diffusers draws with it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.engine import RunRequest
-from tests.engine import tiny_flux2_klein, tiny_z_image
-from tests.engine.diffusers_reference import PeftReference
+from tests.engine import tiny_flux2_klein, tiny_krea2, tiny_z_image
+from tests.engine.diffusers_reference import DiffusersReference, PeftReference
 from tests.engine.tiny_models import ATTENTION
 
 
@@ -54,28 +55,54 @@ class Flux2KleinReference(PeftReference):
             self.trace.append(tensors["latents"][0].T.unflatten(1, (height // 16, width // 16)).clone())
             return tensors
 
-        outputs: list[Any] = []
+        with second_output_replaced(self, request, is_guided=request.guidance > 1):
+            return self.pipeline(
+                image=None if request.image is None else Image.fromarray(request.image),
+                prompt_embeds=self._encoded(request.prompt),
+                negative_prompt_embeds=self._encoded(request.negative_prompt) if request.guidance > 1 else None,
+                generator=torch.Generator().manual_seed(request.seed),
+                num_inference_steps=request.steps,
+                guidance_scale=request.guidance,
+                height=height,
+                width=width,
+                output_type=output,
+                callback_on_step_end=keep,
+            ).images
 
-        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
-            outputs.append(output)
-            return outputs[-2] if not len(outputs) % 2 and not self.acts(request, self.pipeline) else output
 
-        guided = self.pipeline.transformer.register_forward_hook(hook) if request.guidance > 1 else None
-        made = self.pipeline(
-            image=None if request.image is None else Image.fromarray(request.image),
-            prompt_embeds=self._encoded(request.prompt),
-            negative_prompt_embeds=self._encoded(request.negative_prompt) if request.guidance > 1 else None,
-            generator=torch.Generator().manual_seed(request.seed),
-            num_inference_steps=request.steps,
-            guidance_scale=request.guidance,
-            height=height,
-            width=width,
-            output_type=output,
-            callback_on_step_end=keep,
-        ).images
-        if guided is not None:
-            guided.remove()
+class Krea2Reference(PeftReference):
+    """diffusers' pipeline, which counts guidance from 0, and whose latents are packed into tokens."""
+
+    def caption(self, prompt: str) -> Tensor:
+        states, is_read = self.pipeline.encode_prompt(prompt)
+        return states[0, is_read[0]].flatten(1)
+
+    def latents(self, request: RunRequest) -> Tensor:
+        self._call(request, "latent")
+        return self.trace[-1]
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
+        one = replace(request, adapter=None, guidance=request.guidance - 1, width=width, height=height)
+        with second_output_replaced(self, one, is_guided=request.guidance > 1):
+            made = super()._call(one, output)
+        self.trace = [self.pipeline._unpack_latents(each[None], height, width)[0, :, 0] for each in self.trace]
         return made
+
+
+@contextmanager
+def second_output_replaced(reference: DiffusersReference, request: RunRequest, *, is_guided: bool) -> Generator[None]:
+    """Put the prompt's output, the first of each two, in the negative one's place where guidance does not act."""
+    outputs: list[Any] = []
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        outputs.append(output)
+        return outputs[-2] if not len(outputs) % 2 and not reference.acts(request, reference.pipeline) else output
+
+    guided = reference.pipeline.transformer.register_forward_hook(hook) if is_guided else None
+    yield
+    if guided is not None:
+        guided.remove()
 
 
 def _multiple_of_16(side: int) -> int:
@@ -142,4 +169,17 @@ FLUX2_KLEIN = TinyTransformer(
 )  # fmt: skip
 """A base model, which is guided, and a distilled one, which is not."""
 
-TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN)
+KREA_2 = TinyTransformer(
+    "krea2",
+    tiny_krea2.write_krea2,
+    {"base": {}, "turbo": {"distilled": True, "heads": 6, "blocks": 1, "seed": 1}},
+    Krea2Reference,
+    tiny_krea2.original_names,
+    linears=(
+        *tiny_krea2.BLOCK_LINEARS, "img_in", "linear_1", "linear_2", "time_mod_proj", "projector", "final_layer.linear",
+    ),
+    some_linears=(("to_q", "to_k", "to_v"), ("ff.gate", "ff.up"), ("projector", "txt_in.linear_1")),
+)  # fmt: skip
+"""Raw, whose schedule depends on the size, and Turbo, whose does not."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, KREA_2)

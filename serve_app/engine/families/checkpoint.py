@@ -308,8 +308,9 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
             f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"
         )
     name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
-    if not name.startswith("Autoencoder"):
-        raise ValueError(f"vae: {path}: holds a {name}, not a VAE")
+    _, described = _read_index(folder).get("vae") or ("", "")
+    if not name.startswith("Autoencoder") or ("QwenImage" in described and name != described):
+        raise ValueError(f"vae: {path}: holds {name}, not a VAE such as {described or 'AutoencoderKL'}")
     variant = variant_of(path.parent, [path.name])
     return getattr(diffusers, name).from_pretrained(
         str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant

@@ -33,6 +33,8 @@ PATCH = 2
 """Cells of the VAE's latents per side of a token."""
 MAX_TOKENS = 512
 """A prompt in its chat template is cut at this many tokens, as diffusers' pipelines do."""
+CAPTION_BUCKETS = (64, 128, 256, MAX_TOKENS)
+"""Runs share forward passes where the longer of their two captions fits the same of these counts of tokens."""
 MAX_PLACES = 32
 """How many places of tokens are kept, one for each image size and caption length: 2.5 MB each for 1024²."""
 USUAL_STEPS = 8
@@ -72,7 +74,7 @@ class TransformerFamily(ABC):
             self.vae.to(torch.float32)
         limit_decoding(self.vae, placement.decoding_bytes)
         self.autoencoder = self.make_autoencoder()
-        self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
+        self.tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
         self.sampler = sampler or options.sampler
         self._schedule = lru_cache(MAX_SCHEDULES)(self._made_schedule)
         self._schedule(self.sampler, USUAL_STEPS, 0, 4096)
@@ -153,14 +155,17 @@ class TransformerFamily(ABC):
 
         The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
         """
-        text = self._tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         padding = "max_length" if padded else False
-        tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
-        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.text_encoder.device)
-        states = self.text_encoder(ids, mask if padded else None, output_hidden_states=True, use_cache=False)
-        return states.hidden_states
+        tokens = self.tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
+        return self.states(tokens.input_ids, tokens.attention_mask if padded else None)
+
+    def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
+        """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""
+        given = [torch.tensor([each], device=self.text_encoder.device) for each in (ids, mask) if each is not None]
+        return self.text_encoder(*given, output_hidden_states=True, use_cache=False).hidden_states
 
     def _places(self, *key: int) -> tuple[Tensor, ...]:
         return tuple(upload(each.numpy(), self.device) for each in self.transformer.places(*key))
@@ -193,7 +198,13 @@ class TransformerFamily(ABC):
         return make_schedule(scheduler, steps, skipped=skipped, sigmas=noise_levels, mu=mu).to(self.device)
 
 
-def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
+def filled(captions: Sequence[Tensor], longest: int) -> Tensor:
+    """Return captions [tokens, width] as rows [rows, bucket, width], with zeros after each, of the `longest`'s bucket."""
+    bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= longest)
+    return torch.stack([F.pad(caption, (0, 0, 0, bucket - len(caption))) for caption in captions])
+
+
+def refuse_wrong_text_parts(pipeline: Any, width: int, *, with_template: bool = True) -> None:
     """Raise ValueError on a text encoder that does not make hidden states of this width, or on another's tokenizer."""
     encoder, tokenizer = language_model(pipeline.text_encoder).config, pipeline.tokenizer
     if encoder.hidden_size != width:
@@ -201,7 +212,7 @@ def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
             f"the transformer takes captions {width} wide and the text encoder makes {encoder.hidden_size}: name the "
             "Qwen3 that it was trained with as `text_encoder:`"
         )
-    if not tokenizer.chat_template or len(tokenizer) > encoder.vocab_size:
+    if (with_template and not tokenizer.chat_template) or len(tokenizer) > encoder.vocab_size:
         template = "a" if tokenizer.chat_template else "no"
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens and {template} chat template, and the text encoder knows "
