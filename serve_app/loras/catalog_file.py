@@ -49,6 +49,7 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import FP8, Adapter, BaseModel
+from serve_app.domain.families import abilities_of
 from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
@@ -166,7 +167,10 @@ class BaseModelRow(_Drawn):
 
     def read(self, catalog: Path) -> BaseModel:
         config = "" if self.file is None else self.config or self.file.removesuffix(".safetensors")
-        described_by = Path(_resolve(catalog, config or self.folder or ""))
+        index = _index_of(Path(_resolve(catalog, config or self.folder or "")))
+        pipeline = str(index.get("_class_name", ""))
+        abilities = abilities_of(pipeline)
+        usual = abilities.usual_distilled if index.get("is_distilled") else abilities.usual
         return BaseModel(
             id=self.id,
             source=_resolve(catalog, self.file or self.folder or ""),
@@ -174,13 +178,13 @@ class BaseModelRow(_Drawn):
             vae=_resolve(catalog, self.vae) if self.vae else "",
             sampler=self.sampler,
             passes=passes_of(self.sampler),
-            steps=self.steps,
-            guidance=self.guidance,
+            steps=self.steps or usual.steps,
+            guidance=self.guidance or usual.guidance,
             guidance_start=self.guidance_start,
             guidance_end=self.guidance_end,
             clip_skip=self.clip_skip,
             group=self.group,
-            pipeline=pipeline_of(described_by),
+            pipeline=pipeline,
             max_side=self.max_side,
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
             tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",
@@ -214,10 +218,16 @@ class AdapterRow(_Drawn):
 
 def pipeline_of(folder: Path) -> str:
     """Return the pipeline class that a diffusers folder names; '' where it cannot be read."""
+    return str(_index_of(folder).get("_class_name", ""))
+
+
+def _index_of(folder: Path) -> Mapping[str, Any]:
+    """Return what a diffusers folder says of its pipeline; nothing where it cannot be read."""
     try:
-        return str(json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
 
 
 _MEANINGS = {

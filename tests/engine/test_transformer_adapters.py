@@ -452,7 +452,7 @@ def test_a_whole_difference_of_a_narrow_layer_is_added(bases: Bases, tmp_path: P
     expected = base.changed_by({"text_fusion.projector.weight": change}, "transformer", is_original=False)
     require_equal(base, tmp_path / "a.safetensors", (0.0, 0.5, 1.0, -0.5), expected)
     save_file({"diffusion_model.blocks.0.attn.wq.diff": torch.ones(64, 64)}, tmp_path / "b.safetensors")
-    with pytest.raises(UnusableAdapter, match="full-weight difference .*to_q are not supported, save it as LoRA"):
+    with pytest.raises(UnusableAdapter, match=r"full-weight difference .*to_q are not supported, save it as LoRA"):
         read_adapter(tmp_path / "b.safetensors", base.table, max_rank=8, dtype=torch.float32)
 
 
