@@ -11,6 +11,13 @@ from typing import NamedTuple
 from serve_app.domain.samplers import Sampler
 
 
+class Usual(NamedTuple):
+    """What images of a base model look best with, where its catalog row says nothing else; None: what is usual."""
+
+    steps: int | None = None
+    guidance: float | None = None
+
+
 class Abilities(NamedTuple):
     """What may be asked of a base model. Sides are in pixels, multiples of 8."""
 
@@ -31,6 +38,9 @@ class Abilities(NamedTuple):
     """The denoiser reads this many tokens of each prompt: longer ones are cut, and shorter ones are padded."""
     megapixels_per_byte: float = 256 / 1e6
     """Each byte of the prompt adds this many megapixels to a step: in a transformer, those of a token of the image."""
+    usual: Usual = Usual()
+    usual_distilled: Usual = Usual()
+    """The same of a base model whose `model_index.json` says `is_distilled`."""
 
     def text_bytes(self, prompt: str) -> int:
         """Return the number of bytes that a prompt's encoding is priced by; a token has at least one."""
@@ -68,6 +78,10 @@ class Family(NamedTuple):
     marks: Sequence[Marks]
 
 
+_BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
+"""Blocks called just that: `transformer_blocks`, `double_blocks` and their like are of others."""
+_IN_BLOCK = r"(?:^|[._])transformer_blocks[._]\d+[._]"
+_ENDS = "(?![A-Za-z0-9])"
 UNET_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 _CHUNKS = range(0, 1 << 20)
 """CLIP reads a prompt of any length, chunk by chunk."""
@@ -92,7 +106,8 @@ FAMILIES: Mapping[str, Family] = {
                   r"(attn[._]to_[qkv][._]|proj_mlp|proj_out|norm[._]linear)"),
         ]),
     "flux2-klein": Family(
-        ["Flux2KleinPipeline"], Abilities(begins_late=False, text=range(512, 513), megapixels_per_byte=0.0), [
+        ["Flux2KleinPipeline"],
+        Abilities(begins_late=False, text=range(512, 513), megapixels_per_byte=0.0, usual_distilled=Usual(4, 1.0)), [
             Marks("FLUX.2", declared=r"flux\.?2", repository=r"FLUX\.2", checkpoint=r"(double|single)_stream_modulation.*",
                   layers=r"[._](to_qkv_mlp_proj|(double|single)_stream_modulation)"),
         ]),
@@ -101,16 +116,14 @@ FAMILIES: Mapping[str, Family] = {
               layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._]"
               "(attention|feed_forward|adaLN_modulation)[._]"),
     ]),
+    "krea-2": Family(["Krea2Pipeline"], Abilities(usual=Usual(28, 5.5), usual_distilled=Usual(8, 1.0)), [
+        Marks("Krea 2", declared="krea[_-]?2", repository="Krea-2", checkpoint=r"txtfusion\..+",
+              layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
+              rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
+    ]),
 }  # fmt: skip
 """The families by name."""
-_BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
-"""Blocks called just that: `transformer_blocks`, `double_blocks` and their like are of others."""
-_IN_BLOCK = r"(?:^|[._])transformer_blocks[._]\d+[._]"
-_ENDS = "(?![A-Za-z0-9])"
 OTHERS: Sequence[Marks] = (
-    Marks("Krea 2", declared="krea[_-]?2", repository="Krea-2",
-          layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
-          rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
     Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner"),
     Marks("Anima or Cosmos", declared="cosmos", repository="Cosmos",
           layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"

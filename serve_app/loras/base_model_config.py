@@ -14,9 +14,9 @@ _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
 """These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""
 
 
-def pipeline_of(folder: Path) -> str:
-    """Return the pipeline class that a diffusers folder names; '' where it cannot be read."""
-    return str(_read(folder / "model_index.json").get("_class_name", ""))
+def index_of(folder: Path) -> Mapping[str, Any]:
+    """Return what a diffusers folder says of its pipeline; nothing where it cannot be read."""
+    return _read(folder / "model_index.json")
 
 
 def widths_of(folder: Path) -> Mapping[str, Any]:

@@ -48,10 +48,11 @@ import yaml
 from pydantic_core import PydanticCustomError
 
 from serve_app.domain.catalog import FP8, Adapter, BaseModel
+from serve_app.domain.families import abilities_of
 from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
-from serve_app.loras.base_model_config import pipeline_of, widths_of
+from serve_app.loras.base_model_config import index_of, widths_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
 from serve_app.store.storage import storage_errors
 
@@ -167,6 +168,10 @@ class BaseModelRow(_Drawn):
     def read(self, catalog: Path) -> BaseModel:
         config = "" if self.file is None else self.config or self.file.removesuffix(".safetensors")
         described_by = Path(_resolve(catalog, config or self.folder or ""))
+        index = index_of(described_by)
+        pipeline = str(index.get("_class_name", ""))
+        abilities = abilities_of(pipeline)
+        usual = abilities.usual_distilled if index.get("is_distilled") else abilities.usual
         return BaseModel(
             id=self.id,
             source=_resolve(catalog, self.file or self.folder or ""),
@@ -174,13 +179,13 @@ class BaseModelRow(_Drawn):
             vae=_resolve(catalog, self.vae) if self.vae else "",
             sampler=self.sampler,
             passes=passes_of(self.sampler),
-            steps=self.steps,
-            guidance=self.guidance,
+            steps=self.steps or usual.steps,
+            guidance=self.guidance or usual.guidance,
             guidance_start=self.guidance_start,
             guidance_end=self.guidance_end,
             clip_skip=self.clip_skip,
             group=self.group,
-            pipeline=pipeline_of(described_by),
+            pipeline=pipeline,
             max_side=self.max_side,
             text_encoder=_resolve(catalog, self.text_encoder) if self.text_encoder else "",
             tokenizer=_resolve(catalog, self.tokenizer) if self.tokenizer else "",

@@ -74,7 +74,7 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
 
 
 @pytest.mark.parametrize(("name", "reason"), [
-    (f"lora_unet_{Q.replace('.', '_')}.diff", "full-weight difference"),
+    (f"lora_unet_{Q.replace('.', '_')}.diff_b", "full-weight difference"),
     (f"lora_unet_{Q.replace('.', '_')}.oft_blocks", "OFT"),
     (f"lora_unet_{Q.replace('.', '_')}.b1.weight", "GLoRA"),
     (f"lora_unet_{Q.replace('.', '_')}.w_norm", "train_norm"),

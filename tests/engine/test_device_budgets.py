@@ -17,13 +17,13 @@ from serve_app.engine import AdapterFile, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.krea2 import Krea2Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
-from tests.engine import simulated_device, true_models
+from tests.engine import simulated_device, tiny_flux2_klein, tiny_krea2, true_models
 from tests.engine.run_engine import start
 from tests.engine.simulated_device import CountedCalls, Record, recorded
-from tests.engine.tiny_flux2_klein import BLOCK_LINEARS
 
 
 class Budget(NamedTuple):
@@ -43,6 +43,7 @@ BUDGETS = {
     "sdxl": Budget({"torch": 2519, "kernel": 2023}, 14, 145, 1069, 11),
     "z_image": Budget({"torch": 1263, "kernel": 943}, 14, 71, 2098, 10),
     "flux2_klein": Budget({"torch": 781, "kernel": 551}, 14, 66, 2012, 10),
+    "krea2": Budget({"torch": 1200, "kernel": 1088}, 14, 63, 2188, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
@@ -54,7 +55,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 150
 """Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "krea2": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -111,9 +112,12 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
     if family == "z_image":
         pipeline, kind = true_models.random_z_image(meta), ZImageFamily
         targets = (*true_models.ATTENTION, "w1", "w2", "w3")
+    elif family == "krea2":
+        pipeline, kind = true_models.random_krea2(meta), Krea2Family
+        targets = tiny_krea2.BLOCK_LINEARS
     else:
         pipeline, kind = true_models.random_flux2_klein(meta), Flux2KleinFamily
-        targets = BLOCK_LINEARS
+        targets = tiny_flux2_klein.BLOCK_LINEARS
     pipeline.to(dtype=torch.bfloat16)
     file = true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
     return partial(kind, pipeline), file

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from diffusers.loaders.single_file_utils import (
     convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
+    convert_krea2_transformer_checkpoint_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -34,6 +36,7 @@ from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.families.flux1 import Flux1Family, of_diffusers
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.krea2 import Krea2Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine import tiny_flux1
@@ -42,7 +45,7 @@ from tests.engine.format_table import rows as format_rows
 from tests.engine.latent_comparison import OPTIONS, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.tiny_models import diffusers
-from tests.engine.tiny_transformers import FLUX1, FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX1, FLUX2_KLEIN, KREA_2, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = pytest.mark.slow
 PROMPT = "a red cat"
@@ -67,7 +70,7 @@ class Reference:
 
 
 def z_image_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
-    (velocity,) = transformer([latents[:, None]], torch.tensor([0.3]), captions, return_dict=False)[0]
+    (velocity,) = transformer([latents[:, None]], torch.tensor([0.3]), captions[0], return_dict=False)[0]
     return -velocity[:, 0]
 
 
@@ -76,7 +79,7 @@ def klein_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     ids[0][:, 3] = torch.arange(512)
     ids[1][:, 1:3] = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     tokens = latents.flatten(1).T[None]
-    (velocity,) = transformer(tokens, captions, torch.tensor([0.7]), ids[1], ids[0], return_dict=False)
+    (velocity,) = transformer(tokens, captions[0], torch.tensor([0.7]), ids[1], ids[0], return_dict=False)
     return velocity[0].T.unflatten(1, (4, 4))
 
 
@@ -112,6 +115,14 @@ def of_diffusers_flux1(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.stack([rows[i] for i in range(len(rows))]) for name, rows in made.items()}
 
 
+def krea2_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    states, is_read = captions
+    ids = diffusers.Krea2Pipeline.prepare_position_ids(states.shape[1], 4, 4, "cpu")
+    tokens = F.pixel_unshuffle(latents[None], 2).flatten(2).transpose(1, 2)
+    (velocity,) = transformer(tokens, states, torch.tensor([0.7]), ids, is_read, return_dict=False)
+    return F.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (4, 4)), 2)[0]
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -142,6 +153,13 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
             r".*blocks.*\.(to_[qkv]|to_out\.0|to_add_out|add_\w+|net\.0\.proj|net\.2|proj_\w+|linear)",
             r".*(qkv|proj|mlp\.[02]|linear[12]|lin)",
         ),
+    ),
+    KREA_2: Reference(
+        torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
+        krea2_answer,
+        convert_krea2_transformer_checkpoint_to_diffusers,
+        {"blocks": type("SingleStreamBlock", (nn.Module,), {})},
+        (r".*(to_[qkv]|to_gate|to_out\.0|ff\.\w+|linear\w*|projector|img_in)", r".*(w[qkvo]|gate|up|down|first)"),
     ),
 }
 
@@ -176,9 +194,17 @@ class Base:
             node.add_module(leaf, linear)
         return shell
 
-    def trained(self, component: str, is_original: bool) -> nn.Module:
-        """Return a copy of a module for a trainer, with diffusers' names or the original code's."""
-        return self.original() if is_original else copy.deepcopy(self.modules[component])
+    def trained(self, component: str, is_original: bool, *, fuses: bool = False) -> nn.Module:
+        """Return a copy of a module for a trainer, with diffusers' names or the original code's.
+
+        In one that `fuses`, diffusers has made one layer of queries, keys and values.
+        """
+        module = self.original() if is_original else copy.deepcopy(self.modules[component])
+        for layer in list(module.modules()) if fuses else ():
+            if hasattr(layer, "fuse_projections"):
+                cast(Any, layer).fuse_projections()
+                del layer.to_q, layer.to_k, layer.to_v
+        return module
 
     @torch.inference_mode()
     def encode(self, modules: Mapping[str, Any]) -> Any:
@@ -187,7 +213,7 @@ class Base:
             setattr(pipeline, name, modules[name])
         guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
         made = pipeline.encode_prompt(PROMPT, **guided)
-        return made[:2] if self.tiny is FLUX1 else made[0]
+        return made if self.tiny is KREA_2 else made[:2] if self.tiny is FLUX1 else made[0]
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:
@@ -217,14 +243,20 @@ class Base:
         for component, weights in changed.items():
             modules[component] = copy.deepcopy(modules[component])
             named = is_original and component == "transformer"
-            own = self.reference.of_diffusers(dict(weights)) if named else weights
+            own = self.reference.of_diffusers(dict(weights)) if named else dict(weights)
+            for name in [name for name in own if name.endswith("to_qkv.weight")]:
+                layers = [name.replace("to_qkv", f"to_{part}") for part in "qkv"]
+                shapes = [len(modules[component].get_parameter(layer)) for layer in layers]
+                own |= dict(zip(layers, own.pop(name).split(shapes), strict=True))
             _, unknown = modules[component].load_state_dict(own, strict=False)
             assert not unknown
         return self.answer(modules)
 
-    def changed_by(self, changes: Weights, component: str, *, is_original: bool) -> Callable[[float], Tensor]:
+    def changed_by(
+        self, changes: Weights, component: str, *, is_original: bool, fuses: bool = False
+    ) -> Callable[[float], Tensor]:
         """Return what answers with these changes, by the names of weights, at a weight of the adapter."""
-        own = self.trained(component, is_original).state_dict()
+        own = self.trained(component, is_original, fuses=fuses).state_dict()
         return lambda weight: self.with_weights(
             {component: {name: own[name] + each * weight for name, each in changes.items()}}, is_original=is_original
         )
@@ -234,8 +266,8 @@ Bases = Callable[[TinyTransformer], Base]
 
 
 @pytest.fixture(scope="module")
-def bases(z_image: Path, klein: Path, flux1: Path) -> Bases:
-    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein, FLUX1: flux1}[tiny]))
+def bases(written: Callable[[TinyTransformer, str], Path]) -> Bases:
+    return cache(lambda tiny: Base(tiny, written(tiny, next(iter(tiny.variants)))))
 
 
 @pytest.fixture
@@ -266,8 +298,12 @@ class Naming(NamedTuple):
     component: str = "transformer"
     metadata: Mapping[str, str] | None = None
     is_lokr: bool = False
+    fuses: bool = False
+    """Queries, keys and values are one layer under diffusers' names."""
 
     def spelled(self, layer: str) -> str:
+        if self.prefix.startswith("text_encoders."):
+            layer = layer.removeprefix("language_model.")
         return self.prefix + (layer.replace(".", "_") if self.is_flat else layer)
 
 
@@ -330,6 +366,20 @@ OF_FLUX1 = (
     Naming("T5, kohya", "lora_te3_", KOHYA, 2, is_flat=True, component="text_encoder_2"),
     Naming("T5, ComfyUI", "text_encoders.t5xxl.transformer.", component="text_encoder_2"),
 )
+OF_KREA_2 = (
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("kohya without alpha", "lora_unet_", KOHYA, is_original=True, is_flat=True),
+    Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", KOHYA, 2, is_original=True),
+    Naming("ai-toolkit", "diffusion_model.", is_original=True),
+    Naming("ai-toolkit, base_model", "base_model.model.", is_original=True),
+    Naming("ai-toolkit without a prefix", "", is_original=True),
+    Naming("LoKr, kohya", "lora_unet_", is_original=True, is_flat=True, is_lokr=True),
+    Naming("LyCORIS, fused by diffusers", "lycoris_", KOHYA, 2, is_flat=True, fuses=True),
+    Naming("LoKr, SimpleTuner, fused by diffusers", "lycoris_", is_flat=True, is_lokr=True, fuses=True),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3vl_4b.transformer.model.", component="text_encoder"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
@@ -337,11 +387,13 @@ NAMED_ROWS = rows(
     *((naming, Z_IMAGE) for naming in OF_Z_IMAGE),
     *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
     *((naming, FLUX1) for naming in OF_FLUX1),
+    *((naming, KREA_2) for naming in OF_KREA_2),
 )
 
 
 def linears(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
-    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    named = ((name, layer) for name, layer in module.named_modules() if not name.startswith("visual."))
+    return ((name, layer) for name, layer in named if isinstance(layer, nn.Linear))
 
 
 def written(
@@ -350,11 +402,11 @@ def written(
     """Write an adapter of the tensors and the change that are drawn for each linear; return what diffusers answers."""
     tensors: dict[str, Tensor] = {}
     changes: dict[str, Tensor] = {}
-    for layer, linear in linears(base.trained(naming.component, naming.is_original)):
+    for layer, linear in linears(base.trained(naming.component, naming.is_original, fuses=naming.fuses)):
         parts, changes[f"{layer}.weight"] = draw(linear)
         tensors |= {naming.spelled(layer) + part: tensor for part, tensor in parts.items()}
     save_file(tensors, path, metadata=dict(naming.metadata or {}))
-    return base.changed_by(changes, naming.component, is_original=naming.is_original)
+    return base.changed_by(changes, naming.component, is_original=naming.is_original, fuses=naming.fuses)
 
 
 @pytest.mark.parametrize(("naming", "tiny", "weights"), NAMED_ROWS)
@@ -366,8 +418,9 @@ def test_every_spelling_gives_the_merged_result(
 
     def draw(linear: nn.Linear) -> tuple[Mapping[str, Tensor], Tensor]:
         if naming.is_lokr:
-            outer = torch.randn(2, 2, generator=generator) * 0.2
-            inner = torch.randn(linear.out_features // 2, linear.in_features // 2, generator=generator) * 0.2
+            sides = 1 if linear.out_features % 2 or linear.in_features % 2 else 2
+            outer = torch.randn(sides, sides, generator=generator) * 0.2
+            inner = torch.randn(linear.out_features // sides, linear.in_features // sides, generator=generator) * 0.2
             parts = {".lokr_w1": outer, ".lokr_w2": inner, ".alpha": torch.tensor(1e10)}
             return parts, torch.kron(outer, inner)
         down = torch.randn(4, linear.in_features, generator=generator) * 0.15
@@ -494,6 +547,48 @@ def test_flux1s_real_checkpoint_and_every_spelling_of_its_linears_are_accounted_
         assert None not in found, name
 
 
+def test_every_linear_of_krea_2s_real_size_is_found_by_every_spelling() -> None:
+    """A checkpoint of its original names has the weights of diffusers' module, and nothing else."""
+    with torch.device("meta"):
+        plain = diffusers.Krea2Transformer2DModel()
+        named = [name for name, _ in linears(plain)]
+        own = plain.state_dict()
+        original = KREA_2.original_names(own)
+        table = LayerTable({"transformer": Krea2Family.component(plain)}, "transformer")
+    assert base_name(table) == "Krea 2"
+    assert len(named) == len(table.components["transformer"].layers) == 264
+    assert {name: each.shape for name, each in REFERENCES[KREA_2].of_diffusers(dict(original)).items()} == {
+        name: each.shape for name, each in own.items()
+    }
+    originals = [
+        name.removesuffix(".weight") for name, each in original.items() if each.dim() == 2 and "mod" not in name
+    ]
+    assert len(originals) == 264
+    spelled = [(name, theirs) for name, theirs in zip(named, originals, strict=True)]
+    spelled += [(name, name) for name in named]
+    for name, theirs in spelled:
+        names = [prefix + theirs for prefix in (*PREFIXES, "base_model.model.")]
+        names += [prefix + theirs.replace(".", "_") for prefix in FLAT_PREFIXES]
+        assert {table.find(each) for each in names} == {("transformer", name)}, theirs
+    fused = table.shapes["transformer", "transformer_blocks.27.attn.to_qkv"]
+    assert table.find("lycoris_transformer_blocks_27_attn_to_qkv") == (
+        "transformer",
+        "transformer_blocks.27.attn.to_qkv",
+    )
+    assert fused == (6144 + 1536 + 1536, 6144)
+
+
+def test_a_whole_difference_of_a_narrow_layer_is_added(bases: Bases, tmp_path: Path) -> None:
+    """Krea 2's projector, of 12 inputs and one output, is as ComfyUI writes it; a wide layer's is refused."""
+    base, change = bases(KREA_2), torch.tensor([[0.3, -0.2, 0.4]])
+    save_file({"diffusion_model.txtfusion.projector.diff": change}, tmp_path / "a.safetensors")
+    expected = base.changed_by({"text_fusion.projector.weight": change}, "transformer", is_original=False)
+    require_equal(base, tmp_path / "a.safetensors", (0.0, 0.5, 1.0, -0.5), expected)
+    save_file({"diffusion_model.blocks.0.attn.wq.diff": torch.ones(64, 64)}, tmp_path / "b.safetensors")
+    with pytest.raises(UnusableAdapter, match=r"full-weight difference .*to_q are not supported, save it as LoRA"):
+        read_adapter(tmp_path / "b.safetensors", base.table, max_rank=8, dtype=torch.float32)
+
+
 # -- PEFT and diffusers ------------------------------------------------------------------------------------------------
 
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
@@ -518,6 +613,7 @@ PEFT_ROWS = rows(
         for how in ("", ", fused")
         for tiny in (FLUX2_KLEIN, FLUX1)
     ),
+    *((name, KREA_2, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
 )
 
 

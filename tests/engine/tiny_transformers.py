@@ -1,6 +1,7 @@
 """What the tests of a transformer family know of it: how a tiny one is written, and how diffusers draws with it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.engine import RunRequest
-from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_z_image
-from tests.engine.diffusers_reference import PeftReference
+from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_z_image
+from tests.engine.diffusers_reference import DiffusersReference, PeftReference
 from tests.engine.original_checkpoint import original_vae
 from tests.engine.tiny_models import ATTENTION, diffusers
 
@@ -53,25 +54,16 @@ class TwoPassReference(PeftReference):
             self.trace.append(self.unpacked(tensors["latents"][0], height, width))
             return tensors
 
-        outputs: list[Any] = []
-
-        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
-            outputs.append(output)
-            return outputs[-2] if not len(outputs) % 2 and not self.acts(request, pipeline) else output
-
-        guided = self.pipeline.transformer.register_forward_hook(hook) if self.is_guided(request) else None
-        made = pipeline(
-            generator=torch.Generator().manual_seed(request.seed),
-            num_inference_steps=request.steps,
-            height=height,
-            width=width,
-            output_type=output,
-            callback_on_step_end=keep,
-            **arguments,
-        ).images
-        if guided is not None:
-            guided.remove()
-        return made
+        with second_output_replaced(self, request, pipeline, is_guided=self.is_guided(request)):
+            return pipeline(
+                generator=torch.Generator().manual_seed(request.seed),
+                num_inference_steps=request.steps,
+                height=height,
+                width=width,
+                output_type=output,
+                callback_on_step_end=keep,
+                **arguments,
+            ).images
 
     def is_guided(self, request: RunRequest) -> bool:
         return request.guidance > 1
@@ -128,6 +120,43 @@ class Flux1Reference(TwoPassReference):
 
     def is_guided(self, request: RunRequest) -> bool:
         return request.guidance > 1 and request.negative_prompt != ""
+
+
+class Krea2Reference(PeftReference):
+    """diffusers' pipeline, which counts guidance from 0, and whose latents are packed into tokens."""
+
+    def caption(self, prompt: str) -> Tensor:
+        states, is_read = self.pipeline.encode_prompt(prompt)
+        return states[0, is_read[0]].flatten(1)
+
+    def latents(self, request: RunRequest) -> Tensor:
+        self._call(request, "latent")
+        return self.trace[-1]
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
+        one = replace(request, adapter=None, guidance=request.guidance - 1, width=width, height=height)
+        with second_output_replaced(self, one, self.pipeline, is_guided=request.guidance > 1):
+            made = super()._call(one, output)
+        self.trace = [self.pipeline._unpack_latents(each[None], height, width)[0, :, 0] for each in self.trace]
+        return made
+
+
+@contextmanager
+def second_output_replaced(
+    reference: DiffusersReference, request: RunRequest, pipeline: Any, *, is_guided: bool
+) -> Generator[None]:
+    """Put the prompt's output, the first of each two, in the negative one's place where guidance does not act."""
+    outputs: list[Any] = []
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        outputs.append(output)
+        return outputs[-2] if not len(outputs) % 2 and not reference.acts(request, pipeline) else output
+
+    guided = reference.pipeline.transformer.register_forward_hook(hook) if is_guided else None
+    yield
+    if guided is not None:
+        guided.remove()
 
 
 def _multiple_of_16(side: int) -> int:
@@ -230,4 +259,17 @@ FLUX1 = TinyTransformer(
 )  # fmt: skip
 """dev, which is told its guidance, and schnell, which is not; only a negative prompt takes a row of its own."""
 
-TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1)
+KREA_2 = TinyTransformer(
+    "krea2",
+    tiny_krea2.write_krea2,
+    {"base": {}, "turbo": {"distilled": True, "heads": 6, "blocks": 1, "seed": 1}},
+    Krea2Reference,
+    tiny_krea2.original_names,
+    linears=(
+        *tiny_krea2.BLOCK_LINEARS, "img_in", "linear_1", "linear_2", "time_mod_proj", "projector", "final_layer.linear",
+    ),
+    some_linears=(("to_q", "to_k", "to_v"), ("ff.gate", "ff.up"), ("projector", "txt_in.linear_1")),
+)  # fmt: skip
+"""Raw, whose schedule depends on the size, and Turbo, whose does not."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1, KREA_2)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
+from tests.engine.tiny_krea2 import tokenizer as krea2_tokenizer
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
@@ -74,11 +75,29 @@ def random_flux2_klein(device: torch.device) -> Any:
     )  # fmt: skip
 
 
-def _qwen3_4b() -> Any:
-    return transformers.Qwen3Config(
-        vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+def random_krea2(device: torch.device) -> Any:
+    """Return Krea 2 Turbo with random weights, from the published configs, but for the text encoder's vision."""
+    with torch.device(device):
+        transformer = diffusers.Krea2Transformer2DModel()
+        vae = diffusers.AutoencoderKLQwenImage()
+        encoder = transformers.Qwen3VLModel(transformers.Qwen3VLConfig(text_config=QWEN3_4B))
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=6400
+    )
+    return diffusers.Krea2Pipeline(
+        scheduler=scheduler, vae=vae, text_encoder=encoder, tokenizer=krea2_tokenizer(), transformer=transformer,
+        is_distilled=True,
     )  # fmt: skip
+
+
+QWEN3_4B = {
+    "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+def _qwen3_4b() -> Any:
+    return transformers.Qwen3Config(**QWEN3_4B)
 
 
 def _sd15(tiny: bool) -> dict[str, Any]:

@@ -126,6 +126,24 @@ def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Pat
     assert not catalog.set_aside
 
 
+@pytest.mark.parametrize(("index", "said", "steps", "guidance"), [
+    ({"_class_name": "Krea2Pipeline"}, {}, 28, 5.5),
+    ({"_class_name": "Krea2Pipeline", "is_distilled": True}, {}, 8, 1.0),
+    ({"_class_name": "Krea2Pipeline", "is_distilled": True}, {"steps": 12}, 12, 1.0),
+    ({"_class_name": "Flux2KleinPipeline", "is_distilled": True}, {}, 4, 1.0),
+    ({"_class_name": "ZImagePipeline"}, {}, None, None),
+    ([], {}, None, None),
+])  # fmt: skip
+def test_a_base_model_is_drawn_as_its_family_and_its_folder_say_unless_its_row_does(
+    tmp_path: Path, index: object, said: Row, steps: int | None, guidance: float | None
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model_index.json").write_text(json.dumps(index))
+    row = {"id": "m", "folder": "m", **said}
+    model = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models["m"]
+    assert (model.steps, model.guidance) == (steps, guidance)
+
+
 def test_a_base_model_may_name_folders_of_its_text_encoder_and_tokenizer(tmp_path: Path) -> None:
     row = {"id": "turbo", "file": "turbo.safetensors", "text_encoder": "models/qwen", "tokenizer": "models/words"}
     models = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
+from serve_app.engine.adapters.explain import AS_LORA
 from serve_app.engine.adapters.layer_table import UnusableAdapter
 from serve_app.engine.lora_layers import Factors
 
@@ -19,6 +20,7 @@ Read = tuple[ModuleWeights, int | None]
 IA3 = {"ia3_weight", "ia3_on_input"}
 LORA = {"down", "up", "mid"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"}
+DIFFERENCE = {"diff"}
 LOKR = {"lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"}
 ONE_NUMBER = {"alpha", "scalar"}
 WHOLE_NUMBERS = {"alpha", "ia3_on_input"}
@@ -45,6 +47,10 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: float) 
         _require_ia3(name, parts, shape)
         return
     made, dimension = _read(name, parts, shape)
+    if DIFFERENCE & parts.keys() and made.rank > max_rank:
+        raise UnusableAdapter(
+            f"full-weight difference weights of a layer as wide as {name} are not supported, {AS_LORA}"
+        )
     own = f" ({_algorithm(parts)} of {f'dimension {dimension}' if dimension else 'two whole factors'})"
     require_size(name, made, max_rank, own)
     for part in ONE_NUMBER & parts.keys():
@@ -131,7 +137,7 @@ def _scaling(alpha: float | None, dimension: int | None, rank_stabilized: bool) 
 
 def _require_one_algorithm(name: str, parts: Parts) -> None:
     """Raise UnusableAdapter for parts of two algorithms, since those of one would be left out without a word."""
-    used = next((each for each in (LOHA, LOKR, LORA) if each & parts.keys()), IA3)
+    used = next((each for each in (LOHA, LOKR, LORA, DIFFERENCE) if each & parts.keys()), IA3)
     others = parts.keys() - used - (set() if used is IA3 else ONE_NUMBER | MAGNITUDES)
     whole = {f"{side}_{part}" for side in ("lokr_w1", "lokr_w2") if side in parts for part in "ab"}
     if used is IA3 and "ia3_weight" not in parts:
@@ -141,12 +147,13 @@ def _require_one_algorithm(name: str, parts: Parts) -> None:
 
 
 def _algorithm(parts: Parts) -> str:
-    return "LoHa" if LOHA & parts.keys() else "LoKr" if LOKR & parts.keys() else "LoRA"
+    kinds = {"LoHa": LOHA, "LoKr": LOKR, "difference": DIFFERENCE}
+    return next((kind for kind, own in kinds.items() if own & parts.keys()), "LoRA")
 
 
 def _read(name: str, parts: Parts, shape: torch.Size) -> Read:
     """Return the change at its own rank, or at the layer's smaller side where that is less, or as LoKr's factors."""
-    read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora}[_algorithm(parts)]
+    read = {"LoHa": _loha, "LoKr": _lokr, "LoRA": _lora, "difference": _difference}[_algorithm(parts)]
     try:
         return read(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch raises these for shapes that do not fit each other
@@ -170,6 +177,12 @@ def _lora(name: str, parts: Parts, shape: torch.Size) -> Read:
     if _is_outsize(rank, shape):
         up, down = _by_identity(_product(up.flatten(1), down))
     return ModuleWeights(down, up.flatten(1), 1.0), dimension
+
+
+def _difference(name: str, parts: Parts, shape: torch.Size) -> Read:
+    """Return a whole change, as ComfyUI's trainer writes it for layers that are too narrow for a LoRA."""
+    up, down = _by_identity(parts["diff"].float())
+    return _fitted(name, "difference", down, up, shape, None)
 
 
 def _loha(name: str, parts: Parts, shape: torch.Size) -> Read:

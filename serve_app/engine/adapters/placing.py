@@ -31,8 +31,9 @@ PARTS: Mapping[str, str] = {
     **{f"lokr_{part}": f"lokr_{part}" for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
     "weight": "ia3_weight",
     "on_input": "ia3_on_input",
+    "diff": "diff",
 }
-ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3"}
+ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3", "diff": "difference"}
 """An algorithm is known by parts whose names begin with its key here, which no other algorithm has."""
 _LONGEST_FIRST = sorted(PARTS, key=len, reverse=True)
 _MAGNITUDE = r"(?:(?:lora_|dora_)?magnitude(?:_vector)?|weight_m_wdecomp)"

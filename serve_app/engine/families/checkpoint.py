@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
+from diffusers.loaders.single_file_utils import (
+    SingleFileComponentError,
+    convert_wan_vae_to_diffusers,
+    create_diffusers_clip_model_from_ldm,
+)
+from safetensors.torch import load_file
 
 from serve_app.engine.families.single_file import (
     Convert,
+    fitted,
     read_parts,
     read_single_file,
-    read_transformer,
     refuse_unread,
-    rescaled,
     unread_by,
 )
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
-    "diffusers.pipelines.pipeline_utils": "Expected types for vae",  # our VAE is a tiny one, which the UNet suits
+    "diffusers.pipelines.pipeline_utils": "Expected types for",  # our VAE may be a tiny one, and text encoders come without their heads
     "transformers.utils.import_utils": "ImageProcessor` requires torchvision",  # nothing here processes images by it
 }
 """Warnings that would mislead are dropped: a part of each one's text, by the logger that emits it."""
@@ -161,7 +165,7 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
 
 
 def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
-    """Load diffusers' pipeline of a diffusion transformer, whose files hold the transformer, and maybe its other models.
+    """Load diffusers' pipeline of a diffusion transformer, whose single files may hold other parts too.
 
     `convert` is a function from the transformer's names in such files to diffusers' own. Raises as `load_pipeline`.
     """
@@ -171,34 +175,32 @@ def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> A
         wanted = (*_DIT_PARTS, *(name for name in _SECOND if name in _read_index(folder)))
         parts = _classes(folder, [name for name in wanted if name not in given])
         if file is not None:
-            given = _load_parts(file, folder, parts, dtype, convert) | given
+            for part, weights in read_parts(file, dtype, str(_read_index(folder)["_class_name"])).items():
+                if part not in parts:
+                    continue
+                if part == "transformer":
+                    given[part] = _part_of(file, folder, part, weights, convert, dtype)
+                elif part == "vae":
+                    given[part] = _vae_of(file, folder, weights, dtype)
+                else:
+                    given[part] = _encoder_of(file, folder, part, weights, dtype)
         return _assemble(folder, parts, given, dtype)
 
 
-def _load_parts(
-    file: Path, folder: Path, classes: Mapping[str, str], dtype: torch.dtype, convert: Convert
-) -> dict[str, Any]:
-    """Return the models of a diffusion transformer's file, but for those that are wanted from elsewhere."""
-    loaded: dict[str, Any] = {}
-    for part, tensors in read_parts(file).items():
-        if part == "transformer":
-            with torch.device("meta"):
-                loaded[part] = make_part(folder, part)
-            pipeline = str(_read_index(folder)["_class_name"])
-            weights = read_transformer(file, tensors, loaded[part], convert, dtype, pipeline)
-            loaded[part].load_state_dict(weights, assign=True)
-        elif part == "vae" and part in classes:
-            loaded[part] = _vae_of(f"{file}: its VAE", rescaled(file, tensors, dtype), folder, dtype)
-            refuse_unread(file, unread_by(part, loaded[part], tensors))
-        elif part in classes:
-            loaded[part] = _encoder_of(file, rescaled(file, tensors, dtype), folder, part, dtype)
-    return loaded
-
-
-def _encoder_of(file: Path, weights: dict[str, torch.Tensor], folder: Path, part: str, dtype: torch.dtype) -> Any:
-    """Return a text encoder of a file's weights, of the class and the shape that `folder` describes."""
+def _part_of(
+    file: Path, folder: Path, part: str, weights: dict[str, torch.Tensor], convert: Convert, dtype: torch.dtype
+) -> Any:
+    """Return a module of diffusers as `folder` describes it, with the weights of a file."""
     with torch.device("meta"):
-        described = make_part(folder, part)
+        made = make_part(folder, part)
+    made.load_state_dict(fitted(file, weights, made, convert, dtype), assign=True)
+    return made
+
+
+def _encoder_of(file: Path, folder: Path, part: str, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return what reads texts of the text encoder that `folder` describes, with the weights of a file."""
+    with torch.device("meta"):
+        described = language_model(make_part(folder, part))
     encoder, info = type(described).from_pretrained(
         None, config=described.config, state_dict=weights, dtype=dtype, output_loading_info=True
     )
@@ -206,6 +208,12 @@ def _encoder_of(file: Path, weights: dict[str, torch.Tensor], folder: Path, part
     if info["missing_keys"] or info["mismatched_keys"]:
         raise ValueError(f"{file}: its {part} is not of the architecture at {folder / part}")
     return encoder
+
+
+def language_model(encoder: Any) -> Any:
+    """Return what of a text encoder reads a text: no layer that makes words of it, and none that looks at pictures."""
+    encoder = getattr(encoder, "model", encoder)
+    return getattr(encoder, "language_model", encoder)
 
 
 def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -311,37 +319,43 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise FileNotFoundError(f"vae: {path}: no such safetensors file")
-        _, described = _read_index(folder).get("vae") or ("", "")
-        if described not in ("", "AutoencoderKL"):
-            raise ValueError(
-                f"vae: {path}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from "
-                "folders alone; name diffusers' folder of it"
-            )
-        return _vae_of(f"vae: {path}", str(path), folder, dtype)
+        try:
+            return _vae_of(path, folder, load_file(path), dtype)
+        except ValueError as error:
+            raise ValueError(f"vae: {error}") from error
     path = _subfolder(path, "vae")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"
         )
     name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
-    if not name.startswith("Autoencoder"):
-        raise ValueError(f"vae: {path}: holds a {name}, not a VAE")
+    _, described = _read_index(folder).get("vae") or ("", "")
+    if not name.startswith("Autoencoder") or ("QwenImage" in described and name != described):
+        raise ValueError(f"vae: {path}: holds {name}, not a VAE such as {described or 'AutoencoderKL'}")
     variant = variant_of(path.parent, [path.name])
     return getattr(diffusers, name).from_pretrained(
         str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant
     )
 
 
-def _vae_of(named: str, source: str | Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> Any:
-    """Return the VAE of a file, or of its weights, in the original layout."""
+def _vae_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return the VAE that `folder` describes, with the weights of a file under their original names."""
+    _, described = _read_index(folder).get("vae") or ("", "")
+    if described == "AutoencoderKLQwenImage":
+        return _part_of(file, folder, "vae", weights, convert_wan_vae_to_diffusers, dtype)
+    if described not in ("", "AutoencoderKL"):
+        raise ValueError(
+            f"{file}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from folders "
+            "alone; name diffusers' folder of it"
+        )
     try:
         vae = diffusers.AutoencoderKL.from_single_file(
-            source, config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
+            weights, config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
         )
     except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
-        raise ValueError(f"{named}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
+        raise ValueError(f"{file}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
     if _lacks_numbers(vae):
-        raise ValueError(f"{named}: lacks weights that the VAE at {folder / 'vae'} has")
+        raise ValueError(f"{file}: lacks weights that the VAE at {folder / 'vae'} has")
     return vae
 
 

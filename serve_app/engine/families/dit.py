@@ -14,8 +14,15 @@ from serve_app.domain.samplers import Sampler, parse_sampler
 from serve_app.engine.attention import Attends
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
+from serve_app.engine.families.checkpoint import (
+    Source,
+    as_checkpoint,
+    language_model,
+    load_dit_pipeline,
+    make_part,
+)
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
+from serve_app.engine.families.qwen_vae import of_images
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.kernels import transformer_kernels
 from serve_app.engine.lanes import Component, lanes_over
@@ -28,6 +35,8 @@ PATCH = 2
 """Cells of the VAE's latents per side of a token."""
 MAX_TOKENS = 512
 """A prompt in its chat template is cut at this many tokens, as diffusers' pipelines do."""
+CAPTION_BUCKETS = (64, 128, 256, MAX_TOKENS)
+"""Runs share forward passes where the longer of their two captions fits the same of these counts of tokens."""
 MAX_PLACES = 32
 """How many places of tokens are kept, one for each image size and caption length: 2.5 MB each for 1024²."""
 Turn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -59,7 +68,7 @@ class TransformerFamily(ABC):
         encoder_device = torch.device("cpu") if placement.encoders_on_host else self.device
         self.components = {
             "transformer": self.component(_on_device(pipeline.transformer, self.device)),
-            **self.encoders(lambda name: _on_device(_without_head(getattr(pipeline, name)), encoder_device)),
+            **self.encoders(lambda name: _on_device(language_model(getattr(pipeline, name)), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
         kernels = transformer_kernels(options)
@@ -67,18 +76,18 @@ class TransformerFamily(ABC):
             if isinstance(layer, AttendsByPlace) and kernels is not None:
                 layer.turn = kernels.turn
         self.text_encoder: Any = self.components["text_encoder"].module
-        self.vae = _on_device(pipeline.vae, self.device)
+        self.vae = _on_device(of_images(pipeline.vae), self.device)
         if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
             self.vae.to(torch.float32)
         limit_decoding(self.vae, placement.decoding_bytes)
         self.autoencoder = self.make_autoencoder()
-        self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
+        self.tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
         self.sampler = sampler or options.sampler
         self._schedule = lru_cache(MAX_SCHEDULES)(self._made_schedule)
         self._schedule(self.sampler, USUAL_STEPS, 0, 4096)
         self.encoded = lru_cache(self.max_encoded_prompts)(self._encoded)
         self.places = lru_cache(MAX_PLACES)(self._places)
-        self.latent_rgb = latent_rgb(type(self.vae).__name__, self.vae.config.latent_channels, is_xl=False)
+        self.latent_rgb = latent_rgb(type(pipeline.vae).__name__, self.vae.config.latent_channels, is_xl=False)
         self.common_targets: Sequence[str] = [
             name for name in self.components["transformer"].layers if self.is_common_target(name)
         ]
@@ -165,14 +174,17 @@ class TransformerFamily(ABC):
 
         The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
         """
-        text = self._tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         padding = "max_length" if padded else False
-        tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
-        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.text_encoder.device)
-        states = self.text_encoder(ids, mask if padded else None, output_hidden_states=True, use_cache=False)
-        return states.hidden_states
+        tokens = self.tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
+        return self.states(tokens.input_ids, tokens.attention_mask if padded else None)
+
+    def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
+        """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""
+        given = [torch.tensor([each], device=self.text_encoder.device) for each in (ids, mask) if each is not None]
+        return self.text_encoder(*given, output_hidden_states=True, use_cache=False).hidden_states
 
     def _places(self, *key: int) -> tuple[Tensor, ...]:
         return tuple(upload(each.numpy(), self.device) for each in self.transformer.places(*key))
@@ -206,15 +218,21 @@ class TransformerFamily(ABC):
         return make_schedule(scheduler, steps, skipped=skipped, sigmas=noise_levels, mu=mu).to(self.device)
 
 
-def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
+def filled(captions: Sequence[Tensor], longest: int) -> Tensor:
+    """Return captions [tokens, width] as rows [rows, bucket, width], with zeros after each, of the `longest`'s bucket."""
+    bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= longest)
+    return torch.stack([F.pad(caption, (0, 0, 0, bucket - len(caption))) for caption in captions])
+
+
+def refuse_wrong_text_parts(pipeline: Any, width: int, *, with_template: bool = True) -> None:
     """Raise ValueError on a text encoder that does not make hidden states of this width, or on another's tokenizer."""
-    encoder, tokenizer = pipeline.text_encoder.config, pipeline.tokenizer
+    encoder, tokenizer = language_model(pipeline.text_encoder).config, pipeline.tokenizer
     if encoder.hidden_size != width:
         raise ValueError(
             f"the transformer takes captions {width} wide and the text encoder makes {encoder.hidden_size}: name the "
             "Qwen3 that it was trained with as `text_encoder:`"
         )
-    if not tokenizer.chat_template or len(tokenizer) > encoder.vocab_size:
+    if (with_template and not tokenizer.chat_template) or len(tokenizer) > encoder.vocab_size:
         template = "a" if tokenizer.chat_template else "no"
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens and {template} chat template, and the text encoder knows "
@@ -224,7 +242,8 @@ def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
 
 def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
     """Raise ValueError on a VAE whose latents have another number of channels than `channels`."""
-    if (latent := getattr(pipeline.vae.config, "latent_channels", 4)) != channels:
+    config = pipeline.vae.config
+    if (latent := config.get("latent_channels", config.get("z_dim", 4))) != channels:
         raise ValueError(
             f"the transformer takes {channels} channels and the VAE makes {latent}: name the VAE that it was trained "
             "with as `vae:`"
@@ -232,11 +251,12 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 
 
 def qwen_component(encoder: Any) -> Component:
-    encoder = _without_head(encoder)
+    encoder = language_model(encoder)
     layers = wrap_layers(encoder)
-    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]
+    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")] + ["text_encoders.qwen3vl_4b."]
     prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
-    return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, prefixes)
+    wholes = ("model.", "language_model.", "model.language_model.")
+    return Component(encoder, layers, {f"{whole}{layer}": layer for layer in layers for whole in wholes}, prefixes)
 
 
 class AttendsByPlace(Attends):
@@ -264,11 +284,6 @@ def turned(x: Tensor, rope: Tensor) -> Tensor:
     """
     pairs = torch.view_as_complex(x.float().unflatten(3, (-1, 2)))
     return torch.view_as_real(pairs * rope).flatten(3).to(x.dtype)
-
-
-def _without_head(encoder: Any) -> Any:
-    """Return a language model without the layer that makes words of what it understood, for nothing is written here."""
-    return getattr(encoder, "model", encoder)
 
 
 def _on_device(module: Any, device: torch.device) -> Any:

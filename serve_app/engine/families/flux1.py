@@ -224,7 +224,7 @@ class Flux1Family(TransformerFamily):
     def _pooled(self, prompt: str, adapter_id: str, scale: float) -> Tensor:
         """Return the vector [1, width] that CLIP makes of a prompt, of which it reads no more than its window."""
         del adapter_id, scale  # the cache tells encodings apart by them
-        ids = self._ids(self._tokenizer, prompt, self._tokenizer.model_max_length)
+        ids = self._ids(self.tokenizer, prompt, self.tokenizer.model_max_length)
         return self.text_encoder(ids).pooler_output.to(self.device, self.dtype)
 
     def _ids(self, tokenizer: Any, prompt: str, length: int) -> Tensor:
@@ -237,7 +237,9 @@ class Flux1Family(TransformerFamily):
         guidances = added["guidance"].to(dtype).split(1) if "guidance" in added else [None] * conditioning.rows
         constants = map(transformer.embedded, added["pooled"].split(1), guidances)
         context = torch.cat([transformer.context_embedder(caption) for caption in conditioning.context.split(1)])
-        return conditioning._replace(context=context, added={"constant": torch.cat([*constants]), "rope": added["rope"]})
+        return conditioning._replace(
+            context=context, added={"constant": torch.cat([*constants]), "rope": added["rope"]}
+        )
 
     # -- noise, steps and pixels -----------------------------------------------------------------------------------
 
@@ -252,6 +254,4 @@ class Flux1Family(TransformerFamily):
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
         time = timesteps.to(self.dtype) / 1000
-        return (
-            self.lanes[lane].module(latents.to(self.dtype), time, context, added["constant"], added["rope"]).float()
-        )
+        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["constant"], added["rope"]).float()

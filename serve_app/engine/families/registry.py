@@ -12,6 +12,7 @@ from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline
 from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.krea2 import Krea2Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.float8 import to_float8
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "flux1": Flux1Family,
     "flux2-klein": Flux2KleinFamily,
     "z-image": ZImageFamily,
+    "krea-2": Krea2Family,
 }
 
 

@@ -27,13 +27,12 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "text_encoder_2": ("conditioner.embedders.1.model.",),
 }
 """How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
-DIT_PARTS: Mapping[str, tuple[str, str]] = {
-    "vae.": ("vae", "first_stage_model."),
-    "text_encoders.clip_l.transformer.": ("text_encoder", ""),
-    "text_encoders.t5xxl.transformer.": ("text_encoder_2", ""),
+BESIDE_TRANSFORMER: Mapping[str, str] = {
+    "text_encoder": r"text_encoders\.(qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?|clip_l\.transformer\.)",
+    "text_encoder_2": r"text_encoders\.t5xxl\.transformer\.",
+    "vae": r"(vae|first_stage_model)\.",
 }
-"""How the names of tensors that are not the transformer's begin in whole files of diffusion transformers, as ComfyUI saves
-them: the part that they are of, and how `PARTS` and transformers have them begin."""
+"""How names of the parts begin that files of a diffusion transformer may hold beside it, as ComfyUI saves them."""
 MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max")
 """Tensors that say how a checkpoint was trained, in files of NoobAI and A1111, of Playground 2.5 and of CosXL."""
 OTHER_KINDS = {
@@ -45,6 +44,8 @@ OTHER_KINDS = {
         if marks.checkpoint
     },
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
+}
+_OF_DIFFUSERS = {
     r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
     "names; give diffusers' whole folder as `folder:`",
 }
@@ -78,7 +79,7 @@ _UNUSED = re.compile(
     r"|denoiser\.sigmas|scale_factor|global_step"  # tables of the schedule, which the scheduler computes
     r"|.+\.(position_ids|logit_scale|attn_mask)|.+\.(vision_model|visual)\..+|.+\.visual_projection\.\w+"
     r"|(cond_stage_model|conditioner\.embedders\.\d)\.(logit_scale|text_projection)"  # CLIP's other half
-    r"|(cond_stage_model|conditioner\.embedders\.0)\.transformer\.text_projection\.weight"
+    r"|(cond_stage_model|conditioner\.embedders\.0|text_encoders\.clip_l)\.transformer\.text_projection\.weight"
 )
 _SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
 _SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_quant)")
@@ -102,7 +103,8 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors, OTHER_KINDS | _of_others((), "a Stable Diffusion"))
+    others = _OF_DIFFUSERS | _of_others((), "a Stable Diffusion")
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | others)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:
@@ -117,37 +119,47 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     return SingleFile(weights, markers)
 
 
-def read_parts(file: Path) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a diffusion transformer's file by the part that they are of, without what is unused.
+def part_in_file(name: str, *, of_transformer: bool) -> tuple[str, str]:
+    """Return the part that a tensor is of, and its name there; of a UNet's file, whose names stay, it may be none."""
+    if not of_transformer:
+        return next((part for part, begins in PARTS.items() if name.startswith(begins)), ""), name
+    for part, begins in BESIDE_TRANSFORMER.items():
+        if prefix := re.match(begins, name):
+            return part, name[prefix.end() :]
+    return "transformer", name.removeprefix("model.diffusion_model.")
 
-    Raises OSError, or ValueError for a file of another kind.
+
+def read_parts(file: Path, dtype: torch.dtype, pipeline: str) -> dict[str, dict[str, Tensor]]:
+    """Return the weights of a diffusion transformer's file by part, scaled where they were quantized.
+
+    Its config is of this class of pipelines. Raises OSError, or ValueError for a file of another kind.
     """
     tensors = load_file(file)
-    parts: dict[str, dict[str, Tensor]] = {"transformer": {}}
-    for name, tensor in tensors.items():
-        begins = next((begins for begins in DIT_PARTS if name.startswith(begins)), "")
-        part, prefix = DIT_PARTS.get(begins, ("transformer", ""))
-        if not (_UNUSED.fullmatch(name) or name.startswith("text_encoders.") and name.endswith(".text_projection.weight")):
-            parts.setdefault(part, {})[prefix + name.removeprefix(begins)] = tensor
+    marks = next(family.marks for family in FAMILIES.values() if pipeline in family.pipelines)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _of_others(marks, with_article(marks[0].name)))
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, weight in rescaled(file, tensors, dtype).items():
+        part, own = part_in_file(name, of_transformer=True)
+        parts.setdefault(part, {})[own] = weight
     return parts
 
 
-def read_transformer(
-    file: Path, tensors: Mapping[str, Tensor], module: Any, convert: Convert, dtype: torch.dtype, pipeline: str
+def fitted(
+    file: Path, weights: dict[str, Tensor], module: Any, convert: Convert, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+    """Return a part's weights under its module's names; the module may be on the meta device.
 
-    The tensors have these names or original ones, which `convert` is a function from, and `pipeline` is the class of the
-    config's. Raises ValueError for a file that is of another kind, lacks a weight or holds one that the module, which
-    may be on the meta device, has no place for.
+    `convert` is diffusers' function from the original names; names that are the module's already stay. Raises ValueError
+    where a weight is missing, has no place or comes twice.
     """
-    weights, own = rescaled(file, tensors, dtype), module.state_dict()
-    if not weights.keys() <= own.keys():
-        marks = next(family.marks for family in FAMILIES.values() if pipeline in family.pipelines)
-        _refuse_other_kinds(file, tensors, OTHER_KINDS | _of_others(marks, with_article(marks[0].name)))
-        unread = [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()]
-        refuse_unread(file, unread)
-        weights = convert(weights)
+    own = module.state_dict()
+    others = {name: weight for name, weight in weights.items() if name not in own}
+    refuse_unread(file, [name for name, weight in others.items() if not convert({name: weight}).keys() <= own.keys()])
+    ours = {name: weight for name, weight in weights.items() if name in own}
+    made = convert(others)
+    if twice := sorted(ours.keys() & made.keys()):
+        raise ValueError(f"{file}: holds {twice[0]} twice, under diffusers' name and under the original one")
+    weights = ours | made
     if missing := [name for name in own if name not in weights]:
         raise ValueError(
             f"{file}: lacks weights that the architecture of its config has: {', '.join(missing[:_SHOWN])}"

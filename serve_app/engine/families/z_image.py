@@ -8,9 +8,9 @@ from torch import Tensor
 
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
-    MAX_TOKENS,
     PATCH,
     TransformerFamily,
+    filled,
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
@@ -20,8 +20,6 @@ from serve_app.engine.lanes import Component
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 
-CAPTION_BUCKETS = (64, 128, 256, MAX_TOKENS)
-"""Runs share forward passes where the longer of their two captions, padded, fits the same of these counts of tokens."""
 _ORIGINAL_NAMES = {
     "all_x_embedder.2-1": "x_embedder",
     "all_final_layer.2-1": "final_layer",
@@ -71,11 +69,8 @@ class ZImageFamily(TransformerFamily):
         prompts = [request.negative_prompt, request.prompt] if request.guidance > 1 else [request.prompt]
         captions = self.captions(prompts, request, adapter_id)
         lengths = [padded_length(len(caption)) for caption in captions]
-        bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= max(lengths))
-        context = captions[0].new_zeros(len(captions), bucket, captions[0].shape[1])
-        for row, caption in zip(context, captions, strict=True):
-            row[: len(caption)] = caption
-        places = [self.places(*self.tokens(request), length, bucket) for length in lengths]
+        context = filled(captions, max(lengths))
+        places = [self.places(*self.tokens(request), length, context.shape[1]) for length in lengths]
         rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
         tokens = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it
         return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
