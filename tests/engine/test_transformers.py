@@ -257,7 +257,7 @@ def misfits_of_z_image(written: Written, sd: Path, file: Path) -> tuple[Sources,
         ({"x_pad_token": None}, "lacks weights .* x_pad_token"),
         ({"x_pad_token": torch.ones(1, 32, dtype=torch.uint8)}, "x_pad_token is quantized as uint8"),
         ({"lora_unet_layers_0_attention_qkv.lora_down.weight": torch.ones(2, 2)}, "is a LoRA"),
-        ({"all_x_embedder.2-1.weight": torch.ones(2, 2)}, "has diffusers' names"),
+        ({"all_x_embedder.2-1.weight": torch.ones(2, 2)}, "holds all_x_embedder.2-1.weight twice, under diffusers'"),
     ]
 
 
@@ -287,7 +287,10 @@ def misfits_of_flux2_klein(written: Written, sd: Path, file: Path) -> tuple[Sour
         ({"guidance_in.in_layer.weight": torch.ones(3, 2)}, "no part of its architecture reads: guidance_in"),
         ({"double_blocks.0.img_mod.lin.weight": torch.ones(3, 2)}, "is a FLUX.1, for which there is no family"),
         ({"txt_in.weight": None}, "lacks weights .* context_embedder"),
-        ({"transformer_blocks.0.attn.to_q.weight": torch.ones(2, 2)}, "has diffusers' names"),
+        (
+            {"transformer_blocks.0.attn.to_q.weight": torch.ones(2, 2)},
+            "holds transformer_blocks.0.attn.to_q.weight twice",
+        ),
     ]
 
 

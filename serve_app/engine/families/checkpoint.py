@@ -10,13 +10,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
+from diffusers.loaders.single_file_utils import (
+    SingleFileComponentError,
+    convert_wan_vae_to_diffusers,
+    create_diffusers_clip_model_from_ldm,
+)
+from safetensors.torch import load_file
 
-from serve_app.engine.families.single_file import Convert, read_single_file, read_transformer, refuse_unread, unread_by
+from serve_app.engine.families.single_file import (
+    Convert,
+    fitted,
+    read_parts,
+    read_single_file,
+    refuse_unread,
+    unread_by,
+)
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
-    "diffusers.pipelines.pipeline_utils": "Expected types for vae",  # our VAE is a tiny one, which the UNet suits
+    "diffusers.pipelines.pipeline_utils": "Expected types for",  # our VAE may be a tiny one, and text encoders come without their heads
     "transformers.utils.import_utils": "ImageProcessor` requires torchvision",  # nothing here processes images by it
 }
 """Warnings that would mislead are dropped: a part of each one's text, by the logger that emits it."""
@@ -152,20 +164,47 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
 
 
 def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
-    """Load diffusers' pipeline of a diffusion transformer, whose single files hold the transformer alone.
+    """Load diffusers' pipeline of a diffusion transformer, whose single files may hold other parts too.
 
-    `convert` is diffusers' function from the names in such files to its own. Raises as `load_pipeline`.
+    `convert` is diffusers' function from the transformer's names in such files to its own. Raises as `load_pipeline`.
     """
     file, folder = _file_and_folder(source)
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
         parts = _classes(folder, [name for name in _DIT_PARTS if name not in given])
         if file is not None:
-            with torch.device("meta"):
-                given["transformer"] = make_part(folder, "transformer")
-            weights = read_transformer(file, given["transformer"], convert, dtype)
-            given["transformer"].load_state_dict(weights, assign=True)
+            for part, weights in read_parts(file, dtype).items():
+                if part in given:
+                    continue
+                if part == "transformer":
+                    given[part] = _part_of(file, folder, part, weights, convert, dtype)
+                else:
+                    given[part] = (_vae_of if part == "vae" else _encoder_of)(file, folder, weights, dtype)
         return _assemble(folder, parts, given, dtype)
+
+
+def _part_of(
+    file: Path, folder: Path, part: str, weights: dict[str, torch.Tensor], convert: Convert, dtype: torch.dtype
+) -> Any:
+    """Return a module of diffusers as `folder` describes it, with the weights of a file."""
+    with torch.device("meta"):
+        made = make_part(folder, part)
+    made.load_state_dict(fitted(file, weights, made, convert, dtype), assign=True)
+    return made
+
+
+def _encoder_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return the language model of the text encoder that `folder` describes, with the weights of a file."""
+    with torch.device("meta"):
+        described = language_model(make_part(folder, "text_encoder"))
+    weights = fitted(file, weights, described, dict, dtype)
+    return type(described).from_pretrained(None, config=described.config, state_dict=weights, dtype=dtype)
+
+
+def language_model(encoder: Any) -> Any:
+    """Return what of a text encoder reads a text: no layer that makes words of it, and none that looks at pictures."""
+    encoder = getattr(encoder, "model", encoder)
+    return getattr(encoder, "language_model", encoder)
 
 
 def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -259,21 +298,10 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise FileNotFoundError(f"vae: {path}: no such safetensors file")
-        _, described = _read_index(folder).get("vae") or ("", "")
-        if described not in ("", "AutoencoderKL"):
-            raise ValueError(
-                f"vae: {path}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from "
-                "folders alone; name diffusers' folder of it"
-            )
         try:
-            vae = diffusers.AutoencoderKL.from_single_file(
-                str(path), config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
-            )
-        except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
-            raise ValueError(f"vae: {path}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
-        if _lacks_numbers(vae):
-            raise ValueError(f"vae: {path}: lacks weights that the VAE at {folder / 'vae'} has")
-        return vae
+            return _vae_of(path, folder, load_file(path), dtype)
+        except ValueError as error:
+            raise ValueError(f"vae: {error}") from error
     path = _subfolder(path, "vae")
     if not (path / "config.json").is_file():
         raise FileNotFoundError(
@@ -286,6 +314,27 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     return getattr(diffusers, name).from_pretrained(
         str(path), local_files_only=True, use_safetensors=True, torch_dtype=dtype, variant=variant
     )
+
+
+def _vae_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return the VAE that `folder` describes, with the weights of a file under their original names."""
+    _, described = _read_index(folder).get("vae") or ("", "")
+    if described == "AutoencoderKLQwenImage":
+        return _part_of(file, folder, "vae", weights, convert_wan_vae_to_diffusers, dtype)
+    if described not in ("", "AutoencoderKL"):
+        raise ValueError(
+            f"{file}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from folders "
+            "alone; name diffusers' folder of it"
+        )
+    try:
+        vae = diffusers.AutoencoderKL.from_single_file(
+            weights, config=str(folder), subfolder="vae", local_files_only=True, torch_dtype=dtype
+        )
+    except (ValueError, KeyError, AttributeError, OSError, NotImplementedError, SingleFileComponentError) as error:
+        raise ValueError(f"{file}: is not of the VAE that {folder / 'vae'} describes: {error}") from error
+    if _lacks_numbers(vae):
+        raise ValueError(f"{file}: lacks weights that the VAE at {folder / 'vae'} has")
+    return vae
 
 
 def _load_file(

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 from serve_app.domain.samplers import Sampler, parse_sampler
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
+from serve_app.engine.families.checkpoint import (
+    Source,
+    as_checkpoint,
+    language_model,
+    load_dit_pipeline,
+    make_part,
+)
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
+from serve_app.engine.families.qwen_vae import of_images
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
@@ -56,11 +63,11 @@ class TransformerFamily(ABC):
         encoder_device = torch.device("cpu") if placement.encoders_on_host else self.device
         self.components = {
             "transformer": self.component(_on_device(pipeline.transformer, self.device)),
-            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
+            "text_encoder": qwen_component(_on_device(language_model(pipeline.text_encoder), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
         self.text_encoder: Any = self.components["text_encoder"].module
-        self.vae = _on_device(pipeline.vae, self.device)
+        self.vae = _on_device(of_images(pipeline.vae), self.device)
         if self.dtype == torch.float16 and self.vae.config.get("force_upcast", False):
             self.vae.to(torch.float32)
         limit_decoding(self.vae, placement.decoding_bytes)
@@ -71,7 +78,7 @@ class TransformerFamily(ABC):
         self._schedule(self.sampler, USUAL_STEPS, 0, 4096)
         self.encoded = lru_cache(self.max_encoded_prompts)(self._encoded)
         self.places = lru_cache(MAX_PLACES)(self._places)
-        self.latent_rgb = latent_rgb(type(self.vae).__name__, self.vae.config.latent_channels, is_xl=False)
+        self.latent_rgb = latent_rgb(type(pipeline.vae).__name__, self.vae.config.latent_channels, is_xl=False)
         self.common_targets: Sequence[str] = [
             name for name in self.components["transformer"].layers if self.is_common_target(name)
         ]
@@ -188,7 +195,7 @@ class TransformerFamily(ABC):
 
 def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
     """Raise ValueError on a text encoder that does not make hidden states of this width, or on another's tokenizer."""
-    encoder, tokenizer = pipeline.text_encoder.config, pipeline.tokenizer
+    encoder, tokenizer = language_model(pipeline.text_encoder).config, pipeline.tokenizer
     if encoder.hidden_size != width:
         raise ValueError(
             f"the transformer takes captions {width} wide and the text encoder makes {encoder.hidden_size}: name the "
@@ -204,7 +211,8 @@ def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
 
 def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
     """Raise ValueError on a VAE whose latents have another number of channels than `channels`."""
-    if (latent := getattr(pipeline.vae.config, "latent_channels", 4)) != channels:
+    config = pipeline.vae.config
+    if (latent := config.get("latent_channels", config.get("z_dim", 4))) != channels:
         raise ValueError(
             f"the transformer takes {channels} channels and the VAE makes {latent}: name the VAE that it was trained "
             "with as `vae:`"
@@ -212,11 +220,12 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 
 
 def qwen_component(encoder: Any) -> Component:
-    encoder = _without_head(encoder)
+    encoder = language_model(encoder)
     layers = wrap_layers(encoder)
-    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]
+    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")] + ["text_encoders.qwen3vl_4b."]
     prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
-    return Component(encoder, layers, {f"model.{layer}": layer for layer in layers}, prefixes)
+    wholes = ("model.", "language_model.", "model.language_model.")
+    return Component(encoder, layers, {f"{whole}{layer}": layer for layer in layers for whole in wholes}, prefixes)
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
@@ -231,11 +240,6 @@ def turned(x: Tensor, rope: Tensor) -> Tensor:
     """
     pairs = torch.view_as_complex(x.float().unflatten(3, (-1, 2)))
     return torch.view_as_real(pairs * rope).flatten(3).to(x.dtype)
-
-
-def _without_head(encoder: Any) -> Any:
-    """Return a language model without the layer that makes words of what it understood, for nothing is written here."""
-    return getattr(encoder, "model", encoder)
 
 
 def _on_device(module: Any, device: torch.device) -> Any:

@@ -64,9 +64,7 @@ def of_diffusers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     for name, weight in weights.items():
         try:
-            made |= convert_flux2_transformer_checkpoint_to_diffusers(
-                {name.removeprefix("model.diffusion_model."): weight}
-            )
+            made |= convert_flux2_transformer_checkpoint_to_diffusers({name: weight})
         except KeyError:
             made[name] = weight
     return made

@@ -27,6 +27,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "text_encoder_2": ("conditioner.embedders.1.model.",),
 }
 """How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
+BESIDE_TRANSFORMER: Mapping[str, str] = {
+    "text_encoder": r"text_encoders\.qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?",
+    "vae": r"(vae|first_stage_model)\.",
+}
+"""How names of the parts begin that files of a diffusion transformer may hold beside it, as ComfyUI saves them."""
 MARKERS = ("v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_min", "edm_vpred.sigma_max")
 """Tensors that say how a checkpoint was trained, in files of NoobAI and A1111, of Playground 2.5 and of CosXL."""
 OTHER_KINDS = {
@@ -38,6 +43,8 @@ OTHER_KINDS = {
         if marks.checkpoint
     },
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
+}
+_OF_DIFFUSERS = {
     r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
     "names; give diffusers' whole folder as `folder:`",
 }
@@ -89,7 +96,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors, OTHER_KINDS | _TRANSFORMERS)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _OF_DIFFUSERS | _TRANSFORMERS)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:
@@ -104,18 +111,46 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     return SingleFile(weights, markers)
 
 
-def read_transformer(file: Path, module: Any, convert: Convert, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
+def part_in_file(name: str, *, of_transformer: bool) -> tuple[str, str]:
+    """Return the part that a tensor is of, and its name there; of a UNet's file, whose names stay, it may be none."""
+    if not of_transformer:
+        return next((part for part, begins in PARTS.items() if name.startswith(begins)), ""), name
+    for part, begins in BESIDE_TRANSFORMER.items():
+        if prefix := re.match(begins, name):
+            return part, name[prefix.end() :]
+    return "transformer", name.removeprefix("model.diffusion_model.")
 
-    `convert` is diffusers' function from the original names. Raises OSError, or ValueError for a file that is of another
-    kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
+
+def read_parts(file: Path, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
+    """Return the weights of a diffusion transformer's file by part, scaled where they were quantized.
+
+    Raises OSError, or ValueError for a file of another kind.
     """
     tensors = load_file(file)
     _refuse_other_kinds(file, tensors, OTHER_KINDS)
-    weights = _rescaled(file, tensors, dtype)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, weight in _rescaled(file, tensors, dtype).items():
+        part, own = part_in_file(name, of_transformer=True)
+        parts.setdefault(part, {})[own] = weight
+    return parts
+
+
+def fitted(
+    file: Path, weights: dict[str, Tensor], module: Any, convert: Convert, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return a part's weights under its module's names; the module may be on the meta device.
+
+    `convert` is diffusers' function from the original names; names that are the module's already stay. Raises ValueError
+    where a weight is missing, has no place or comes twice.
+    """
     own = module.state_dict()
-    refuse_unread(file, [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()])
-    weights = convert(weights)
+    others = {name: weight for name, weight in weights.items() if name not in own}
+    refuse_unread(file, [name for name, weight in others.items() if not convert({name: weight}).keys() <= own.keys()])
+    ours = {name: weight for name, weight in weights.items() if name in own}
+    made = convert(others)
+    if twice := sorted(ours.keys() & made.keys()):
+        raise ValueError(f"{file}: holds {twice[0]} twice, under diffusers' name and under the original one")
+    weights = ours | made
     if missing := [name for name in own if name not in weights]:
         raise ValueError(
             f"{file}: lacks weights that the architecture of its config has: {', '.join(missing[:_SHOWN])}"

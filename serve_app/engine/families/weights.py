@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from serve_app.engine.device import SPARE_PART, free_host_memory, free_memory, memory_limit, torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
 from serve_app.engine.families.family import Placement
-from serve_app.engine.families.single_file import PARTS
+from serve_app.engine.families.single_file import part_in_file
 from serve_app.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ WATCH_S = 1.0
 """A load's progress is measured this often, which takes 0.1 s of a core for a Stable Diffusion 1.5."""
 ROOM = 2**30
 """Unless the weights leave this many bytes, text encoders stay on the host; decoding 512² pixels takes 0.4 GB."""
+_UNUSED = re.compile(r"model_ema\.|lm_head\.|(.+\.)?(visual|time_conv)\.")
+"""Averages of training, what of text encoders makes words or looks at pictures, and what of Qwen's VAE follows a video's
+first frame are not loaded."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -96,13 +100,14 @@ def shown_bytes(*numbers: int) -> str:
 def part_bytes(source: Source, dtype: torch.dtype) -> dict[str, int]:
     """Return the bytes of each part's weights as they are loaded in `dtype`; nothing for files that are missing."""
     sizes: dict[str, int] = {}
-    given = _given_parts(source)
+    given, is_transformer = _given_parts(source), "transformer" in _described_parts(source)
     for file, part in weight_files(source):
         for name, kind, shape in _tensors(file):
-            of = part or next((part for part, begins in PARTS.items() if name.startswith(begins)), "weights")
-            if part or (of not in given and not name.startswith("model_ema.")):
+            of = part or part_in_file(name, of_transformer=is_transformer)[0] or "weights"
+            if (part or of not in given) and not _UNUSED.match(name):
                 item = 4 if of == "vae" and dtype == torch.float16 else dtype.itemsize  # most VAEs overflow in float16
-                sizes[of] = sizes.get(of, 0) + _INTEGER_BYTES.get(kind, item) * math.prod(shape)
+                counts = shape if len(shape) < 5 else (*shape[:2], *shape[3:])  # `qwen_vae.py` takes a slice of those
+                sizes[of] = sizes.get(of, 0) + _INTEGER_BYTES.get(kind, item) * math.prod(counts)
     return sizes
 
 
@@ -126,16 +131,30 @@ def weight_files(source: Source) -> Iterator[tuple[Path, str]]:
         folder = place / part if (place / part).is_dir() else place
         files = [place] if place.suffix == ".safetensors" else _chosen(folder.parent, [folder.name])
         yield from ((file, part) for file in files)
+    parts = [part for part in _described_parts(source) if part not in given]
     if path.suffix == ".safetensors":
         yield path, ""
-        path = as_checkpoint(source).config or path.with_suffix("")
+        path = _folder(source)
+        if "transformer" in parts:  # what such a file does not hold is read from its config's folder
+            held = {part_in_file(name, of_transformer=True)[0] for name, *_ in _tensors(as_checkpoint(source).path)}
+            parts = [part for part in parts if part not in held]
+        else:
+            parts = []
+    yield from ((file, file.parent.name) for file in _chosen(path, parts))
+
+
+def _folder(source: Source) -> Path:
+    """Return the folder that describes a base model."""
+    path, config = as_checkpoint(source)[:2]
+    return config or (path.with_suffix("") if path.suffix == ".safetensors" else path)
+
+
+def _described_parts(source: Source) -> list[str]:
+    """Return the parts that the base model's folder names; none where there is no such folder."""
     index: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
-    parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
-    if path != as_checkpoint(source).path:  # what a single file leaves to its config: all but a transformer
-        parts = [name for name in parts if name != "transformer"] if "transformer" in parts else []
-    yield from ((file, file.parent.name) for file in _chosen(path, parts))
+        index = json.loads((_folder(source) / "model_index.json").read_text(encoding="utf-8"))
+    return [name for name, of in index.items() if isinstance(of, list) and name not in UNNEEDED]
 
 
 def _given_parts(source: Source) -> dict[str, Path]:
