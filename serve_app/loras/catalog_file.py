@@ -36,7 +36,6 @@ Relative paths are read from the file's own folder. A row with a mistake is set 
 hold it; the rest is read. A weight file is digested once, and again when it has changed.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +52,7 @@ from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
+from serve_app.model_index import read_index
 from serve_app.store.storage import storage_errors
 
 
@@ -215,8 +215,8 @@ class AdapterRow(_Drawn):
 def pipeline_of(folder: Path) -> str:
     """Return the pipeline class that a diffusers folder names; '' where it cannot be read."""
     try:
-        return str(json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name", ""))
-    except (OSError, ValueError, AttributeError):
+        return str(read_index(folder).get("_class_name", ""))
+    except (OSError, ValueError):
         return ""
 
 

@@ -29,6 +29,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
 BESIDE_TRANSFORMER: Mapping[str, str] = {
     "text_encoder": r"text_encoders\.qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?",
+    "text_conditioner": r"(model\.diffusion_model\.)?(net\.)?llm_adapter\.|text_conditioner\.",
     "vae": r"(vae|first_stage_model)\.",
 }
 """How names of the parts begin that files of a diffusion transformer may hold beside it, as ComfyUI saves them."""
