@@ -149,12 +149,15 @@ class DiffusersReference:
         )
 
 
+PARTS = ("transformer", "text_encoder", "text_conditioner")
+
+
 class PeftReference(DiffusersReference):
-    """One pipeline with an adapter of PEFT in its transformer and its text encoder, where diffusers loads but one."""
+    """One pipeline with an adapter of PEFT in any of its parts, where diffusers loads but one of them."""
 
     def adapt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put an adapter of PEFT's names in, at its whole strength."""
-        for part in ("transformer", "text_encoder"):
+        for part in PARTS:
             own = {name.removeprefix(f"{part}."): each for name, each in tensors.items() if name.startswith(f"{part}.")}
             if own:
                 rank = next(len(each) for name, each in own.items() if name.endswith("lora_A.weight"))
@@ -167,7 +170,7 @@ class PeftReference(DiffusersReference):
 
     def scale(self, scale: float) -> None:
         """Let the adapter act at this weight."""
-        for part in (self.pipeline.transformer, self.pipeline.text_encoder):
-            for layer in part.modules():
+        for part in (getattr(self.pipeline, name, None) for name in PARTS):
+            for layer in part.modules() if part is not None else ():
                 if isinstance(getattr(layer, "scaling", None), dict):
                     layer.scaling = dict.fromkeys(layer.scaling, scale)

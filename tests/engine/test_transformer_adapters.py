@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 from diffusers.loaders.single_file_utils import (
+    convert_cosmos_transformer_checkpoint_to_diffusers,
     convert_flux2_transformer_checkpoint_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
@@ -39,7 +40,7 @@ from tests.engine.format_table import rows as format_rows
 from tests.engine.latent_comparison import OPTIONS, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.tiny_models import diffusers
-from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import ANIMA, FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = pytest.mark.slow
 PROMPT = "a red cat"
@@ -77,6 +78,14 @@ def klein_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     return velocity[0].T.unflatten(1, (4, 4))
 
 
+def anima_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    mask = torch.zeros(1, 1, 64, 64)
+    (velocity,) = transformer(
+        latents[None, :, None], torch.tensor([0.7]), captions, padding_mask=mask, return_dict=False
+    )
+    return velocity[:, :, 0]
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -98,6 +107,13 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
             r".*(qkv|proj|mlp\.[02]|linear[12])",
         ),
     ),
+    ANIMA: Reference(
+        torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
+        anima_answer,
+        convert_cosmos_transformer_checkpoint_to_diffusers,
+        {"blocks": type("Block", (nn.Module,), {})},
+        (r"transformer_blocks.*\.(to_[qkv]|to_out\.0|proj|net\.2|linear_[12])", r"blocks.*(proj|layer[12]|\.[12])"),
+    ),
 }
 
 
@@ -110,8 +126,8 @@ class Base:
         self.table = LayerTable(self.family.components, self.family.denoiser)
         self.pipeline = tiny.reference(folder)
         pipeline = self.pipeline.pipeline
-        self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in ("transformer", "text_encoder")}
-        self.captions = self.encode(self.modules["text_encoder"])
+        self.modules: dict[str, Any] = {name: getattr(pipeline, name) for name in self.family.components}
+        self.captions = self.encode(self.modules)
         self.plain = self.answer(self.modules)
 
     def original(self) -> nn.Module:
@@ -136,16 +152,19 @@ class Base:
         return self.original() if is_original else copy.deepcopy(self.modules[component])
 
     @torch.inference_mode()
-    def encode(self, text_encoder: Any) -> Any:
+    def encode(self, modules: Mapping[str, Any]) -> Any:
         pipeline = self.pipeline.pipeline
-        pipeline.text_encoder = text_encoder
+        for name, module in modules.items():
+            setattr(pipeline, name, module)
+        if self.tiny is ANIMA:
+            return self.pipeline.caption(PROMPT)[None]
         guided = {} if self.tiny is FLUX2_KLEIN else {"do_classifier_free_guidance": False}
         return pipeline.encode_prompt(PROMPT, **guided)[0]
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:
-        encoder = modules["text_encoder"]
-        captions = self.captions if encoder is self.modules["text_encoder"] else self.encode(encoder)
+        reads = [modules[name] is module for name, module in self.modules.items() if name != "transformer"]
+        captions = self.captions if all(reads) else self.encode(modules)
         return self.reference.answer(modules["transformer"], captions, self.reference.latents)
 
     def read(self, path: Path) -> AdapterWeights:
@@ -187,8 +206,8 @@ Bases = Callable[[TinyTransformer], Base]
 
 
 @pytest.fixture(scope="module")
-def bases(z_image: Path, klein: Path) -> Bases:
-    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein}[tiny]))
+def bases(written: Callable[[TinyTransformer, str], Path]) -> Bases:
+    return cache(lambda tiny: Base(tiny, written(tiny, next(iter(tiny.variants)))))
 
 
 @pytest.fixture
@@ -264,12 +283,29 @@ OF_FLUX2_KLEIN = (
     Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
     Naming("LoKr, diffusers' names", "transformer.", is_lokr=True),
 )
+OF_ANIMA = (
+    Naming("ai-toolkit", "diffusion_model.", is_original=True),
+    Naming("ai-toolkit without a prefix", "", is_original=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("LyCORIS standalone, original names", "lycoris_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("LoKr, kohya", "lora_unet_", is_original=True, is_flat=True, is_lokr=True),
+    Naming("LoKr, diffusers' names", "transformer.", is_lokr=True),
+    Naming("text conditioner, PEFT keys", "text_conditioner.", component="text_conditioner"),
+    Naming("text conditioner, ai-toolkit", "diffusion_model.llm_adapter.", component="text_conditioner"),
+    Naming("text conditioner, kohya", "lora_unet_llm_adapter_", KOHYA, 2, is_flat=True, component="text_conditioner"),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, kohya", "lora_te_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, kohya for ComfyUI", "text_encoder.qwen3.", alpha=2, component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3_06b.transformer.model.", component="text_encoder"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
     *((naming, tiny) for naming in OF_BOTH for tiny in TINY_TRANSFORMERS),
     *((naming, Z_IMAGE) for naming in OF_Z_IMAGE),
     *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
+    *((naming, ANIMA) for naming in OF_ANIMA),
 )
 
 

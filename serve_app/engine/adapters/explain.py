@@ -117,6 +117,7 @@ _SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
      {4096: _KLEIN_9B, 6144: _DEV, 3584: "HunyuanImage"}),
     (rf"{_BLOCK}attn[._]add_[qkv]_proj$", INPUTS,
      {1536: "SD 3", 2432: "SD 3", 3072: f"FLUX.1 or {_KLEIN_4B} or Qwen-Image"}),
+    (r"blocks[._]\d+[._]self_attn[._][qkv]_proj$", INPUTS, {4096: "Cosmos", 5120: "Cosmos"}),
     (rf"{_BLOCK}attn[12][._]to_[qkv]$", INPUTS,
      {2048: "Anima or LTX", 4096: "Cosmos or LTX-2", 2240: "Sana", 1152: "PixArt", 2560: "CogView4 or GLM-Image"}),
     (r"layers[._]\d+[._]attention[._](to_[qkv]|qkv)$", INPUTS, {4608: "Ideogram 4", 3584: "Bria FIBO 2"}),
@@ -204,11 +205,13 @@ def _may_be(family: str, table: LayerTable) -> bool:
 
 
 def _looks_like(family: str, base: str, said: str = "") -> str:
-    names = family.casefold().split(" or ")
-    is_served = any(
-        name.startswith(own) or own.startswith(name) for name in names for own in (m.name.casefold() for m in _served())
-    )
+    is_served = any(map(_is_served, family.split(" or ")))
     return f"looks like {with_article(family)} LoRA{said}, {base}: {OTHER_FAMILY if is_served else NO_FAMILY}"
+
+
+def _is_served(family: str) -> bool:
+    name, served = family.casefold(), [marks.name.casefold() for marks in _served()]
+    return any(name.startswith(own) or own.startswith(name) for own in served)
 
 
 def family_of(shapes: Mapping[str, Shape]) -> str | None:
@@ -243,7 +246,7 @@ def _sides(shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
 
 def _transformer(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
     """Return the diffusion transformer by names that no other has, then by sizes, then by names of several."""
-    particular = next(iter(_matches(_layers(OTHERS), unplaced)), None)
+    particular = next(iter(_matches(_layers([*FAMILIES["anima"].marks, *OTHERS]), unplaced)), None)
     family = particular or family_of(shapes)
     if family and not any(family.startswith(name) for name in TEXT_WIDTHS.values()):
         return family
@@ -269,12 +272,12 @@ def _layers(of: Iterable[Marks]) -> Sequence[tuple[str, str]]:
 
 
 def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
-    """Return the other families that the file could be for: their layers are alike, and the file names none."""
+    """Return the other families here that the file could be for: their layers are alike, and the file names none."""
     own = base_name(table)
     if _declared_family(declared):
         return []
     if family := family_of(shapes):
-        return [other for other in family.split(" or ") if other != own]
+        return [other for other in family.split(" or ") if other != own and _is_served(other)]
     for pattern, families in _SHARED:
         if own in families and all(re.search(pattern, name) for name in shapes):
             return [family for family in families if family != own]
@@ -282,8 +285,10 @@ def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[
 
 
 def base_family(table: LayerTable) -> str | None:
-    """Return the family of a base model by its layers; None for one of unusual sizes."""
-    if family := next(iter(_matches(_layers(_served()), table.components[table.denoiser].layers)), None):
+    """Return the family of a base model by its layers and parts; None for one of unusual sizes."""
+    if family := next(
+        iter(_matches(_layers(_served()), [*table.components[table.denoiser].layers, *table.components])), None
+    ):
         outputs = {shape[0] for (_, layer), shape in table.shapes.items() if layer.endswith(".to_qkv_mlp_proj")}
         _, _, sizes = _SIZES[0]
         return next((sizes[size] for size in outputs if size in sizes), family)

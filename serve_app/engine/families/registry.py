@@ -8,6 +8,7 @@ import torch
 from serve_app.domain import families
 from serve_app.domain.catalog import FP8
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.families.anima import AnimaFamily
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
@@ -21,6 +22,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "sdxl": UNetFamily,
     "flux2-klein": Flux2KleinFamily,
     "z-image": ZImageFamily,
+    "anima": AnimaFamily,
 }
 
 
