@@ -37,11 +37,6 @@ def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(Z_IMAGE, "base")
 
 
-@pytest.fixture(scope="module")
-def anima(written: Callable[[TinyTransformer, str], Path]) -> Path:
-    return written(ANIMA, "base")
-
-
 def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
     """Return a request with the guidance of diffusers' pipeline, which counts Z-Image's from 0."""
     return replace(request, guidance=request.guidance - (family == "z_image"))

@@ -23,7 +23,7 @@ from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.hollow_models import write_hollow, write_hollow_file
 from tests.engine.original_checkpoint import copy_config, write_original
 from tests.engine.run_engine import load
-from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE
+from tests.engine.tiny_transformers import TINY_TRANSFORMERS
 from tests.support import wait_until
 
 
@@ -60,7 +60,7 @@ def with_variants(model: Path, into: Path) -> Source:
 
 def transformer_file(model: Path, into: Path) -> Source:
     """Return a file of the transformer alone, whose other parts are named."""
-    (tiny,) = (each for each in (Z_IMAGE, FLUX2_KLEIN) if model.name.startswith(each.name))
+    (tiny,) = (each for each in TINY_TRANSFORMERS if model.name.startswith(each.name))
     file = into / "model.safetensors"
     save_file(tiny.original_weights(model), file)
     return Checkpoint(file, model, vae=model / "vae", text_encoder=model / "text_encoder", tokenizer=model)
@@ -74,7 +74,7 @@ DIT_FORMS = [(folder_of, "float32"), (transformer_file, "bfloat16"), (with_varia
 @pytest.mark.parametrize(
     ("family", "form", "dtype"),
     [(family, *form) for family in ("sd", "sdxl") for form in FORMS]
-    + [(family, *form) for family in ("z_image", "klein") for form in DIT_FORMS],
+    + [(family, *form) for family in ("z_image", "klein", "anima") for form in DIT_FORMS],
 )
 def test_headers_tell_what_a_loaded_model_weighs(
     form: Callable[[Path, Path], Source], family: str, dtype: str, tmp_path: Path, request: pytest.FixtureRequest

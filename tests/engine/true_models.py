@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
+from tests.engine.tiny_anima import t5_tokenizer
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
@@ -53,7 +54,7 @@ def random_z_image(device: torch.device) -> Any:
     with torch.device(device):
         transformer = diffusers.ZImageTransformer2DModel()
         vae = diffusers.AutoencoderKL(**LARGE_VAE | VAE)
-        encoder = transformers.Qwen3Model(_qwen3_4b())
+        encoder = transformers.Qwen3Model(_qwen3())
     return diffusers.ZImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer,
@@ -67,17 +68,37 @@ def random_flux2_klein(device: torch.device) -> Any:
             num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False
         )
         vae = diffusers.AutoencoderKLFlux2(**LARGE_VAE, latent_channels=32)
-        encoder = transformers.Qwen3ForCausalLM(_qwen3_4b())
+        encoder = transformers.Qwen3ForCausalLM(_qwen3())
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, is_distilled=True,
     )  # fmt: skip
 
 
-def _qwen3_4b() -> Any:
+def random_anima(device: torch.device) -> Any:
+    """Return Anima with random weights, by the widths of its adapters and of its text encoder."""
+    with torch.device(device):
+        parts = {
+            "transformer": diffusers.CosmosTransformer3DModel(
+                num_attention_heads=16, extra_pos_embed_type=None, rope_scale=(1.0, 4.0, 4.0)
+            ),
+            "text_conditioner": diffusers.AnimaTextConditioner(),
+            "text_encoder": transformers.Qwen3Model(_qwen3(width=1024, inner=3072, layers=28, heads=16)),
+            "vae": diffusers.AutoencoderKLQwenImage(),
+        }
+    pipeline = diffusers.AnimaAutoBlocks().init_pipeline()
+    pipeline.update_components(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), tokenizer=byte_tokenizer(),
+        t5_tokenizer=t5_tokenizer(), **parts,
+    )  # fmt: skip
+    return pipeline
+
+
+def _qwen3(width: int = 2560, inner: int = 9728, layers: int = 36, heads: int = 32) -> Any:
+    """Return the configuration of Qwen3-4B, or of another size."""
     return transformers.Qwen3Config(
-        vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
+        vocab_size=151936, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
     )  # fmt: skip
 
 
