@@ -102,15 +102,14 @@ def test_true_files_and_adapters_are_accounted_for(real: Path) -> None:
     assert {component: len(names) for component, names in layers.items()} == {
         "transformer": 454, "text_conditioner": 61, "text_encoder": 196,
     }  # fmt: skip
-    spelled = [
+    originals = [
         layer.removesuffix(".")
         for layer in original_names({f"{name}.": torch.empty(0) for name in layers["transformer"]})
     ]
-    for ours, theirs in zip(layers["transformer"], spelled, strict=True):
-        require_found(
-            table, ("transformer", ours), ["", "transformer.", "diffusion_model."], ["lora_unet_", "lycoris_"], ours
-        )
-        require_found(table, ("transformer", ours), ["", "diffusion_model."], ["lora_unet_", "lycoris_"], theirs)
+    for ours, theirs in zip(layers["transformer"], originals, strict=True):
+        for spelled in (ours, theirs):
+            dotted, flat = ["", "transformer.", "diffusion_model."], ["lora_unet_", "lora_transformer_", "lycoris_"]
+            require_found(table, ("transformer", ours), dotted, flat, spelled)
     for name in layers["text_conditioner"]:
         dotted = ["text_conditioner.", "llm_adapter.", "diffusion_model.llm_adapter.", "base_model.model.llm_adapter."]
         flat = ["lora_unet_llm_adapter_", "lycoris_llm_adapter_"]

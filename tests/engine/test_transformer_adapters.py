@@ -420,6 +420,7 @@ PEFT_ROWS = rows(
         for name in ("alpha 16 of rank 4", "DoRA")
         for how in ("", ", fused")
     ),
+    *((name, ANIMA, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
 )
 
 
@@ -510,7 +511,7 @@ OF_KLEIN = ("locon", "LoHa", "LoKr", "LoKr full", "LoKr full as factors", "LoKr 
 LYCORIS_ROWS = rows(
     *((name, Z_IMAGE, False) for name in WITHOUT_CONVOLUTIONS),
     *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
-    *((name, FLUX2_KLEIN, True) for name in OF_KLEIN),
+    *((name, tiny, True) for name in OF_KLEIN for tiny in (FLUX2_KLEIN, ANIMA)),
 )
 
 

@@ -55,12 +55,12 @@ CASES = [
     replace(REQUEST, run_id="plain", steps=3),
     replace(REQUEST, run_id="guided", guidance=4.0, negative_prompt="dull", steps=4),
     replace(REQUEST, run_id="wide", width=96, prompt=WORDS, seed=5),
-    replace(REQUEST, run_id="wide guided", width=96, negative_prompt=WORDS, guidance=2.5),
+    replace(REQUEST, run_id="wide guided", width=96, negative_prompt=WORDS, guidance=2.5, steps=20),
     replace(
         REQUEST, run_id="partly", guidance=4.0, negative_prompt="dull", steps=5, guidance_start=0.2, guidance_end=0.7
     ),
     replace(REQUEST, run_id="odd", width=72, height=60, prompt=WORDS * 8, guidance=3.0),
-    replace(REQUEST, run_id="odd plain", width=72, height=60, prompt=""),
+    replace(REQUEST, run_id="odd plain", width=72, height=60, prompt="", steps=20),
 ]
 """One prompt has more than the 512 tokens that are read."""
 PICTURES = [

@@ -59,7 +59,7 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"(?<!\d[._])transformer_blocks[._]\d+[._](attn|norm|ff)", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(text_encoder\.|text_encoders\.qwen3_\w+\.transformer\.|lora_te1?_)(model[._])?layers[._]\d+[._]",
-     "a LoRA of Qwen3, the text encoder of Z-Image and FLUX.2 klein", OTHER_FAMILY),
+     "a LoRA of Qwen3, the text encoder of Z-Image, FLUX.2 klein and Anima", OTHER_FAMILY),
     (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn)[._]", "a LoRA of a video model", OTHER_FAMILY),
     (r"(?:^|\.)model\.layers\.\d+\.(self_attn|mlp|linear_attn)\b", "a language model, or a LoRA of one", ONLY_LORAS),
     (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),

@@ -133,14 +133,10 @@ class AnimaFamily(TransformerFamily):
         """Return the `MAX_TOKENS` tokens of a caption; no prompt has one state of zeros, as in diffusers."""
         ids, words = (
             tokenizer(prompt, truncation=True, max_length=MAX_TOKENS).input_ids
-            for tokenizer in (self._tokenizer, self._t5_tokenizer)
+            for tokenizer in (self.tokenizer, self._t5_tokenizer)
         )
-        device, encoder = self.text_encoder.device, self.text_encoder
-        if ids:
-            states = encoder(torch.tensor([ids], device=device), use_cache=False).last_hidden_state
-        else:
-            states = torch.zeros(1, 1, encoder.config.hidden_size, dtype=encoder.dtype, device=device)
-        return self._conditioner(states, torch.tensor([words], device=device))[0]
+        states = self.states(ids)[-1] if ids else torch.zeros_like(self.states([0])[-1])
+        return self._conditioner(states, torch.tensor([words], device=states.device))[0]
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         return conditioning

@@ -75,7 +75,7 @@ class TransformerFamily(ABC):
             self.vae.to(torch.float32)
         limit_decoding(self.vae, placement.decoding_bytes)
         self.autoencoder = self.make_autoencoder()
-        self._tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
+        self.tokenizer, self.scheduler = pipeline.tokenizer, pipeline.scheduler
         self.sampler = sampler or options.sampler
         self._schedule = lru_cache(MAX_SCHEDULES)(self._made_schedule)
         self._schedule(self.sampler, USUAL_STEPS, 0, 4096)
@@ -156,14 +156,17 @@ class TransformerFamily(ABC):
 
         The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
         """
-        text = self._tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         padding = "max_length" if padded else False
-        tokens = self._tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
-        ids, mask = torch.tensor([[tokens.input_ids], [tokens.attention_mask]], device=self.text_encoder.device)
-        states = self.text_encoder(ids, mask if padded else None, output_hidden_states=True, use_cache=False)
-        return states.hidden_states
+        tokens = self.tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
+        return self.states(tokens.input_ids, tokens.attention_mask if padded else None)
+
+    def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
+        """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""
+        given = [torch.tensor([each], device=self.text_encoder.device) for each in (ids, mask) if each is not None]
+        return self.text_encoder(*given, output_hidden_states=True, use_cache=False).hidden_states
 
     def _places(self, *key: int) -> tuple[Tensor, ...]:
         return tuple(upload(each.numpy(), self.device) for each in self.transformer.places(*key))

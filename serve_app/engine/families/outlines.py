@@ -18,7 +18,7 @@ from serve_app.model_index import index_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """The version of the file's form and rules: raise it when names or aliases of layers change."""
 
 
