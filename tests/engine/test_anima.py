@@ -70,6 +70,7 @@ def test_every_form_of_a_file_makes_the_latents_of_its_folder(
 def test_captions_of_any_length_have_their_bytes_beside_one_another(anima: Path) -> None:
     """The first has one token, and the last more than the 512 that are read; none has no neighbour of its length."""
     model = load(anima, replace(EXACT_FLOAT32, max_rows=8))
+    assert model.family.latent_rgb is not None, "unfinished images are shown"
     prompts = ["a", "a red cat sits on an old wall.", "a red cat. " * 27, "", "a red cat. " * 60]
     requests = [replace(REQUEST, run_id=f"{i}", prompt=prompt, seed=i) for i, prompt in enumerate(prompts)]
     together = final_latents(model, requests[:4]) | final_latents(model, requests[:0:-1])

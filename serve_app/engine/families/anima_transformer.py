@@ -111,6 +111,8 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
+    """Attention to the caption, whose keys and values are made in every step: kept, they would take 117 MB a row."""
+
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         (q,), (k, v) = self.heads_of(x, (self.to_q,)), self.heads_of(context, (self.to_k, self.to_v))
         return self.to_out[0](self.attended(normed(self.norm_q, q), normed(self.norm_k, k), v))
