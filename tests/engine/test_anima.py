@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,8 @@ def test_every_form_of_a_file_makes_the_latents_of_its_folder(
     file = tmp_path / "model.safetensors"
     save_file({name: weight.contiguous() for name, weight in form(anima).items()}, file)
     config = copy_config(anima, tmp_path / "config")
-    given = {} if form is all_in_one else {"vae": anima / "vae", "text_encoder": anima / "text_encoder"}
+    apart = {"vae": anima / "vae", "text_encoder": anima / "text_encoder"}
+    given: dict[str, Any] = {} if form is all_in_one else apart
     source = Checkpoint(file, config, **given)
     assert torch.equal(final_latents(load(source), [REQUEST])["r"], final_latents(load(anima), [REQUEST])["r"])
     weighed = [part_bytes(each, torch.float32) for each in (anima, source)]
@@ -127,7 +129,7 @@ def require_found(table: LayerTable, layer: tuple[str, str], dotted: list[str], 
 
 @pytest.mark.parametrize(("stem", "inputs", "outputs", "reason"), [
     ("diffusion_model.blocks.0.self_attn.q_proj", 5120, 5120, "looks like a Cosmos LoRA, this base is Anima: no base"),
-    ("transformer.transformer_blocks.0.attn1.to_q", 4096, 4096, "looks like a Cosmos or LTX-2 LoRA, this base is Anima"),
+    ("transformer.transformer_blocks.0.attn1.to_q", 4096, 4096, "looks like a Cosmos or LTX-2 LoRA, this base is An"),
     ("diffusion_model.blocks.0.self_attn.q", 5120, 5120, "looks like a Wan LoRA, this base is Anima"),
     ("diffusion_model.layers.0.attention.qkv", 3840, 11520, "looks like a Z-Image LoRA, this base is Anima: choose"),
     ("transformer.transformer_blocks.40.attn1.to_q", 2048, 2048, "the base model has no such layers: transf"),

@@ -48,8 +48,8 @@ BUDGETS = {
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
-admission is transformers' Qwen3. Anima's 454 layers take three launches each, where klein's 109 take six; its blocks read
-the caption and the places of tokens anew."""
+admission is transformers' Qwen3. Anima's 454 layers take three launches each, where klein's 109 take six; its blocks
+read the caption and the places of tokens anew."""
 CHANGE_UPLOADS = 2
 """Copies to the device when the company changes. Goal: 1."""
 CHANGE_WAITS = 0

@@ -302,6 +302,9 @@ def misfits_of_anima(written: Written, sd: Path, file: Path) -> tuple[Sources, S
     (video / "transformer" / "config.json").write_text(json.dumps(described | {"patch_size": [2, 2, 1]}))
     bare, talkative = (Path(shutil.copytree(base, file.with_name(name))) for name in ("bare", "talkative"))
     shutil.rmtree(bare / "text_conditioner")
+    brief = Path(shutil.copytree(base, file.with_name("brief")))
+    described = json.loads((brief / "text_conditioner" / "config.json").read_text())
+    (brief / "text_conditioner" / "config.json").write_text(json.dumps(described | {"min_sequence_length": 64}))
     words = tiny_anima.t5_tokenizer()
     words.add_tokens([f"word{i}" for i in range(9)])
     words.save_pretrained(talkative / "t5_tokenizer")
@@ -316,6 +319,7 @@ def misfits_of_anima(written: Written, sd: Path, file: Path) -> tuple[Sources, S
         (Checkpoint(file, z_image), "no part of its architecture reads"),
         (video, "the transformer is of a Cosmos that draws videos"),
         (bare, "has no text_conditioner"),
+        (brief, "fills captions to 64 tokens, not 512"),
     ]
     return sources, [
         ({"net.blocks.9.mlp.layer1.weight": torch.ones(3, 2)}, "no part of its architecture reads: net.blocks.9"),

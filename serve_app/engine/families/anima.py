@@ -93,9 +93,12 @@ class AnimaFamily(TransformerFamily):
         if any(taken != made for taken, made in widths):
             raise ValueError(
                 f"the text conditioner takes states {conditioner.source_dim} wide and makes captions "
-                f"{conditioner.target_dim} wide; the text encoder makes {encoder.hidden_size}, and the transformer takes "
-                f"{transformer.text_embed_dim}: name the Qwen3 that it was trained with as `text_encoder:`"
+                f"{conditioner.target_dim} wide; the text encoder makes {encoder.hidden_size}, and the transformer "
+                f"takes {transformer.text_embed_dim}: name the Qwen3 that it was trained with as `text_encoder:`"
             )
+        if conditioner.min_sequence_length != MAX_TOKENS:
+            tokens = conditioner.min_sequence_length
+            raise ValueError(f"the text conditioner fills captions to {tokens} tokens, not {MAX_TOKENS}")
         kind, tokens, words = type(pipeline.tokenizer).__name__, len(pipeline.tokenizer), len(pipeline.t5_tokenizer)
         if "Qwen2" not in kind or tokens > encoder.vocab_size:
             raise ValueError(
