@@ -121,10 +121,13 @@ FAMILIES: Mapping[str, Family] = {
               layers=rf"txtfusion|text_fusion|{_BLOCK}(attn[._](w[qkvo]|gate)|mlp[._](gate|up|down)){_ENDS}"
               rf"|{_IN_BLOCK}(attn[._]to_(gate|qkv)(?!_mlp)|ff[._](gate|up|down)){_ENDS}"),
     ]),
+    "anima": Family(["AnimaModularPipeline"], Abilities(text=range(512, 513), megapixels_per_byte=0.0), [
+        Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner",
+              checkpoint=r"(net\.)?(llm_adapter|blocks\.\d+\.adaln_modulation_\w+)\..+"),
+    ]),
 }  # fmt: skip
 """The families by name."""
 OTHERS: Sequence[Marks] = (
-    Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner"),
     Marks("Anima or Cosmos", declared="cosmos", repository="Cosmos",
           layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"
           rf"|{_BLOCK}((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]){_ENDS}"

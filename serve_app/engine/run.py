@@ -128,7 +128,7 @@ class EncodedImage(NamedTuple):
 
     mean: Tensor
     deviation: Tensor | None
-    """The run's own noise times this is added; None for a VAE that makes latents without a deviation."""
+    """The run's own noise times this is added; None where it begins from the mean alone."""
     drawn: Tensor | None
     """1 for cells that are redrawn and 0 for those that are kept, [1, height, width]; None without a mask."""
 

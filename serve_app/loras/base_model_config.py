@@ -3,8 +3,11 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
+
+from serve_app.model_index import read_index
 
 _COMPONENTS = re.compile(r"unet|transformer|text_\w+")
 """LoRAs change the layers of these components."""
@@ -16,7 +19,9 @@ _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
 
 def index_of(folder: Path) -> Mapping[str, Any]:
     """Return what a diffusers folder says of its pipeline; nothing where it cannot be read."""
-    return _read(folder / "model_index.json")
+    with suppress(OSError, ValueError):
+        return read_index(folder)
+    return {}
 
 
 def widths_of(folder: Path) -> Mapping[str, Any]:

@@ -16,8 +16,8 @@
         clip_skip: 1                    # the text encoder's last layers left out; what other programs call 2
         group: sdxl                     # the generators that load it (docs/operate); missing means `default`
       - id: turbo
-        file: ../models/z_image_turbo.safetensors   # a file of Z-Image or FLUX.2 klein holds its transformer alone: the
-        config: ../models/z-image                   # rest is read from this folder, or from folders of their own:
+        file: ../models/z_image_turbo.safetensors   # what a file of a diffusion transformer does not hold, such as
+        config: ../models/z-image                   # the VAE, is read from this folder, or from folders of their own:
         text_encoder: ../models/qwen3-4b            # optional, as is the next
         tokenizer: ../models/qwen3-4b
     adapters:

@@ -17,6 +17,7 @@ from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
 from serve_app.loras.weights import WeightStore
 from serve_app.marking.certificates import BadMarking
+from serve_app.model_index import index_file
 from serve_app.operations.checks import (
     Check,
     check_data_directory,
@@ -193,7 +194,7 @@ def check_base_model(model: BaseModel) -> Iterable[Check]:
     kind = "safetensors file" if model.config else "diffusers folder"
     if not Path(model.source).exists():
         yield fail("base model", f"{model.id}: nothing at {model.source}", f"put the {kind} there")
-    if model.config and not (Path(model.config) / "model_index.json").is_file():
+    if model.config and not index_file(Path(model.config)).is_file():
         found = f"{model.id}: no model_index.json in {model.config}"
         yield fail("base model", found, "put a diffusers folder of the same architecture there; it needs no weights")
     named = (("VAE", "vae", model.vae), ("text encoder", "text_encoder", model.text_encoder),

@@ -149,8 +149,11 @@ class DiffusersReference:
         )
 
 
+PARTS = ("transformer", "text_encoder", "text_conditioner")
+
+
 class PeftReference(DiffusersReference):
-    """One pipeline with an adapter of PEFT in its transformer and its text encoder, where diffusers loads but one."""
+    """One pipeline with an adapter of PEFT in any of its parts, where diffusers loads but one of them."""
 
     @property
     def adapted(self) -> list[str]:

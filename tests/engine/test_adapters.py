@@ -85,7 +85,7 @@ def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: st
     ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
     ("transformer.transformer_blocks.0.img_mlp.net.2.lora_A.weight", "looks like a Qwen-Image LoRA, this base is"),
     ("blocks.0.self_attn.q.lora_A.weight", "looks like a Wan LoRA"),
-    ("blocks.0.self_attn.q_proj.lora_A.weight", "looks like an Anima or Cosmos LoRA, .*: no base model"),
+    ("blocks.0.self_attn.q_proj.lora_A.weight", "looks like an Anima or Cosmos LoRA, .*: choose a base"),
     ("diffusion_model.layers.0.attention.to_q.lora_A.weight", "looks like a Z-Image LoRA, this base is .*: choose"),
     ("lora_unet_context_refiner_1_feed_forward_w1.lokr_w1", "looks like a Z-Image LoRA, this base is .*: choose a base"),
     ("text_encoders.qwen3_4b.transformer.model.layers.0.mlp.up_proj.lora_A.weight", "like a LoRA of Qwen3, the text enc"),

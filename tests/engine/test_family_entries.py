@@ -13,7 +13,8 @@ from serve_app.domain.samplers import Sampler
 from serve_app.engine import RunRequest
 from serve_app.engine.families import family as family_module
 from serve_app.engine.families.registry import FAMILIES, load_family
-from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_models, tiny_z_image
+from serve_app.loras.base_model_config import index_of
+from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_models, tiny_z_image
 from tests.engine.conftest import EXACT_FLOAT32
 
 WRITERS = {
@@ -23,6 +24,7 @@ WRITERS = {
     "flux2-klein": tiny_flux2_klein.write_flux2_klein,
     "z-image": tiny_z_image.write_z_image,
     "krea-2": tiny_krea2.write_krea2,
+    "anima": tiny_anima.write_anima,
 }
 """The families of `serve_app/domain/families.py`, of which each needs a row here."""
 
@@ -45,9 +47,10 @@ def test_each_entry_has_code_and_all_code_an_entry() -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_family_does_what_its_entry_says(name: str, tmp_path: Path) -> None:
     family, abilities = load_family(WRITERS[name](tmp_path), EXACT_FLOAT32), families.FAMILIES[name].abilities
+    assert index_of(tmp_path)["_class_name"] in families.FAMILIES[name].pipelines
     assert family.begins_from_images == abilities.begins_late
     for marks in families.FAMILIES[name].marks:
-        layers = [f".{layer}." for layer in family.components[family.denoiser].layers]
+        layers = [f".{layer}." for layer in (*family.components[family.denoiser].layers, *family.components)]
         assert not marks.layers or any(re.search(marks.layers, layer) for layer in layers)
     request = RunRequest(run_id="r", prompt="red", steps=2, guidance=1.0, width=64, height=64)
 

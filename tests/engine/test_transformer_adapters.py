@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.loaders.single_file_utils import (
+    convert_cosmos_transformer_checkpoint_to_diffusers,
     convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_krea2_transformer_checkpoint_to_diffusers,
@@ -45,7 +46,15 @@ from tests.engine.format_table import rows as format_rows
 from tests.engine.latent_comparison import OPTIONS, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.tiny_models import diffusers
-from tests.engine.tiny_transformers import FLUX1, FLUX2_KLEIN, KREA_2, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import (
+    ANIMA,
+    FLUX1,
+    FLUX2_KLEIN,
+    KREA_2,
+    TINY_TRANSFORMERS,
+    Z_IMAGE,
+    TinyTransformer,
+)
 
 pytestmark = pytest.mark.slow
 PROMPT = "a red cat"
@@ -123,6 +132,14 @@ def krea2_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     return F.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (4, 4)), 2)[0]
 
 
+def anima_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    mask = torch.zeros(1, 1, 64, 64)
+    (velocity,) = transformer(
+        latents[None, :, None], torch.tensor([0.7]), captions, padding_mask=mask, return_dict=False
+    )
+    return velocity[:, :, 0]
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -160,6 +177,13 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
         convert_krea2_transformer_checkpoint_to_diffusers,
         {"blocks": type("SingleStreamBlock", (nn.Module,), {})},
         (r".*(to_[qkv]|to_gate|to_out\.0|ff\.\w+|linear\w*|projector|img_in)", r".*(w[qkvo]|gate|up|down|first)"),
+    ),
+    ANIMA: Reference(
+        torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
+        anima_answer,
+        convert_cosmos_transformer_checkpoint_to_diffusers,
+        {"blocks": type("Block", (nn.Module,), {})},
+        (r"transformer_blocks.*\.(to_[qkv]|to_out\.0|proj|net\.2|linear_[12])", r"blocks.*(proj|layer[12]|\.[12])"),
     ),
 }
 
@@ -209,16 +233,18 @@ class Base:
     @torch.inference_mode()
     def encode(self, modules: Mapping[str, Any]) -> Any:
         pipeline = self.pipeline.pipeline
-        for name in modules.keys() - {"transformer"}:
-            setattr(pipeline, name, modules[name])
+        for name, module in modules.items():
+            setattr(pipeline, name, module)
+        if self.tiny is ANIMA:
+            return self.pipeline.caption(PROMPT)[None]
         guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
         made = pipeline.encode_prompt(PROMPT, **guided)
         return made if self.tiny is KREA_2 else made[:2] if self.tiny is FLUX1 else made[0]
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:
-        is_read_alike = all(modules[name] is self.modules[name] for name in modules if name != "transformer")
-        captions = self.captions if is_read_alike else self.encode(modules)
+        reads = [modules[name] is module for name, module in self.modules.items() if name != "transformer"]
+        captions = self.captions if all(reads) else self.encode(modules)
         return self.reference.answer(modules["transformer"], captions, self.reference.latents)
 
     def read(self, path: Path) -> AdapterWeights:
@@ -380,6 +406,22 @@ OF_KREA_2 = (
     Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
     Naming("text encoder, ComfyUI", "text_encoders.qwen3vl_4b.transformer.model.", component="text_encoder"),
 )
+OF_ANIMA = (
+    Naming("ai-toolkit", "diffusion_model.", is_original=True),
+    Naming("ai-toolkit without a prefix", "", is_original=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("LyCORIS standalone, original names", "lycoris_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("LoKr, kohya", "lora_unet_", is_original=True, is_flat=True, is_lokr=True),
+    Naming("LoKr, diffusers' names", "transformer.", is_lokr=True),
+    Naming("text conditioner, PEFT keys", "text_conditioner.", component="text_conditioner"),
+    Naming("text conditioner, ai-toolkit", "diffusion_model.llm_adapter.", component="text_conditioner"),
+    Naming("text conditioner, kohya", "lora_unet_llm_adapter_", KOHYA, 2, is_flat=True, component="text_conditioner"),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, kohya", "lora_te_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, kohya for ComfyUI", "text_encoder.qwen3.", alpha=2, component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3_06b.transformer.model.", component="text_encoder"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
@@ -388,6 +430,7 @@ NAMED_ROWS = rows(
     *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
     *((naming, FLUX1) for naming in OF_FLUX1),
     *((naming, KREA_2) for naming in OF_KREA_2),
+    *((naming, ANIMA) for naming in OF_ANIMA),
 )
 
 
@@ -614,6 +657,7 @@ PEFT_ROWS = rows(
         for tiny in (FLUX2_KLEIN, FLUX1)
     ),
     *((name, KREA_2, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
+    *((name, ANIMA, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
 )
 
 
@@ -704,7 +748,7 @@ OF_KLEIN = ("locon", "LoHa", "LoKr", "LoKr full", "LoKr full as factors", "LoKr 
 LYCORIS_ROWS = rows(
     *((name, Z_IMAGE, False) for name in WITHOUT_CONVOLUTIONS),
     *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
-    *((name, FLUX2_KLEIN, True) for name in OF_KLEIN),
+    *((name, tiny, True) for name in OF_KLEIN for tiny in (FLUX2_KLEIN, ANIMA)),
     *((name, FLUX1, True) for name in ("locon", "LoHa", "LoKr", "LoKr full as factors")),
 )
 

@@ -168,7 +168,7 @@ def random_lora(
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for component in (denoiser, "text_encoder", "text_encoder_2"):
+    for component in (denoiser, "text_encoder", "text_encoder_2", "text_conditioner"):
         if not (folder / component).is_dir() or (component != denoiser and not text):
             continue
         for name, shape in _weights(folder / component).items():

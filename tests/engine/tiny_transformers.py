@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.engine import RunRequest
-from tests.engine import tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_z_image
+from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_z_image
 from tests.engine.diffusers_reference import DiffusersReference, PeftReference
 from tests.engine.original_checkpoint import original_vae
 from tests.engine.tiny_models import ATTENTION, diffusers
@@ -142,6 +143,56 @@ class Krea2Reference(PeftReference):
         return made
 
 
+class AnimaReference(PeftReference):
+    """diffusers' modular pipeline, which takes only the sizes that it makes, and knows no masks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pipeline: Any = diffusers.AnimaAutoBlocks().init_pipeline(str(folder))
+        self.pipeline.load_components()
+        self.pipeline.set_progress_bar_config(disable=True)
+
+    @torch.inference_mode()
+    def caption(self, prompt: str) -> Tensor:
+        step = self.pipeline.blocks.sub_blocks["text_encoder"]
+        encoded = step.encode_prompt(self.pipeline, prompt, prepare_unconditional_embeds=False)
+        words, masks = encoded["t5_input_ids"], (encoded["t5_attention_mask"], encoded["qwen_attention_mask"])
+        return self.pipeline.text_conditioner(encoded["qwen_prompt_embeds"], words, *masks)[0]
+
+    def latents(self, request: RunRequest) -> Tensor:
+        self._call(request, "np")
+        return self.trace[-1]
+
+    def _call(self, request: RunRequest, output: str) -> Any:
+        self.trace: list[Tensor] = []
+        scheduler, guider = (
+            self.pipeline.scheduler,
+            ClassifierFreeGuidance(
+                guidance_scale=request.guidance, start=request.guidance_start, stop=request.guidance_end
+            ),
+        )
+        step = type(scheduler).step.__get__(scheduler)
+
+        def keep(*args: Any, **options: Any) -> Any:
+            made = step(*args, **options)
+            self.trace.append(made[0][0, :, 0].clone())
+            return made
+
+        scheduler.step = keep
+        self.pipeline.update_components(guider=guider)
+        begun = {} if request.image is None else {"image": Image.fromarray(request.image), "strength": request.strength}
+        return self.pipeline(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            generator=torch.Generator().manual_seed(request.seed),
+            num_inference_steps=request.steps,
+            height=_multiple_of_16(request.height),
+            width=_multiple_of_16(request.width),
+            output_type=output,
+            output="images",
+            **begun,
+        )
+
+
 @contextmanager
 def second_output_replaced(
     reference: DiffusersReference, request: RunRequest, pipeline: Any, *, is_guided: bool
@@ -189,6 +240,8 @@ class TinyTransformer:
     """How names of text encoders' tensors begin in files that hold all parts."""
     mixed: str = "base"
     """The variant whose runs are mixed."""
+    held: Sequence[str] = ("transformer",)
+    """The parts that its files hold."""
 
     def __str__(self) -> str:
         return self.name
@@ -206,8 +259,10 @@ class TinyTransformer:
         return one.guidance > 1 and takes_negative and variant not in self.unguided
 
     def original_weights(self, folder: Path, prefix: str = "") -> dict[str, Tensor]:
-        """Return the weights of a folder's transformer under the original code's names."""
-        return self.original_names(load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors"), prefix)
+        """Return the weights that a file of a folder's transformer holds under the original code's names."""
+        whole, *beside = (load_file(folder / part / "diffusion_pytorch_model.safetensors") for part in self.held)
+        made = self.original_names(whole, prefix)
+        return made | {f"{prefix}llm_adapter.{name}": weight for each in beside for name, weight in each.items()}
 
 
 Z_IMAGE = TinyTransformer(
@@ -272,4 +327,16 @@ KREA_2 = TinyTransformer(
 )  # fmt: skip
 """Raw, whose schedule depends on the size, and Turbo, whose does not."""
 
-TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1, KREA_2)
+ANIMA = TinyTransformer(
+    "anima",
+    tiny_anima.write_anima,
+    {"base": {}, "other": {"heads": 3, "blocks": 1, "shift": 1.0, "seed": 1}},
+    AnimaReference,
+    tiny_anima.original_names,
+    linears=(*tiny_anima.BLOCK_LINEARS, "linear_1", "linear_2", "patch_embed.proj", "proj_out"),
+    some_linears=(ATTENTION, ("ff.net.0.proj", "ff.net.2"), ("norm2.linear_1", "norm2.linear_2")),
+    held=("transformer", "text_conditioner"),
+)
+"""Anima, and one of other sizes with another shift."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1, KREA_2, ANIMA)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
+from tests.engine.tiny_anima import t5_tokenizer
 from tests.engine.tiny_krea2 import tokenizer as krea2_tokenizer
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
@@ -75,6 +76,25 @@ def random_flux2_klein(device: torch.device) -> Any:
     )  # fmt: skip
 
 
+def random_anima(device: torch.device) -> Any:
+    """Return Anima with random weights, by the widths of its adapters and of its text encoder."""
+    with torch.device(device):
+        parts = {
+            "transformer": diffusers.CosmosTransformer3DModel(
+                num_attention_heads=16, extra_pos_embed_type=None, rope_scale=(1.0, 4.0, 4.0)
+            ),
+            "text_conditioner": diffusers.AnimaTextConditioner(),
+            "text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN3_06B)),
+            "vae": diffusers.AutoencoderKLQwenImage(),
+        }
+    pipeline = diffusers.AnimaAutoBlocks().init_pipeline()
+    pipeline.update_components(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), tokenizer=byte_tokenizer(),
+        t5_tokenizer=t5_tokenizer(), **parts,
+    )  # fmt: skip
+    return pipeline
+
+
 def random_krea2(device: torch.device) -> Any:
     """Return Krea 2 Turbo with random weights, from the published configs, but for the text encoder's vision."""
     with torch.device(device):
@@ -93,6 +113,11 @@ def random_krea2(device: torch.device) -> Any:
 QWEN3_4B = {
     "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+QWEN3_06B = {
+    **QWEN3_4B, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
 }  # fmt: skip
 
 

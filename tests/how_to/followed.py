@@ -13,7 +13,7 @@ import redis
 from serve_app.client.options import GenerationOptions, given_options
 from serve_app.domain.families import abilities_of
 from serve_app.engine import Engine, EngineOptions
-from serve_app.loras.base_model_config import pipeline_of
+from serve_app.loras.base_model_config import index_of
 from serve_app.settings import Settings
 from serve_app.web.console.playground_form import SAMPLERS
 from serve_app.worker.generation import GenerationExecutor
@@ -48,14 +48,14 @@ def draw(engine: Engine, **asked: Any) -> np.ndarray:
 
 def test_the_family_draws(engine: Engine, mirror: Path) -> None:
     assert type(engine.model("mirror").family).__module__ == "serve_app.engine.families.mirror"
-    assert abilities_of(pipeline_of(mirror)).longest_side == 768
+    assert abilities_of(index_of(mirror)["_class_name"]).longest_side == 768
     drawn, plain = (draw(engine, base_model=name) for name in ("mirror", "pocket"))
     assert drawn.shape == plain.shape
     assert np.abs(drawn - plain).mean() > 1, "it draws as Stable Diffusion does"
 
 
 def test_the_sampler_is_offered_and_draws(engine: Engine) -> None:
-    assert "dpm++3m" in abilities_of(pipeline_of(POCKET)).samplers
+    assert "dpm++3m" in abilities_of(index_of(POCKET)["_class_name"]).samplers
     assert "dpm++3m" in SAMPLERS, "of the playground"
     second, third = (draw(engine, base_model="pocket", steps=6, sampler=f"dpm++{order}m-karras") for order in (2, 3))
     assert np.abs(third - second).mean() > 0.1, "it draws as DPM++ 2M does"

@@ -59,7 +59,7 @@ LOOKS: Sequence[tuple[str, str, str]] = (
     (r"(?<!\d[._])transformer_blocks[._]\d+[._](attn|norm|ff)", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer", OTHER_FAMILY),
     (r"^(text_encoder\.|text_encoders\.qwen3_\w+\.transformer\.|lora_te1?_)(model[._])?layers[._]\d+[._]",
-     "a LoRA of Qwen3, the text encoder of Z-Image and FLUX.2 klein", OTHER_FAMILY),
+     "a LoRA of Qwen3, the text encoder of Z-Image, FLUX.2 klein and Anima", OTHER_FAMILY),
     (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn)[._]", "a LoRA of a video model", OTHER_FAMILY),
     (r"(?:^|\.)model\.layers\.\d+\.(self_attn|mlp|linear_attn)\b", "a language model, or a LoRA of one", ONLY_LORAS),
     (r"^(lora_prior)", "a Kandinsky or Cascade LoRA", OTHER_FAMILY),
@@ -117,6 +117,7 @@ _SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
      {4096: _KLEIN_9B, 6144: _DEV, 3584: "HunyuanImage"}),
     (rf"{_BLOCK}attn[._]add_[qkv]_proj$", INPUTS,
      {1536: "SD 3", 2432: "SD 3", 3072: f"FLUX.1 or {_KLEIN_4B} or Qwen-Image"}),
+    (r"blocks[._]\d+[._]self_attn[._][qkv]_proj$", INPUTS, {4096: "Cosmos", 5120: "Cosmos"}),
     (rf"{_BLOCK}attn[12][._]to_[qkv]$", INPUTS,
      {2048: "Anima or LTX", 4096: "Cosmos or LTX-2", 2240: "Sana", 1152: "PixArt", 2560: "CogView4 or GLM-Image"}),
     (r"layers[._]\d+[._]attention[._](to_[qkv]|qkv)$", INPUTS, {4608: "Ideogram 4", 3584: "Bria FIBO 2"}),
@@ -208,11 +209,13 @@ def _may_be(family: str, table: LayerTable) -> bool:
 
 
 def _looks_like(family: str, base: str, said: str = "") -> str:
-    names = family.casefold().split(" or ")
-    is_served = any(
-        name.startswith(own) or own.startswith(name) for name in names for own in (m.name.casefold() for m in _served())
-    )
+    is_served = any(map(_is_served, family.split(" or ")))
     return f"looks like {with_article(family)} LoRA{said}, {base}: {OTHER_FAMILY if is_served else NO_FAMILY}"
+
+
+def _is_served(family: str) -> bool:
+    name, served = family.casefold(), [marks.name.casefold() for marks in _served()]
+    return any(name.startswith(own) or own.startswith(name) for own in served)
 
 
 def family_of(shapes: Mapping[str, Shape]) -> str | None:
@@ -274,12 +277,12 @@ def _layers(of: Iterable[Marks]) -> Sequence[tuple[str, str]]:
 
 
 def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[str, str]) -> list[str]:
-    """Return the other families that the file could be for: their layers are alike, and the file names none."""
+    """Return the other families here that the file could be for: their layers are alike, and the file names none."""
     own = base_name(table)
     if _declared_family(declared):
         return []
     if family := family_of(shapes):
-        return [other for other in family.split(" or ") if other != own]
+        return [other for other in family.split(" or ") if other != own and _is_served(other)]
     for pattern, families in _SHARED:
         if own in families and all(re.search(pattern, name) for name in shapes):
             return [family for family in families if family != own]
@@ -287,8 +290,10 @@ def also_fits(shapes: Mapping[str, Shape], table: LayerTable, declared: Mapping[
 
 
 def base_family(table: LayerTable) -> str | None:
-    """Return the family of a base model by its layers; None for one of unusual sizes."""
-    if family := next(iter(_matches(_layers(_served()), table.components[table.denoiser].layers)), None):
+    """Return the family of a base model by its layers and parts; None for one of unusual sizes."""
+    if family := next(
+        iter(_matches(_layers(_served()), [*table.components[table.denoiser].layers, *table.components])), None
+    ):
         outputs = {shape[0] for (_, layer), shape in table.shapes.items() if layer.endswith(".to_qkv_mlp_proj")}
         _, _, sizes = _SIZES[0]
         return next((sizes[size] for size in outputs if size in sizes), family)

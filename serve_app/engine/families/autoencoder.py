@@ -19,7 +19,7 @@ class Autoencoder:
     """A VAE with its family's scaling: what the VAE takes and gives is latents / `factor` · `deviation` + `mean`.
 
     `mean` and `deviation` are numbers or [channels, 1, 1]. `patch` cells per side of the VAE's latents are one of the
-    family's.
+    family's. A run begins from what the VAE is surest of where it is `sure`, otherwise from some of what it may be.
     """
 
     def __init__(
@@ -30,8 +30,10 @@ class Autoencoder:
         deviation: Tensor | float = 1.0,
         mean: Tensor | float = 0.0,
         patch: int = 1,
+        sure: bool = False,
     ) -> None:
         self._vae, self._factor, self._deviation, self._mean, self._patch = vae, factor, deviation, mean, patch
+        self._sure = sure
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
         """Return the image of latents [channels, …] as uint8 [height, width, 3] of the request's size.
@@ -61,13 +63,13 @@ class Autoencoder:
         assert request.image is not None
         image = self._whole(request.image, request, shape, channels=(3,))
         encoded = self._vae.encode((image / 255 * 2 - 1).to(self._vae.dtype))
-        sure = hasattr(encoded, "latents")  # a tiny autoencoder gives latents, and others their mean and deviation
-        mean = self._scaled(encoded.latents if sure else encoded.latent_dist.mean, self._mean)
+        is_tiny = hasattr(encoded, "latents")  # a tiny autoencoder gives latents, and others their mean and deviation
+        mean = self._scaled(encoded.latents if is_tiny else encoded.latent_dist.mean, self._mean)
         if not bool(mean.isfinite().all()):
             raise FloatingPointError("the encoded image has numbers that are not finite")
         return EncodedImage(
             mean,
-            None if sure else self._scaled(encoded.latent_dist.std),
+            None if is_tiny or self._sure else self._scaled(encoded.latent_dist.std),
             None if request.mask is None else self._mask(request.mask, request, shape),
         )
 

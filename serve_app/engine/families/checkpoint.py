@@ -4,10 +4,11 @@ import importlib
 import json
 import logging
 import operator
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from serve_app.engine.families.single_file import (
     refuse_unread,
     unread_by,
 )
+from serve_app.model_index import index_file, is_modular, read_index
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
@@ -65,10 +67,10 @@ PLAYGROUND_DATA = 0.5
 """The standard deviation of Playground 2.5's latents, after its own mean and deviation are taken out of the VAE's."""
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
-_WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
+_WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_conditioner")
 _SECOND = ("text_encoder_2", "tokenizer_2")
 _UNET_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
-_DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 
 
 class Checkpoint(NamedTuple):
@@ -115,13 +117,13 @@ def pipeline_class(source: Source) -> str:
     if file is not None:
         if file.suffix != ".safetensors" or not file.is_file():
             raise FileNotFoundError(f"{file}: no such safetensors file")
-        if not (folder / "model_index.json").is_file():
+        if not index_file(folder).is_file():
             raise FileNotFoundError(
                 f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. "
                 "Give as its config a diffusers folder of the same architecture, or put one there; its weights are not "
                 "needed"
             )
-    return str(_read_index(folder).get("_class_name"))
+    return str(read_index(folder).get("_class_name"))
 
 
 def make_part(folder: Path, name: str) -> Any:
@@ -129,7 +131,7 @@ def make_part(folder: Path, name: str) -> Any:
 
     Raises OSError where the folder does not describe it.
     """
-    library, class_name = _read_index(folder)[name]
+    library, class_name = read_index(folder)[name]
     config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
     if library == "diffusers":
         return getattr(diffusers, class_name).from_config(config)
@@ -147,7 +149,7 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     for name in ("text_encoder", "tokenizer"):
         if getattr(as_checkpoint(source), name) is not None:
             raise ValueError(f"{name}: Stable Diffusion comes with its own; leave this field out")
-    is_xl = "XL" in _read_index(folder)["_class_name"]
+    is_xl = "XL" in read_index(folder)["_class_name"]
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
         wanted = [name for name in _UNET_PARTS if name not in given and (is_xl or name not in _SECOND)]
@@ -164,22 +166,24 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     return pipeline
 
 
-def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
-    """Load diffusers' pipeline of a diffusion transformer, whose single files may hold other parts too.
+def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, wanted: Sequence[str] = DIT_PARTS) -> Any:
+    """Load the `wanted` parts of a diffusion transformer's pipeline, some of which its single files may hold.
 
     `convert` is a function from the transformer's names in such files to diffusers' own. Raises as `load_pipeline`.
     """
     file, folder = _file_and_folder(source)
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
-        wanted = (*_DIT_PARTS, *(name for name in _SECOND if name in _read_index(folder)))
-        parts = _classes(folder, [name for name in wanted if name not in given])
+        index = read_index(folder)
+        parts = [*wanted, *(name for name in _SECOND if name in index)]
+        parts = _classes(folder, [name for name in parts if name not in given])
         if file is not None:
-            for part, weights in read_parts(file, dtype, str(_read_index(folder)["_class_name"])).items():
+            for part, weights in read_parts(file, dtype, str(index["_class_name"])).items():
                 if part not in parts:
                     continue
-                if part == "transformer":
-                    given[part] = _part_of(file, folder, part, weights, convert, dtype)
+                if part in ("transformer", "text_conditioner"):
+                    names = convert if part == "transformer" else dict
+                    given[part] = _part_of(file, folder, part, weights, names, dtype)
                 elif part == "vae":
                     given[part] = _vae_of(file, folder, weights, dtype)
                 else:
@@ -191,7 +195,7 @@ def _part_of(
     file: Path, folder: Path, part: str, weights: dict[str, torch.Tensor], convert: Convert, dtype: torch.dtype
 ) -> Any:
     """Return a module of diffusers as `folder` describes it, with the weights of a file."""
-    with torch.device("meta"):
+    with torch.device("cpu" if part == "text_conditioner" else "meta"):  # it computes numbers that are not saved
         made = make_part(folder, part)
     made.load_state_dict(fitted(file, weights, made, convert, dtype), assign=True)
     return made
@@ -224,7 +228,7 @@ def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, 
         given["vae"] = _load_vae(checkpoint.vae, folder, dtype)
     for kind, load in (("text_encoder", partial(_load_encoder, dtype=dtype)), ("tokenizer", _load_tokenizer)):
         if (path := getattr(checkpoint, kind)) is not None:
-            given |= {part: load(path, folder, part) for part in named_parts(path, kind, _read_index(folder))}
+            given |= {part: load(path, folder, part) for part in named_parts(path, kind, read_index(folder))}
     return given
 
 
@@ -270,13 +274,27 @@ def _load_encoder(path: Path, folder: Path, part: str, dtype: torch.dtype) -> An
     return encoder
 
 
-def _assemble(folder: Path, parts: Iterable[str], given: dict[str, Any], dtype: torch.dtype) -> Any:
-    """Return the pipeline of the parts given and those of the folder."""
+def _assemble(folder: Path, parts: Mapping[str, str], given: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Return the pipeline of the parts given and those of the folder, by the names of their classes."""
     variant = variant_of(folder, [name for name in parts if name in _WITH_WEIGHTS and name not in given])
-    unneeded = {name: None for name in UNNEEDED if name in _read_index(folder)}
+    if is_modular(folder):  # diffusers would load each part from where the index says, which may be a network
+        own = {
+            name: _load_part(folder, name, kind, dtype, variant) for name, kind in parts.items() if name not in given
+        }
+        return SimpleNamespace(**own, **given)
+    unneeded = {name: None for name in UNNEEDED if name in read_index(folder)}
     return diffusers.DiffusionPipeline.from_pretrained(
         str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, variant=variant, **unneeded, **given
     )
+
+
+def _load_part(folder: Path, name: str, kind: str, dtype: torch.dtype, variant: str | None) -> Any:
+    of_diffusers = hasattr(diffusers, kind)
+    options: dict[str, Any] = {"local_files_only": True}
+    if name in _WITH_WEIGHTS:
+        number_type = {"torch_dtype" if of_diffusers else "dtype": dtype}
+        options |= {"use_safetensors": True, "variant": variant, **number_type}
+    return getattr(diffusers if of_diffusers else transformers, kind).from_pretrained(str(folder / name), **options)
 
 
 def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
@@ -289,7 +307,7 @@ def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
 
 def _classes(folder: Path, wanted: Sequence[str]) -> dict[str, str]:
     """Return the class of each part that is wanted. Raises ValueError for one missing."""
-    index = _read_index(folder)
+    index = read_index(folder)
     found = {name: index[name][1] for name in wanted if index.get(name) and index[name][1]}
     if missing := [name for name in wanted if name not in found or not (folder / name).is_dir()]:
         cure = "name one with `vae:` in the catalog" if missing == ["vae"] else "put the whole folder there"
@@ -329,7 +347,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
             f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"
         )
     name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
-    _, described = _read_index(folder).get("vae") or ("", "")
+    _, described = read_index(folder).get("vae") or ("", "")
     if not name.startswith("Autoencoder") or ("QwenImage" in described and name != described):
         raise ValueError(f"vae: {path}: holds {name}, not a VAE such as {described or 'AutoencoderKL'}")
     variant = variant_of(path.parent, [path.name])
@@ -340,7 +358,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
 
 def _vae_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
     """Return the VAE that `folder` describes, with the weights of a file under their original names."""
-    _, described = _read_index(folder).get("vae") or ("", "")
+    _, described = read_index(folder).get("vae") or ("", "")
     if described == "AutoencoderKLQwenImage":
         return _part_of(file, folder, "vae", weights, convert_wan_vae_to_diffusers, dtype)
     if described not in ("", "AutoencoderKL"):
@@ -416,7 +434,3 @@ def _as_marked(markers: Mapping[str, torch.Tensor], own: Any, vae: Any) -> Any:
 
 def _lacks_numbers(component: torch.nn.Module) -> bool:
     return any(weight.is_meta for weight in component.parameters())
-
-
-def _read_index(folder: Path) -> dict[str, Any]:
-    return diffusers.DiffusionPipeline.load_config(str(folder), local_files_only=True)

@@ -15,6 +15,7 @@ from serve_app.engine.attention import Attends
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import (
+    DIT_PARTS,
     Source,
     as_checkpoint,
     language_model,
@@ -54,6 +55,8 @@ class TransformerFamily(ABC):
     denoiser = "transformer"
 
     begins_from_images = True
+    parts: Sequence[str] = DIT_PARTS
+    """The parts of its pipeline that are loaded."""
     convert: Convert
     """The function from the names in single files to diffusers'."""
     max_encoded_prompts = 128
@@ -98,7 +101,7 @@ class TransformerFamily(ABC):
         checkpoint = as_checkpoint(source)
         if checkpoint.clip_skip:
             raise ValueError("clip_skip: is for CLIP's text encoders, and this base model has none; leave it out")
-        pipeline = load_dit_pipeline(source, torch_dtype(options), cls.convert)
+        pipeline = load_dit_pipeline(source, torch_dtype(options), cls.convert, cls.parts)
         try:
             cls.refuse_wrong_pairs(pipeline)
         except ValueError as error:
@@ -253,8 +256,8 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 def qwen_component(encoder: Any) -> Component:
     encoder = language_model(encoder)
     layers = wrap_layers(encoder)
-    sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")] + ["text_encoders.qwen3vl_4b."]
-    prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
+    sizes = [f"text_encoders.qwen3_{size}." for size in ("06b", "4b", "8b")] + ["text_encoders.qwen3vl_4b."]
+    prefixes = ("lora_te_", "lora_te1_", "text_encoder.qwen3.", *(f"{size}transformer." for size in sizes), *sizes)
     wholes = ("model.", "language_model.", "model.language_model.")
     return Component(encoder, layers, {f"{whole}{layer}": layer for layer in layers for whole in wholes}, prefixes)
 

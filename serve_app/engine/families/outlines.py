@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from serve_app.atomic_files import write_atomically
 from serve_app.engine import loading
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.model_index import index_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """The version of the file's form and rules: raise it when names or aliases of layers change."""
-_INDEX = "model_index.json"
 
 
 class OutlinedLayer(NamedTuple):
@@ -66,7 +66,7 @@ def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
 def _digest(folder: Path) -> str:
     """Return a digest of everything that the table depends on."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
-    for path in (folder / _INDEX, *sorted(folder.glob("*/config.json"))):
+    for path in (index_file(folder), *sorted(folder.glob("*/config.json"))):
         text = path.read_bytes()
         digest.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
     return digest.hexdigest()

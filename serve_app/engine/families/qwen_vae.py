@@ -42,13 +42,13 @@ def of_images(vae: Any) -> Any:
     return made
 
 
-def normalized(vae: Any) -> Autoencoder:
+def normalized(vae: Any, *, sure: bool = False) -> Autoencoder:
     """Return a VAE whose configuration has a mean and a deviation for each channel of its latents."""
     mean, deviation = (
         torch.tensor(each, device=vae.device)[:, None, None]
         for each in (vae.config.latents_mean, vae.config.latents_std)
     )
-    return Autoencoder(vae, deviation=deviation, mean=mean)
+    return Autoencoder(vae, deviation=deviation, mean=mean, sure=sure)
 
 
 class OfOneFrame(nn.Module):

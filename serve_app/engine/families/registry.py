@@ -8,6 +8,7 @@ import torch
 from serve_app.domain import families
 from serve_app.domain.catalog import FP8
 from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.families.anima import AnimaFamily
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux1 import Flux1Family
@@ -25,6 +26,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "flux2-klein": Flux2KleinFamily,
     "z-image": ZImageFamily,
     "krea-2": Krea2Family,
+    "anima": AnimaFamily,
 }
 
 

@@ -30,6 +30,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 BESIDE_TRANSFORMER: Mapping[str, str] = {
     "text_encoder": r"text_encoders\.(qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?|clip_l\.transformer\.)",
     "text_encoder_2": r"text_encoders\.t5xxl\.transformer\.",
+    "text_conditioner": r"(model\.diffusion_model\.)?(net\.)?llm_adapter\.|text_conditioner\.",
     "vae": r"(vae|first_stage_model)\.",
 }
 """How names of the parts begin that files of a diffusion transformer may hold beside it, as ComfyUI saves them."""

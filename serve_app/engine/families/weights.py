@@ -1,6 +1,5 @@
 """Tells what base models weigh by their files' headers, places or refuses them by that, and watches them load."""
 
-import json
 import logging
 import math
 import re
@@ -19,6 +18,7 @@ from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint
 from serve_app.engine.families.family import Placement
 from serve_app.engine.families.single_file import part_in_file
 from serve_app.engine_options import EngineOptions
+from serve_app.model_index import read_index
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ def place(sources: Mapping[str, Source], options: EngineOptions) -> dict[str, Pl
 
 
 def encoder_bytes(sizes: Mapping[str, int]) -> int:
-    """Return how many of the bytes of a base model's parts its text encoders take."""
-    return sum(size for part, size in sizes.items() if part.startswith("text_encoder"))
+    """Return how many of the bytes of a base model's parts those take that read its prompts."""
+    return sum(size for part, size in sizes.items() if part.startswith("text_"))
 
 
 def encoders_on_host(parts: Mapping[str, Mapping[str, int]], free: int) -> set[str]:
@@ -152,7 +152,7 @@ def _folder(source: Source) -> Path:
 def _index(source: Source) -> dict[str, Any]:
     """Return what the base model's folder says of its pipeline; nothing where there is no such folder."""
     with suppress(OSError, ValueError):
-        return json.loads((_folder(source) / "model_index.json").read_text(encoding="utf-8"))
+        return read_index(_folder(source))
     return {}
 
 
