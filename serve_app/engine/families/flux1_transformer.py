@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.attention import Attends
-from serve_app.engine.families.dit import PATCH, normed, turned
+from serve_app.engine.families.dit import PATCH, AttendsByPlace
 from serve_app.engine.families.flux2_transformer import DoubleBlock, Halves, Modulation, modulated, within_range
 from serve_app.engine.lora_layers import shrink_together
 
@@ -95,7 +94,7 @@ class ModulatedDoubleBlock(DoubleBlock):
         self.norm1, self.norm1_context = plain.norm1, plain.norm1_context
 
 
-class SingleBlock(Attends):
+class SingleBlock(AttendsByPlace):
     """Attention and feed forward in parallel."""
 
     def __init__(self, plain: Any) -> None:
@@ -110,6 +109,6 @@ class SingleBlock(Attends):
         shrunk = shrink_together(inputs, layers)
         *heads, up = (layer(inputs, each) for layer, each in zip(layers, shrunk, strict=True))
         q, k, v = (each.unflatten(2, (-1, self.width)) for each in heads)
-        made = self.attended(turned(normed(attn.norm_q, q), rope), turned(normed(attn.norm_k, k), rope), v)
+        made = self.attended(self.placed(attn.norm_q, q, rope), self.placed(attn.norm_k, k, rope), v)
         changed = self.proj_out(torch.cat([made, F.gelu(up, approximate="tanh")], 2))
         return within_range(torch.addcmul(x, by.gate, changed))
