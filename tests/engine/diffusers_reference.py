@@ -149,16 +149,13 @@ class DiffusersReference:
         )
 
 
-PARTS = ("transformer", "text_encoder", "text_conditioner")
-
-
 class PeftReference(DiffusersReference):
     """One pipeline with an adapter of PEFT in any of its parts, where diffusers loads but one of them."""
 
     @property
     def adapted(self) -> list[str]:
-        names = ("transformer", "text_encoder", "text_encoder_2")
-        return [name for name in names if name in self.pipeline.components]
+        names = ("transformer", "text_encoder", "text_encoder_2", "text_conditioner")
+        return [name for name in names if getattr(self.pipeline, name, None) is not None]
 
     def adapt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put an adapter of PEFT's names in, at its whole strength."""

@@ -451,7 +451,7 @@ def test_the_first_text_encoder_alone_goes_where_its_metadata_say(
             assert read(path, each).keys() == {"text_encoder"}
         else:
             with pytest.raises(
-                UnusableAdapter, match=r"looks like an? (SD 1|SDXL|SD 3|Flux) LoRA \((ss_base|modelspec)"
+                UnusableAdapter, match=r"looks like an? (SD 1|SDXL|SD 3|FLUX.1) LoRA \((ss_base|modelspec)"
             ):
                 read(path, each)
 

@@ -177,7 +177,7 @@ CUT = [
     ("nothing", {"something.else": torch.ones(1)}, r"reads: something\.else\. Give as its config"),
     ("nothing", {"conditioner.embedders.0.model.ln_final.bias": torch.ones(1)}, "an SDXL refiner"),
     ("nothing", {"control_model.zero_convs.0.0.bias": torch.ones(1)}, "a ControlNet"),
-    ("nothing", {"model.diffusion_model.double_blocks.0.img_mod.lin.weight": torch.ones(1)}, "no family"),
+    ("nothing", {"model.diffusion_model.double_blocks.0.img_mod.lin.weight": torch.ones(1)}, "is a FLUX.1, and its config"),
     ("nothing", {"cond_stage_model.transformer.text_model.final_layer_norm.weight": torch.ones(1, dtype=torch.int8)},
      "quantized as int8"),
     ("nothing", {"model.diffusion_model.out.2.weight_scale": torch.ones(3)}, "weight_scale is no scale for"),
@@ -331,9 +331,10 @@ def test_a_file_of_another_architecture_is_refused(sd: Path, sd2: Path, tmp_path
 
 
 def test_what_is_no_stable_diffusion_is_refused_by_name(sd: Path, tmp_path: Path) -> None:
-    folder = copy_config(sd, tmp_path / "flux")
-    (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline", "transformer": ["diffusers", "X"]}')
-    with pytest.raises(ValueError, match="FluxPipeline is not supported"):
+    folder = copy_config(sd, tmp_path / "sd3")
+    name = "StableDiffusion3Pipeline"
+    (folder / "model_index.json").write_text(f'{{"_class_name": "{name}", "transformer": ["diffusers", "X"]}}')
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
         Engine.load(folder, ONE_AT_A_TIME)
     with pytest.raises(FileNotFoundError, match=r"model.ckpt: no such safetensors"):
         Engine.load(Checkpoint(tmp_path / "model.ckpt", sd), ONE_AT_A_TIME)

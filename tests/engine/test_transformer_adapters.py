@@ -239,7 +239,7 @@ class Base:
             return self.pipeline.caption(PROMPT)[None]
         guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
         made = pipeline.encode_prompt(PROMPT, **guided)
-        return made if self.tiny is KREA_2 else made[:2] if self.tiny is FLUX1 else made[0]
+        return made[:2] if self.tiny is FLUX1 else made
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:

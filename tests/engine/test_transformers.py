@@ -324,14 +324,13 @@ def misfits_of_anima(written: Written, sd: Path, file: Path) -> tuple[Sources, S
     words.add_tokens([f"word{i}" for i in range(9)])
     words.save_pretrained(talkative / "t5_tokenizer")
     sources: Sources = [
-        (Checkpoint(base, vae=sd), "takes 16 channels and the VAE makes 4: name .* `vae:`"),
-        (Checkpoint(base, vae=z_image), "the VAE is not Qwen's"),
+        (Checkpoint(base, vae=z_image), "holds AutoencoderKL, not a VAE such as AutoencoderKLQwenImage"),
         (wider, "takes states 16 wide .*; the text encoder makes 24, .* `text_encoder:`"),
         (Checkpoint(base, text_encoder=z_image), "text_encoder: .*is not of the architecture at"),
         (talkative, "the t5_tokenizer has 107 tokens, and the conditioner knows 98"),
         (Checkpoint(file, written(ANIMA, "other")), "no part of its architecture reads: blocks.1"),
         (Checkpoint(file, sd), "is an Anima, and its config a Stable Diffusion; .* folder of Anima"),
-        (Checkpoint(file, z_image), "no part of its architecture reads"),
+        (Checkpoint(file, z_image), "is an Anima, and its config a Z-Image"),
         (video, "the transformer is of a Cosmos that draws videos"),
         (bare, "has no text_conditioner"),
         (brief, "fills captions to 64 tokens, not 512"),

@@ -251,7 +251,7 @@ def _sides(shapes: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
 def _transformer(shapes: Mapping[str, Shape], unplaced: Sequence[str]) -> str | None:
     """Return the diffusion transformer by names that no other has, then by sizes, then by names of several."""
     served = [marks for marks in _served() if marks.name not in _KNOWN_BY_SIZE]
-    particular = next(iter(_matches(_layers([*OTHERS, *served]), unplaced)), None)
+    particular = next(iter(_matches(_layers([*FAMILIES["anima"].marks, *OTHERS, *served]), unplaced)), None)
     family = particular or family_of(shapes)
     if family and not any(family.startswith(name) for name in TEXT_WIDTHS.values()):
         return family

@@ -347,7 +347,7 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
             f"vae: {path}: holds no config.json; name a diffusers folder of a VAE, or a .safetensors file"
         )
     name = str(json.loads((path / "config.json").read_text(encoding="utf-8")).get("_class_name"))
-    _, described = read_index(folder).get("vae") or ("", "")
+    described = _class_of_vae(folder)
     if not name.startswith("Autoencoder") or ("QwenImage" in described and name != described):
         raise ValueError(f"vae: {path}: holds {name}, not a VAE such as {described or 'AutoencoderKL'}")
     variant = variant_of(path.parent, [path.name])
@@ -356,9 +356,14 @@ def _load_vae(path: Path, folder: Path, dtype: torch.dtype) -> Any:
     )
 
 
+def _class_of_vae(folder: Path) -> str:
+    """Return the class of the VAE that a folder describes; empty where it describes none."""
+    return (read_index(folder).get("vae") or ("", ""))[1] or ""
+
+
 def _vae_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
     """Return the VAE that `folder` describes, with the weights of a file under their original names."""
-    _, described = read_index(folder).get("vae") or ("", "")
+    described = _class_of_vae(folder)
     if described == "AutoencoderKLQwenImage":
         return _part_of(file, folder, "vae", weights, convert_wan_vae_to_diffusers, dtype)
     if described not in ("", "AutoencoderKL"):

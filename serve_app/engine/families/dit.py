@@ -186,7 +186,7 @@ class TransformerFamily(ABC):
 
     def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
         """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""
-        given = [torch.tensor([each], device=self.text_encoder.device) for each in (ids, mask) if each is not None]
+        given = torch.tensor([[each] for each in (ids, mask) if each is not None], device=self.text_encoder.device)
         return self.text_encoder(*given, output_hidden_states=True, use_cache=False).hidden_states
 
     def _places(self, *key: int) -> tuple[Tensor, ...]:
