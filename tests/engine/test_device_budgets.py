@@ -16,14 +16,14 @@ import torch
 from serve_app.engine import AdapterFile, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.family import Family
+from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
-from tests.engine import simulated_device, true_models
+from tests.engine import simulated_device, tiny_flux1, tiny_flux2_klein, true_models
 from tests.engine.run_engine import start
 from tests.engine.simulated_device import CountedCalls, Record, recorded
-from tests.engine.tiny_flux2_klein import BLOCK_LINEARS
 
 
 class Budget(NamedTuple):
@@ -43,10 +43,12 @@ BUDGETS = {
     "sdxl": Budget({"torch": 2519, "kernel": 2023}, 14, 145, 1069, 11),
     "z_image": Budget({"torch": 1263, "kernel": 1135}, 14, 71, 2098, 10),
     "flux2_klein": Budget({"torch": 781, "kernel": 701}, 14, 56, 2012, 10),
+    "flux1": Budget({"torch": 2373, "kernel": 2140}, 14, 121, 1140, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
-admission is transformers' Qwen3."""
+admission is transformers' Qwen3. FLUX.1 has 57 blocks, of 504 layers with modulations of their own: 4.8 launches for each
+layer with an adapter, where klein has 7.8."""
 CHANGE_UPLOADS = 2
 """Copies to the device when the company changes. Goal: 1."""
 CHANGE_WAITS = 0
@@ -54,7 +56,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 150
 """Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "flux1": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,7 +74,7 @@ class Stepping(NamedTuple):
 
 def _stepped(family: str, by: str) -> Any:
     """Torch's own products stand in for the kernel where it is not: one family in the main suite, all in `make soak`."""
-    marks = pytest.mark.soak if (by, family) in (("torch", "sdxl"), ("torch", "z_image")) else ()
+    marks = pytest.mark.soak if by == "torch" and family in ("sdxl", "z_image", "flux1") else ()
     return pytest.param((family, by), id=f"{family}-{by}", marks=marks)
 
 
@@ -111,9 +113,12 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
     if family == "z_image":
         pipeline, kind = true_models.random_z_image(meta), ZImageFamily
         targets = (*true_models.ATTENTION, "w1", "w2", "w3")
-    else:
+    elif family == "flux2_klein":
         pipeline, kind = true_models.random_flux2_klein(meta), Flux2KleinFamily
-        targets = BLOCK_LINEARS
+        targets = tiny_flux2_klein.BLOCK_LINEARS
+    else:
+        pipeline, kind = true_models.random_flux1(meta), Flux1Family
+        targets = tiny_flux1.BLOCK_LINEARS
     pipeline.to(dtype=torch.bfloat16)
     file = true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
     return partial(kind, pipeline), file

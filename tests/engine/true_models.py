@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
+from tests.engine.tiny_flux1 import letter_tokenizer
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
@@ -71,6 +72,25 @@ def random_flux2_klein(device: torch.device) -> Any:
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, is_distilled=True,
+    )  # fmt: skip
+
+
+def random_flux1(device: torch.device) -> Any:
+    """Return FLUX.1 dev with random weights, from the published configs; its T5 reads letters."""
+    with torch.device(device):
+        transformer = diffusers.FluxTransformer2DModel(guidance_embeds=True)
+        vae = diffusers.AutoencoderKL(**LARGE_VAE | VAE)
+        clip = transformers.CLIPTextModel(_clip(False, projection_dim=768))
+        t5 = transformers.T5EncoderModel(
+            transformers.T5Config(
+                vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64,
+                feed_forward_proj="gated-gelu", dropout_rate=0.0,
+            )  # fmt: skip
+        )
+    return diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=vae, text_encoder=clip, tokenizer=_tokenizer(), text_encoder_2=t5, tokenizer_2=letter_tokenizer(),
+        transformer=transformer,
     )  # fmt: skip
 
 
