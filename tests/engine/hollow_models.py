@@ -10,19 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.engine.true_models import random_anima, random_flux2_klein, random_krea2, random_pipeline, random_z_image
+from tests.engine.true_models import (
+    random_anima,
+    random_flux1,
+    random_flux2_klein,
+    random_krea2,
+    random_pipeline,
+    random_z_image,
+)
 
 KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 def write_hollow(folder: Path, name: str, dtype: torch.dtype = torch.float16) -> Path:
-    """Write `sd15`, `sdxl`, `z-image`, `klein`, `krea2` or `anima` as a diffusers folder whose weights are all holes."""
+    """Write `sd15`, `sdxl`, `z-image`, `klein`, `krea2`, `anima` or `flux1` as a diffusers folder whose weights are all holes."""
     meta = torch.device("meta")
     transformers = {
         "z-image": random_z_image,
         "klein": random_flux2_klein,
         "krea2": random_krea2,
         "anima": random_anima,
+        "flux1": random_flux1,
     }
     pipeline = transformers[name](meta) if name in transformers else random_pipeline(name, meta)
     folder.mkdir(parents=True)

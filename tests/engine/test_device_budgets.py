@@ -17,12 +17,13 @@ from serve_app.engine import AdapterFile, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.anima import AnimaFamily
 from serve_app.engine.families.family import Family
+from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.krea2 import Krea2Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
-from tests.engine import simulated_device, tiny_anima, tiny_flux2_klein, tiny_krea2, true_models
+from tests.engine import simulated_device, tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, true_models
 from tests.engine.run_engine import start
 from tests.engine.simulated_device import CountedCalls, Record, recorded
 
@@ -46,11 +47,12 @@ BUDGETS = {
     "flux2_klein": Budget({"torch": 781, "kernel": 551}, 14, 66, 2012, 10),
     "krea2": Budget({"torch": 1200, "kernel": 1088}, 14, 63, 2188, 10),
     "anima": Budget({"torch": 1569, "kernel": 1373}, 14, 172, 1874, 11),
+    "flux1": Budget({"torch": 2373, "kernel": 1798}, 14, 121, 1140, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
 admission is transformers' Qwen3. Anima's 454 layers take three launches each, where klein's 109 take six; its blocks
-read the caption and the places of tokens anew."""
+read the caption and the places of tokens anew. FLUX.1 has 57 blocks, of 504 layers with modulations of their own."""
 CHANGE_UPLOADS = 2
 """Copies to the device when the company changes. Goal: 1."""
 CHANGE_WAITS = 0
@@ -58,7 +60,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 150
 """Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "krea2": 4, "anima": 4}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "krea2": 4, "anima": 4, "flux1": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,7 +78,7 @@ class Stepping(NamedTuple):
 
 def _stepped(family: str, by: str) -> Any:
     """Torch's own products stand in for the kernel where it is not: one family in the main suite, all in `make soak`."""
-    marks = pytest.mark.soak if (by, family) in (("torch", "sdxl"), ("torch", "z_image"), ("torch", "anima")) else ()
+    marks = pytest.mark.soak if by == "torch" and family in ("sdxl", "z_image", "anima", "flux1") else ()
     return pytest.param((family, by), id=f"{family}-{by}", marks=marks)
 
 
@@ -121,6 +123,9 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
     elif family == "flux2_klein":
         pipeline, kind = true_models.random_flux2_klein(meta), Flux2KleinFamily
         targets = tiny_flux2_klein.BLOCK_LINEARS
+    elif family == "flux1":
+        pipeline, kind = true_models.random_flux1(meta), Flux1Family
+        targets = tiny_flux1.BLOCK_LINEARS
     else:
         pipeline, kind = true_models.random_anima(meta), AnimaFamily
         targets = tiny_anima.BLOCK_LINEARS

@@ -571,6 +571,7 @@ def test_flux1s_real_checkpoint_and_every_spelling_of_its_linears_are_accounted_
         small = diffusers.FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
         whole = diffusers.FluxTransformer2DModel(guidance_embeds=True)
         named = [name for name, _ in linears(whole)]
+        every = tiny_flux1.original_names(whole.state_dict())
         table = LayerTable({"transformer": Flux1Family.component(whole)}, "transformer")
     numbers = numbered(small.state_dict())
     original = tiny_flux1.original_names(numbers)
@@ -580,8 +581,7 @@ def test_flux1s_real_checkpoint_and_every_spelling_of_its_linears_are_accounted_
         assert all(torch.equal(made[name], each) for name, each in numbers.items())
     assert base_name(table) == "FLUX.1"
     assert len(named) == 504
-    names = {name.removesuffix(".weight") for name in tiny_flux1.original_names(numbered(whole.state_dict()))}
-    names = {name for name in names if not name.endswith((".bias", ".scale"))} | {*named}
+    names = {*named, *(name.removesuffix(".weight") for name, weight in every.items() if weight.dim() == 2)}
     names |= {name.replace(part, new) for name in names for part, new in XLABS.items() if name.endswith(part)}
     for name in names:
         found = {table.find(prefix + name) for prefix in (*PREFIXES, "base_model.model.")}

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from serve_app.engine.lora_layers import LoRALayer
 from tests.engine.tiny_anima import t5_tokenizer
+from tests.engine.tiny_flux1 import letter_tokenizer
 from tests.engine.tiny_krea2 import tokenizer as krea2_tokenizer
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
@@ -93,6 +94,31 @@ def random_anima(device: torch.device) -> Any:
         t5_tokenizer=t5_tokenizer(), **parts,
     )  # fmt: skip
     return pipeline
+
+
+def random_flux1(device: torch.device) -> Any:
+    """Return FLUX.1 dev with random weights, from the published configs; its T5 reads letters."""
+    with torch.device(device):
+        transformer = diffusers.FluxTransformer2DModel(guidance_embeds=True)
+        vae = diffusers.AutoencoderKL(**LARGE_VAE | VAE)
+        clip = transformers.CLIPTextModel(_clip(False, projection_dim=768))
+        t5 = transformers.T5EncoderModel(
+            transformers.T5Config(
+                vocab_size=32128,
+                d_model=4096,
+                d_kv=64,
+                d_ff=10240,
+                num_layers=24,
+                num_heads=64,
+                feed_forward_proj="gated-gelu",
+                dropout_rate=0.0,
+            )  # fmt: skip
+        )
+    return diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=vae, text_encoder=clip, tokenizer=_tokenizer(), text_encoder_2=t5, tokenizer_2=letter_tokenizer(),
+        transformer=transformer,
+    )  # fmt: skip
 
 
 def random_krea2(device: torch.device) -> Any:
