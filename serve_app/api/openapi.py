@@ -72,6 +72,13 @@ GENERATION_HEADERS: dict[str, Schema] = ACCEPTED_HEADERS | {
         required=False,
     ),
 }
+UNREAD_HEADER: dict[str, Schema] = {
+    "X-Unread-Characters": _header(
+        "How many characters at the end of its texts the base model did not read, because they are beyond its tokens.",
+        {"type": "string", "pattern": r"^(prompt|negative_prompt)=\d+(, negative_prompt=\d+)?$"},
+        required=False,
+    ),
+}
 POLL_HEADERS: dict[str, Schema] = {
     "Retry-After": _header(
         "Seconds to wait before polling again; absent once the record has ended.", _SECONDS, required=False

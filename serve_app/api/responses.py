@@ -125,10 +125,16 @@ async def answer_poll(
     content = encode(record_of(job, image_signer(request)))
     tag = f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES).hexdigest()}"'
     again = {} if job.state.is_terminal else {"Retry-After": str(POLL_EVERY_S)}
-    headers = {"ETag": tag, **again, **applied}
+    headers = {"ETag": tag, **again, **applied, **unread_header(job)}
     if _matches(_joined(request, "if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type="application/json")
+
+
+def unread_header(job: Job) -> dict[str, str]:
+    """Return the header that says how much of a job's texts its base model did not read, if anything."""
+    told = [f"{text}={characters}" for text, characters in job.unread._asdict().items() if characters]
+    return {UNREAD: ", ".join(told)} if told else {}
 
 
 async def after_wait(request: Request, load: Callable[[], Awaitable[Job]]) -> tuple[Job, Mapping[str, str]]:
@@ -167,6 +173,9 @@ def _matches(if_none_match: str, tag: str) -> bool:
 NAME = "X-Unknown-Words"
 MOST_WORDS, LONGEST = 20, 500
 """The header's value has at most this many words and characters."""
+
+
+UNREAD = "X-Unread-Characters"
 
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from serve_app.domain.digests import NO_DIGESTS, Digests
 from serve_app.domain.errors import FailureCode
@@ -93,6 +94,16 @@ class Timings:
     store: float
 
 
+class Unread(NamedTuple):
+    """How many characters at the end of a job's texts the model did not read, because they are beyond its tokens."""
+
+    prompt: int = 0
+    negative_prompt: int = 0
+
+
+ALL_READ = Unread()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A snapshot of the record.
@@ -129,6 +140,7 @@ class Job:
     timings: Timings | None = None
     marks: tuple[str, ...] = ()
     """How its images are marked as made by a model: `MARKS` of `marking/marker.py`."""
+    unread: Unread = ALL_READ
 
 
 @dataclass(frozen=True, slots=True)

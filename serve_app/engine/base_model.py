@@ -163,7 +163,7 @@ class BaseModel:
         with self._encoding:
             bind()
             encoded = self.family.encode(request, adapter_id, pause_and_bind)
-            return encoded._replace(image=self._encoded_image(request))
+            return encoded._replace(image=self._encoded_image(request), unread=self.family.unread(request))
 
     def _encoded_image(self, request: RunRequest) -> EncodedImage | None:
         """Encode the image that a run begins from, once for runs that are given the same arrays one after the other."""
@@ -209,7 +209,7 @@ class BaseModel:
         self, request: RunRequest, conditioning: Conditioning, added_at: float, schedule: Schedule, slot: int
     ) -> Run:
         self.adapter_slots.bind([slot], [request.scale])
-        conditioning = self.family.prepare(conditioning)
+        unread, conditioning = conditioning.unread, self.family.prepare(conditioning)
         shape = self.family.latent_shape(request)
         run = Run(
             request=request,
@@ -220,6 +220,7 @@ class BaseModel:
             guided=schedule.passes_of((GuidancePart.said_by(request) or WHOLE).steps(schedule.steps)),
             generator=seeded_generator(request.seed),
             state=[torch.zeros(shape, device=self.family.device)] * schedule.size,
+            unread=unread,
             added_at=added_at,
         )
         begin(run)

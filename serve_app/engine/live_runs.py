@@ -167,7 +167,7 @@ def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
     if error is not None:
         return failure_outcome(run.request.run_id, run.added_at, error)
     now = time.monotonic()
-    return Finished(run.request.run_id, image.result(), None, now - run.added_at, now - run.denoised_at)
+    return Finished(run.request.run_id, image.result(), None, now - run.added_at, now - run.denoised_at, run.unread)
 
 
 def failure_outcome(run_id: str, added_at: float, error: BaseException) -> Finished:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.domain.jobs import Failure
+from serve_app.domain.jobs import ALL_READ, Failure, Unread
 from serve_app.engine.sampler import Schedule
 
 
@@ -107,6 +107,7 @@ class Finished(NamedTuple):
     failure: Failure | None
     seconds: float
     decode_seconds: float = 0.0
+    unread: Unread = ALL_READ
 
 
 class BatchKey(NamedTuple):
@@ -142,6 +143,7 @@ class Conditioning(NamedTuple):
     """Further inputs by name, each [rows, …]."""
     image: EncodedImage | None = None
     """What a run begins from, which is no input of the denoiser."""
+    unread: Unread = ALL_READ
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -185,6 +187,7 @@ class Run:
     """What a mask keeps, which is put back into the latents after every pass."""
     step: int = 0
     """Passes of the denoiser that are done; some samplers take two for a step of the request."""
+    unread: Unread = ALL_READ
     added_at: float = 0.0
     denoised_at: float = 0.0
 

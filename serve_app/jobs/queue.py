@@ -15,6 +15,7 @@ from serve_app.domain.digests import Digests
 from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (
+    ALL_READ,
     WORKER_LIFE,
     Claim,
     CommitReply,
@@ -26,6 +27,7 @@ from serve_app.domain.jobs import (
     NewJob,
     StoredImage,
     Timings,
+    Unread,
     kind_of_pool,
 )
 from serve_app.domain.requests import LoraUse
@@ -203,11 +205,12 @@ class JobQueue:
         seconds: float,
         timings: Timings | None = None,
         marks: Sequence[str] = (),
+        unread: Unread = ALL_READ,
     ) -> CommitReply:
         """Commit an attempt's images.
 
         `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual
-        time and all estimates, and count as the account's usage. `timings` and `marks` are for display.
+        time and all estimates, and count as the account's usage. `timings`, `marks` and `unread` are for display.
         """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds: {seconds}")
@@ -217,6 +220,7 @@ class JobQueue:
             seconds=seconds,
             result=pack_result(lease.job_id, Result(tuple(images), seconds, timings)),
             marks=" ".join(marks),
+            unread=" ".join(map(str, unread)) if any(unread) else "",
             retention_ms=self._retention_ms,
             image_ids=[image.image_id for image in images],
         )

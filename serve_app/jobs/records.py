@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serve_app.domain.durations import MILLI, from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import Failure, Job, JobKind, JobState, kind_of_pool
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, Unread, kind_of_pool
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.jobs.backlog import QueuePosition, estimate_finish, read_position, waits_for_worker
 from serve_app.jobs.compact_form import Result, unpack_request, unpack_result
@@ -107,6 +107,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         seconds=result.seconds,
         timings=result.timings,
         marks=tuple(fields.get("marks", "").split()),
+        unread=Unread(*map(int, fields.get("unread", "").split())),
     )
 
 

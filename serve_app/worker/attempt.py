@@ -11,7 +11,17 @@ from datetime import timedelta
 from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
+from serve_app.domain.jobs import (
+    ALL_READ,
+    Claim,
+    CommitReply,
+    Failure,
+    HeartbeatReply,
+    StoredImage,
+    Timings,
+    Unread,
+    new_image_id,
+)
 from serve_app.domain.requests import GenerationRequest, is_composite
 from serve_app.engine_options import WorkerTiming
 from serve_app.jobs.images import ImageStore
@@ -37,6 +47,7 @@ class Completed:
     images: tuple[StoredImage, ...]
     seconds: float
     timings: Timings
+    unread: Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +147,7 @@ class Attempt:
         self._started = False
         self._written: list[str] = []
         self._times = AttemptTimes()
+        self._unread = ALL_READ
 
     @property
     def pending_runs(self) -> int:
@@ -205,7 +217,7 @@ class Attempt:
             self._steps.wake()
             storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
             stored = await asyncio.gather(*storing)
-            return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings())
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings(), self._unread)
         except RunFailed as error:
             return Failed(error.failure, retry=error.retry)
         except (NotLoaded, CertificateEnded) as error:
@@ -230,6 +242,7 @@ class Attempt:
         if run.image is None:
             failure = run.failure or generation_failed("The image could not be made.")
             raise RunFailed(failure, retry=failure.code is FailureCode.OUT_OF_MEMORY)
+        self._unread = run.unread  # all images of a job have the same texts
         lease, form, pixels = self._claim.lease, self._claim.request.output_format, run.image
         loop = asyncio.get_running_loop()
         content = await loop.run_in_executor(self._encoders, self._encoded, index, pixels)
@@ -319,6 +332,7 @@ class Attempt:
                     seconds=outcome.seconds,
                     timings=outcome.timings,
                     marks=marks_of(first.width, first.height) if self._parts.marker else (),
+                    unread=outcome.unread,
                 )
             )
         if isinstance(outcome, Failed):

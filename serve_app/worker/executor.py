@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve_app.domain.errors import AtelierError, FailureCode, NotFound, StoreUnavailable
-from serve_app.domain.jobs import Claim, Failure
+from serve_app.domain.jobs import Claim, Failure, Unread
 from serve_app.domain.metrics import MemoryUse, Metric
 from serve_app.jobs.images import ImageStore
 from serve_app.store.measures import Measures
@@ -30,6 +30,9 @@ class FinishedRun(Protocol):
     def decode_seconds(self) -> float:
         """Return the seconds from the last step to the pixels."""
         ...
+
+    @property
+    def unread(self) -> Unread: ...
 
 
 class RunFailed(AtelierError):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from serve_app.domain import metrics
-from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.jobs import ALL_READ, Claim, Failure, JobKind, Unread
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
 from serve_app.jobs.images import ImageStore
@@ -29,6 +29,7 @@ class UpscaledRun(NamedTuple):
     image: Pixels | None
     failure: Failure | None
     decode_seconds: float = 0.0
+    unread: Unread = ALL_READ
 
 
 class _Waiting(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from serve_app.api.jobs.routes import BaseModels
-from serve_app.domain.jobs import JobState, Timings
+from serve_app.domain.jobs import JobState, Timings, Unread
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
@@ -117,8 +117,11 @@ async def test_a_job_without_a_lora_is_drawn_and_counted_by_its_base_model(
     job_id = (await create(service, member, **SHORTEST, num_images=2, seed=5)).json()["id"]
     lease, timings = await service.lease(job_id), Timings(load=0.25, denoise=2.0, store=0.5)
     images = [await store_image(service.resources.images, service.claims[job_id], index) for index in range(2)]
-    await service.resources.queue.finish(lease, images, seconds=2.5, timings=timings)
-    done = await show(service, member.a, job_id)
+    await service.resources.queue.finish(lease, images, seconds=2.5, timings=timings, unread=Unread(88, 3))
+    answer = await service.client.get(f"/v1/jobs/{job_id}", headers=member.a)
+    assert answer.headers["X-Unread-Characters"] == "prompt=88, negative_prompt=3"
+    done = answer.json()
+    assert done["unread_characters"] == {"prompt": 88, "negative_prompt": 3}
     assert [(image["seed"], image["seed_number"]) for image in done["images"]] == [("5", 5), ("6", 6)]
     assert done["timings"].pop("queue") >= 0
     assert done["timings"] == {"load": 0.25, "denoise": 2.0, "store": 0.5}

@@ -70,5 +70,6 @@ def test_a_family_does_what_its_entry_says(name: str, tmp_path: Path) -> None:
     begun = family.schedule(replace(request, image=picture, strength=0.5))
     assert begun.steps == (1 if abilities.begins_late else 2)
     short, long = (family.encode(replace(request, prompt=text), "").context.shape[1] for text in ("red", "red " * 600))
+    assert any(family.unread(replace(request, prompt="red " * 600))) == (abilities.text.stop < 600)
     assert short >= abilities.text.start
     assert long == abilities.text.stop - 1 if abilities.text.stop < 600 else long > 600

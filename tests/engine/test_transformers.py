@@ -19,6 +19,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.weights import part_bytes
+from serve_app.engine.run import Conditioning
 from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_models, tiny_z_image
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.original_checkpoint import copy_config
@@ -132,6 +133,24 @@ def test_prompts_and_guidance_change_what_is_drawn(tiny: TinyTransformer, folder
         assert (shapes[0] - shapes[1]).abs().max() > 100 * TOLERANCE
     with pytest.raises(ValueError, match="prompt_weights: are for CLIP's text encoders"):
         model.encode(replace(REQUEST, prompt_weights=True))
+
+
+def test_what_of_a_text_is_beyond_the_models_tokens_is_told(tiny: TinyTransformer, folder: Path) -> None:
+    """Without so many characters at its end a prompt says the same, and with one less it does not."""
+    model, long = load(folder), WORDS * 12
+
+    def encoded(prompt: str, guidance: float = 1.0) -> Conditioning:
+        made = model.encode(replace(REQUEST, prompt=prompt, negative_prompt=long, guidance=guidance))
+        assert made is not None
+        return made
+
+    beyond, _ = encoded(long).unread
+    assert 0 < beyond < len(long)
+    assert encoded("a cat", guidance=2.0).unread == (0, beyond)
+    whole, cut, shorter = (encoded(long[: len(long) - less]) for less in (0, beyond, beyond + 1))
+    assert (cut.unread, shorter.unread) == ((0, 0), (0, 0))
+    assert torch.equal(whole.context, cut.context)
+    assert not torch.equal(whole.context, shorter.context)
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
@@ -492,7 +511,7 @@ def test_neighbours_of_other_captions_and_pictures_change_no_bit(
 def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
     tiny: TinyTransformer, folder: Path, sd: Path
 ) -> None:
-    one = replace(REQUEST, base_model="tiny")
+    one = replace(REQUEST, base_model="tiny", prompt=WORDS * 12)
     with Engine.load({"tiny": folder, "sd": sd}, ONE_AT_A_TIME) as engine:
         made = finish(engine, [one, replace(one, run_id="sd", base_model="sd")])
         flow = finish(engine, [replace(one, sampler="flow-euler")])["r"]
@@ -504,7 +523,9 @@ def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
     assert np.array_equal(np.asarray(flow.image), np.asarray(made["r"].image))
     for run_id, source in (("r", folder), ("sd", sd)):
         with Engine.load(source, ONE_AT_A_TIME) as engine:
-            assert np.array_equal(np.asarray(finish(engine, [REQUEST])["r"].image), np.asarray(made[run_id].image))
+            again = finish(engine, [replace(one, base_model="")])["r"]
+            assert np.array_equal(np.asarray(again.image), np.asarray(made[run_id].image))
+            assert bool(again.unread.prompt) == bool(made[run_id].unread.prompt) == (run_id == "r")
     for source, sampler in ((folder, "dpm++2m-karras"), (sd, "flow-euler")):
         with pytest.raises(ValueError, match="flow-euler"):
             Engine.load(source, replace(ONE_AT_A_TIME, sampler=sampler))

@@ -112,7 +112,7 @@ def random_flux1(device: torch.device) -> Any:
                 num_heads=64,
                 feed_forward_proj="gated-gelu",
                 dropout_rate=0.0,
-            )  # fmt: skip
+            )
         )
     return diffusers.FluxPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),

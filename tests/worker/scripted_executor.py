@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve_app.domain.jobs import Claim, Failure, JobKind, JobState
+from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, Unread
 from serve_app.jobs.queue import JobQueue
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
@@ -28,6 +28,7 @@ class ScriptedRun(NamedTuple):
     image: Pixels | None
     failure: Failure | None = None
     decode_seconds: float = 0.0
+    unread: Unread = Unread(7, 0)
 
 
 class ScriptedExecutor(Executor):

@@ -54,6 +54,7 @@ async def test_a_run_out_of_memory_is_tried_again(resources: Resources, redis_db
     job_id = await accept(resources)
     async with working(resources, ScriptedExecutor(TOO_LARGE)):
         await until(resources, job_id, JobState.COMPLETED, attempt=2)
+    assert (await job_of(resources, job_id)).unread == (7, 0), "what its runs say of its texts is in its record"
     assert audit(redis_db, max_attempts=5) == []
 
 

@@ -47,6 +47,13 @@ class Marking(ResponseBody):
     ]
 
 
+class UnreadCharacters(ResponseBody):
+    """How many characters at the end of each text the base model did not read: they are beyond its tokens."""
+
+    prompt: Count
+    negative_prompt: Count
+
+
 class JobUsage(ResponseBody):
     """What a completed job used."""
 
@@ -114,6 +121,9 @@ class CompletedJob(_AnyJob):
     marking: Annotated[
         Marking | SkipJsonSchema[None], Field(description="Absent where this service marked no images.")
     ] = None
+    unread_characters: Annotated[
+        UnreadCharacters | SkipJsonSchema[None], Field(description="Absent where all of both texts was read.")
+    ] = None
 
 
 class EndedJob(_AnyJob):
@@ -180,7 +190,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _accounts_of(job: jobs.Job) -> dict[str, Any]:
-    """Return the `timings`, `usage` and `marking` of a completed job, as far as they are known."""
+    """Return the `timings`, `usage`, `marking` and unread characters of a completed job, as far as they are known."""
     known: dict[str, Any] = {}
     if job.timings is not None and job.started_at is not None:
         queue = (job.started_at - job.created_at).total_seconds()
@@ -194,6 +204,8 @@ def _accounts_of(job: jobs.Job) -> dict[str, Any]:
     if job.marks and job.request is not None:
         source = SourceType.COMPOSITE if is_composite(job.request) else SourceType.GENERATED
         known["marking"] = {"source_type": source, "marks": list(job.marks)}
+    if any(job.unread):
+        known["unread_characters"] = job.unread._asdict()
     return known
 
 

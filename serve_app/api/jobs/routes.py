@@ -33,7 +33,7 @@ from serve_app.api.jobs.records import (
     job_record,
 )
 from serve_app.api.jobs.schemas import WISHES, AnyWish, GenerationWish, UpscaleWish
-from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, deletion, named, success
+from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, UNREAD_HEADER, deletion, named, success
 from serve_app.api.responses import (
     NOT_MODIFIED,
     POLL_PARAMETERS,
@@ -43,6 +43,7 @@ from serve_app.api.responses import (
     encode,
     record_response,
     unknown_words_header,
+    unread_header,
     wait_parameter,
 )
 from serve_app.api.routing import ClosedRoute
@@ -95,7 +96,11 @@ async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -
 
 
 ChangedJob = Annotated[str, Depends(read_changed_job)]
-_CREATION_HEADERS = {**GENERATION_HEADERS, "Preference-Applied": POLL_HEADERS["Preference-Applied"]}
+_CREATION_HEADERS = {
+    **GENERATION_HEADERS,
+    "Preference-Applied": POLL_HEADERS["Preference-Applied"],
+    **UNREAD_HEADER,
+}
 
 
 @router.post(
@@ -124,6 +129,7 @@ async def create_job(
 
     job, applied = await after_wait(request, load)
     headers |= accepted_headers(request, f"/v1/jobs/{job_id}", replayed=acceptance.replayed) | dict(applied)
+    headers |= unread_header(job)
     content = encode(job_record(job, image_signer(request)))
     return Response(content, status_code=202, headers=headers, media_type="application/json")
 
@@ -186,7 +192,7 @@ async def list_jobs(
     summary="Read a job",
     response_model=Job,
     responses={
-        200: success("The job.", JOB_EXAMPLE, headers=POLL_HEADERS),
+        200: success("The job.", JOB_EXAMPLE, headers=POLL_HEADERS | UNREAD_HEADER),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(*POLL_ERRORS),
     },

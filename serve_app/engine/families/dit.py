@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from serve_app.domain.jobs import Unread
 from serve_app.domain.samplers import Sampler, parse_sampler
 from serve_app.engine.attention import Attends
 from serve_app.engine.device import torch_device, torch_dtype, upload
@@ -59,6 +60,10 @@ class TransformerFamily(ABC):
     """The parts of its pipeline that are loaded."""
     convert: Convert
     """The function from the names in single files to diffusers'."""
+    thinking = True
+    """Whether the chat template asks for an answer that begins with thoughts."""
+    room = MAX_TOKENS
+    """How many tokens are read of a prompt and what stands around it."""
     max_encoded_prompts = 128
     """How many encoded prompts are kept for further runs; what was used longest ago goes first. Z-Image's longest takes
     2.6 MB."""
@@ -172,17 +177,36 @@ class TransformerFamily(ABC):
             raise ValueError("prompt_weights: are for CLIP's text encoders, and this base model has none; leave it out")
         return [self.encoded(prompt, adapter_id, request.scale if adapter_id else 0.0) for prompt in prompts]
 
-    def read(self, prompt: str, *, thinking: bool, padded: bool = False) -> Sequence[Tensor]:
+    def templated(self, prompt: str) -> str:
+        """Return the text whose first `room` tokens are read; the chat template asks for an answer."""
+        return self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=self.thinking,
+        )
+
+    def read(self, prompt: str, *, padded: bool = False) -> Sequence[Tensor]:
         """Return a prompt's hidden states, first those before all layers, each [1, tokens, width].
 
-        The chat template asks for an answer with or without thinking. Padding is up to `MAX_TOKENS`.
+        Padding is up to `room`.
         """
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking
-        )
         padding = "max_length" if padded else False
-        tokens = self.tokenizer(text, truncation=True, max_length=MAX_TOKENS, padding=padding)
+        tokens = self.tokenizer(self.templated(prompt), truncation=True, max_length=self.room, padding=padding)
         return self.states(tokens.input_ids, tokens.attention_mask if padded else None)
+
+    def unread(self, request: RunRequest) -> Unread:
+        prompts = (request.prompt, request.negative_prompt if request.guidance > 1 else "")
+        return Unread(*map(self._unread, prompts))
+
+    def _unread(self, prompt: str) -> int:
+        """Return how many characters at a prompt's end are beyond the tokens that are read."""
+        text = self.templated(prompt)
+        places = self.tokenizer(text, return_offsets_mapping=True).offset_mapping
+        if len(places) <= self.room:
+            return 0
+        first, _ = places[self.room]
+        return max(0, text.find(prompt) + len(prompt) - first)
 
     def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
         """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""

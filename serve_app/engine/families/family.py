@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.domain.jobs import Unread
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.lanes import Component
@@ -180,6 +181,10 @@ class Family(Protocol):
         The run's adapter is applied to the components already; `adapter_id` is empty where it changes none of them.
         `pause` is called between the pieces of a text that has no limit.
         """
+        ...
+
+    def unread(self, request: RunRequest) -> Unread:
+        """Return how much of a run's texts is beyond the tokens that this model reads."""
         ...
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:

@@ -78,6 +78,7 @@ class Flux2KleinFamily(TransformerFamily):
     """
 
     begins_from_images = False
+    thinking = False
     convert = staticmethod(of_diffusers)
     max_encoded_prompts = 32
     """Each encoded prompt takes 7.9 MB in 16 bits with the 4B model, and 12.6 MB with the 9B."""
@@ -137,7 +138,7 @@ class Flux2KleinFamily(TransformerFamily):
 
     def hidden_states(self, prompt: str) -> Tensor:
         """Return the states of every token to `MAX_TOKENS`, those of padding too: the transformer attends to them."""
-        states = self.read(prompt, thinking=False, padded=True)
+        states = self.read(prompt, padded=True)
         return torch.cat([states[layer] for layer in TEXT_LAYERS], 2)[0]
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:

@@ -73,6 +73,7 @@ class Krea2Family(TransformerFamily):
         self.is_distilled = bool(pipeline.config.is_distilled)
         self.text_layers: Sequence[int] = pipeline.text_encoder_select_layers
         self._after = pipeline.tokenizer(AFTER).input_ids
+        self.room = UNSEEN + MAX_TOKENS - len(self._after)
         super().__init__(pipeline, options, **given)
 
     @staticmethod
@@ -132,14 +133,16 @@ class Krea2Family(TransformerFamily):
         tokens = torch.tensor(lengths)  # on the host, where `prepare` reads it
         return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
 
+    def templated(self, prompt: str) -> str:
+        return BEFORE + prompt
+
     def hidden_states(self, prompt: str) -> Tensor:
         """Return the states of some layers for each token, side by side.
 
         diffusers pads between the prompt and what follows it, and masks the pads; no token sees a later one, so that
         the same comes of it without them.
         """
-        room = UNSEEN + MAX_TOKENS - len(self._after)
-        ids = self.tokenizer(BEFORE + prompt, truncation=True, max_length=room).input_ids
+        ids = self.tokenizer(self.templated(prompt), truncation=True, max_length=self.room).input_ids
         states = self.states([*ids, *self._after])
         return torch.cat([states[layer][0, UNSEEN:] for layer in self.text_layers], 1)
 

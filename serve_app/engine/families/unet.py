@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from serve_app.domain.families import UNET_SAMPLERS
 from serve_app.domain.guidance import WHOLE
+from serve_app.domain.jobs import ALL_READ, Unread
 from serve_app.domain.prompt_weights import Part, literal, weighted
 from serve_app.domain.samplers import parse_sampler
 from serve_app.engine.device import torch_device, torch_dtype
@@ -166,6 +167,10 @@ class UNetFamily:
             embedded = self._embed_guidance(guidance, self.unet.config.time_cond_proj_dim)
             added["timestep_cond"] = embedded.to(self.device, self.dtype)
         return Conditioning(context, added)
+
+    def unread(self, request: RunRequest) -> Unread:
+        del request  # CLIP reads texts of any length, chunk by chunk
+        return ALL_READ
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         if not self._crosses:

@@ -76,7 +76,7 @@ class ZImageFamily(TransformerFamily):
         return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
 
     def hidden_states(self, prompt: str) -> Tensor:
-        return self.read(prompt, thinking=True)[-2][0]
+        return self.read(prompt)[-2][0]
 
     def prepare(self, conditioning: Conditioning) -> Conditioning:
         """Refine each caption alone at its own length, as diffusers does for it alone."""

@@ -1,7 +1,8 @@
 -- include end_attempt
--- args: job_id, attempt:number, seconds:number, result, marks, retention_ms:number, image_ids:list
+-- args: job_id, attempt:number, seconds:number, result, marks, unread, retention_ms:number, image_ids:list
 -- finish: commit the images of an attempt, which took `seconds` of one worker; `result` is all that readers need of it,
--- packed, and `marks` how the images are marked, by spaces.
+-- packed, `marks` how the images are marked, by spaces, and `unread` how many characters at the ends of prompt and
+-- negative prompt the model did not read.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no
 -- longer use the adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- the share of its past that the average of seconds per work unit keeps: about the last ten jobs
@@ -66,6 +67,7 @@ charge(job.pool, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
 redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
 if marks ~= '' then redis.call('HSET', K('job:' .. job_id), 'marks', marks) end
+if unread ~= '' then redis.call('HSET', K('job:' .. job_id), 'unread', unread) end
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 end_job(job, 'completed', retention_ms)
 return 'ok'

@@ -128,6 +128,9 @@ def timeline(job: Job) -> list[Part]:
         ]
     if job.marks:
         parts.append(Part("Marked by", ", ".join(MARK_NAMES.get(mark, mark) for mark in job.marks)))
+    if any(job.unread):
+        said = [f"{count} of the {text.replace('_', ' ')}" for text, count in job.unread._asdict().items() if count]
+        parts.append(Part("Characters not read", ", ".join(said)))
     if job.finished_at is not None:
         parts.append(Part("Total", measured_duration(job.finished_at - job.created_at)))
     if job.seconds is not None:
