@@ -44,8 +44,7 @@ _DELIVERY: dict[str, Any] = {
     "response_status": 503,
     "error": "answered 503",
 }
-_TEST = {"id": "msg_test_9f3a1c5e7b2d4f6a8c0e1b3d5f", "type": TEST, "status": "waiting", "attempts": 0}
-_TEST_EXAMPLE = {"Waiting": {**_TEST, "ended_at": "2026-11-26T12:00:08Z"}}
+_TEST = {"id": "msg_test_…", "type": TEST, "status": "waiting", "attempts": 0, "ended_at": "2026-11-26T12:00:08Z"}
 _REPLAYED = {"Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"]}
 _MESSAGE: dict[str, Any] = {
     "type": "object",
@@ -255,7 +254,7 @@ async def change_webhook(
     description=f'A message like any other: `{{"type": "{TEST}", "timestamp": "…", "data": {{"id": "wh_…"}}}}`.',
     response_model=Delivery,
     responses={
-        200: success("The delivery, which waits.", _TEST_EXAMPLE),
+        200: success("The delivery, which waits.", {"Waiting": _TEST}),
         **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_ERRORS),
     },
 )

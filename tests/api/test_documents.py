@@ -423,7 +423,7 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
     page = await page_of(service, "/docs")
     section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
     lines = [html.unescape(text) for text in re.findall(r"<pre[^>]*>(curl .*?)</pre>", section, re.DOTALL)]
-    assert len(lines) == {"a": 5, "b": 4, "jobs": 26, "loras": 8}[name]
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 25, "loras": 8}[name]
     lines.sort(key=_deletes)
     fields = {} if name == "b" else {"num_images": 2}
     webhook = (await service.resources.webhooks.create(member.account.id, WEBHOOK)).endpoint

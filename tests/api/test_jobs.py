@@ -271,6 +271,7 @@ async def test_a_cursor_of_any_time_is_a_page(service: TestService, member: Memb
         "?created_after=2026-11-21",
         "?created_before=2026-11-21T12:00:00+00:00",
         "?metadata=",
+        "?metadata=x",
         "?limit=1&limit=2",
         "?state=failed",
     ],

@@ -21,10 +21,11 @@ DOCUMENTS = {"a": Variant.A, "b": Variant.B, "jobs": Variant.A, "loras": Variant
 TWO_CREDENTIALS = ("--exclude-checks", "positive_data_acceptance")
 """A document of two credentials, of which schemathesis may send both: refused, and rightly so."""
 SPECIAL = {
-    "jobs": (*TWO_CREDENTIALS, "--exclude-operation-id", "addImage"),
+    "jobs": (*TWO_CREDENTIALS, "--exclude-operation-id", "addImage", "--exclude-operation-id", "followJob"),
     "loras": (*TWO_CREDENTIALS, "--exclude-operation-id", "addLora"),
 }
-"""Each upload would start a process that reads it: `test_loras.py` and `test_images.py` send what is wrong with one."""
+"""Each upload would start a process that reads it: `test_loras.py` and `test_images.py` send what is wrong with one. A
+stream's schema is that of its whole text, which is taken here for that of each event: `test_job_events.py` reads those."""
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("schemathesis")]
 

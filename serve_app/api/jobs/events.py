@@ -277,13 +277,12 @@ router = APIRouter(route_class=ClosedRoute, tags=["Jobs"])
 @router.get(
     "/v1/jobs/{job_id}/events/address",
     operation_id="getEventsAddress",
-    summary="Make an address by which a browser follows a job without the key, for 10 minutes",
+    summary="Make an address by which a browser follows this job for 10 minutes, as long as the key may read",
     response_model=EventsAddress,
     responses={
         200: success("The address.", {"Address": {"url": _URL, "expires_at": "2026-11-28T12:10:00Z"}}),
         **error_responses(*POLL_ERRORS),
     },
-    description="It follows this one job, as long as the key that made it may read.",
 )
 async def get_events_address(request: Request, job_id: JobId) -> Response:
     job, (secret, variant) = found(await load_job(request, job_id, *JOB_PREFIXES), "job"), credential_of(request)

@@ -170,6 +170,8 @@ async def list_jobs(
         Query(max_length=16, description="Only jobs that keep this text, as `name=value`. Repeated, they keep each."),
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
+    if any("=" not in text for text in metadata):
+        raise InvalidParameter("metadata: must be name=value")
     only = JobFilter(
         state=status,
         kind=kind,
