@@ -54,7 +54,9 @@ def test_an_adapter_takes_the_input_before_it_is_rounded() -> None:
     torch.testing.assert_close(rounded(x) - without[0], exact(x) - without[1], rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("folder", "most"), [("sd", 0.1), ("sdxl", 0.1), ("z_image", 0.1), ("klein", 0.1), ("flux1", 0.1)])
+@pytest.mark.parametrize(
+    ("folder", "most"), [("sd", 0.1), ("sdxl", 0.1), ("z_image", 0.1), ("klein", 0.1), ("flux1", 0.1)]
+)
 def test_a_base_model_in_float8_draws_nearly_the_same(folder: str, most: float, request: pytest.FixtureRequest) -> None:
     base: Path = request.getfixturevalue(folder)
     latents, weights = [], []

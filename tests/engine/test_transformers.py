@@ -304,7 +304,10 @@ def misfits_of_flux1(written: Written, sd: Path, file: Path) -> tuple[Sources, S
     wide = transformers.T5EncoderModel(transformers.T5Config.from_dict({**tiny_flux1.t5().to_dict(), "d_model": 16}))
     sources: Sources = [
         (fill, "takes 384 channels instead of 64: it is FLUX.1 Fill"),
-        (another(dev, file.with_name("t5"), "text_encoder_2", wide), "captions 24 wide of a T5, .* text_encoder_2 makes 16"),
+        (
+            another(dev, file.with_name("t5"), "text_encoder_2", wide),
+            "captions 24 wide of a T5, .* text_encoder_2 makes 16",
+        ),
         (Checkpoint(dev, vae=sd), "takes 16 channels and the VAE makes 4: name .* `vae:`"),
         (Checkpoint(dev, text_encoder=dev / "text_encoder_2"), "text_encoder: .*is not of the architecture at"),
         (Checkpoint(dev, tokenizer=file.with_name("none")), "tokenizer: .*none: holds no tokenizer_config.json"),
@@ -376,7 +379,9 @@ def mixed(tiny: TinyTransformer, count: int, loras: list[AdapterFile], chance: r
         for i in range(count)
     ]  # fmt: skip
     if tiny.needs_negative:
-        requests = [one if one.negative_prompt else replace(one, guidance_start=0.0, guidance_end=1.0) for one in requests]
+        requests = [
+            one if one.negative_prompt else replace(one, guidance_start=0.0, guidance_end=1.0) for one in requests
+        ]
     if not tiny.sees_pictures:
         return [begun_at_random(one, chance) for one in requests]
     pictures = [None, None, noise(64, 32), noise(32, 64), noise(16, 128)]

@@ -237,7 +237,9 @@ class Flux1Family(TransformerFamily):
         guidances = added["guidance"].to(dtype).split(1) if "guidance" in added else [None] * conditioning.rows
         constants = map(transformer.embedded, added["pooled"].split(1), guidances)
         context = torch.cat([transformer.context_embedder(caption) for caption in conditioning.context.split(1)])
-        return conditioning._replace(context=context, added={"constant": torch.cat([*constants]), "rope": added["rope"]})
+        return conditioning._replace(
+            context=context, added={"constant": torch.cat([*constants]), "rope": added["rope"]}
+        )
 
     # -- noise, steps and pixels -----------------------------------------------------------------------------------
 
@@ -252,6 +254,4 @@ class Flux1Family(TransformerFamily):
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
         time = timesteps.to(self.dtype) / 1000
-        return (
-            self.lanes[lane].module(latents.to(self.dtype), time, context, added["constant"], added["rope"]).float()
-        )
+        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["constant"], added["rope"]).float()

@@ -78,7 +78,7 @@ _UNUSED = re.compile(
     r"|denoiser\.sigmas|scale_factor|global_step"  # tables of the schedule, which the scheduler computes
     r"|.+\.(position_ids|logit_scale|attn_mask)|.+\.(vision_model|visual)\..+|.+\.visual_projection\.\w+"
     r"|(cond_stage_model|conditioner\.embedders\.\d)\.(logit_scale|text_projection)"  # CLIP's other half
-    r"|(cond_stage_model|conditioner\.embedders\.0)\.transformer\.text_projection\.weight"
+    r"|(cond_stage_model|conditioner\.embedders\.0|text_encoders\.clip_l)\.transformer\.text_projection\.weight"
 )
 _SCALE = re.compile(r"(.+)\.(?:scale_weight|weight_scale)")
 _SCALE_UNUSED = re.compile(r"(.+\.)?(scaled_fp8|scale_input|input_scale|comfy_quant)")
@@ -127,7 +127,7 @@ def read_parts(file: Path) -> dict[str, dict[str, Tensor]]:
     for name, tensor in tensors.items():
         begins = next((begins for begins in DIT_PARTS if name.startswith(begins)), "")
         part, prefix = DIT_PARTS.get(begins, ("transformer", ""))
-        if not (_UNUSED.fullmatch(name) or name.startswith("text_encoders.") and name.endswith(".text_projection.weight")):
+        if not _UNUSED.fullmatch(name):
             parts.setdefault(part, {})[prefix + name.removeprefix(begins)] = tensor
     return parts
 
