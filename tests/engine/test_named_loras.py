@@ -62,7 +62,7 @@ def messages(shapes: Mapping[str, tuple[int, ...]], bases: Sequence[LayerTable])
 
 
 def advised(family: str) -> str:
-    served = any(family.startswith(name) for name in ("FLUX.2", "Z-Image"))
+    served = any(family.startswith(name) for name in ("FLUX.1", "FLUX.2", "Z-Image"))
     return "choose a base model of that family" if served else "no base model of that family can be served"
 
 

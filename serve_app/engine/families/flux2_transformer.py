@@ -102,7 +102,7 @@ class Flux2Transformer(nn.Module):
 class Halves(nn.Module):
     """The last modulation's layer as two, because diffusers' names and the original ones have them in another order."""
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: Any) -> None:
         super().__init__()
         biases = (None, None) if plain.bias is None else plain.bias.chunk(2)
         self.scale, self.shift = map(_linear, plain.weight.chunk(2), biases)

@@ -26,8 +26,10 @@ WATCH_S = 1.0
 """A load's progress is measured this often, which takes 0.1 s of a core for a Stable Diffusion 1.5."""
 ROOM = 2**30
 """Unless the weights leave this many bytes, text encoders stay on the host; decoding 512² pixels takes 0.4 GB."""
-_BEGINNINGS = {begins: part for part, prefixes in PARTS.items() for begins in prefixes}
-_BEGINNINGS |= {begins: part for begins, (part, _) in DIT_PARTS.items()}
+_BEGINNINGS = {
+    **{begins: part for part, prefixes in PARTS.items() for begins in prefixes},
+    **{begins: part for begins, (part, _) in DIT_PARTS.items()},
+}
 """The parts of single files by how the names of their tensors begin."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
