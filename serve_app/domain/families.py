@@ -99,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
     ]),
     "flux1": Family(
         ["FluxPipeline"], Abilities(text=range(512, 513), megapixels_per_byte=0.0), [
-            Marks("FLUX.1", declared=r"flux([._-]?1|[_-]?(dev|schnell|krea|kontext))\b", repository=r"FLUX\.1",
+            Marks("FLUX.1", declared=r"flux([._-]?1(?!\d)|[_-]?(dev|schnell|krea|kontext))", repository=r"FLUX\.1",
                   checkpoint=r"double_blocks\.\d+\.img_mod\..+",
                   layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]"
                   r"|double_blocks[._](8|9|1\d)[._]|single_transformer_blocks[._]\d+[._]"

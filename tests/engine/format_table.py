@@ -26,6 +26,7 @@ BASES: Mapping[str, str] = {
     "sdxl": "SDXL",
     "z_image": "Z-Image",
     "flux2_klein": "FLUX.2 klein",
+    "flux1": "FLUX.1",
     "krea2": "Krea 2",
     "anima": "Anima",
 }
@@ -37,17 +38,18 @@ WRITERS: Mapping[str, str] = {
     "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
     "test_what_musubi_tuner_saved_gives_the_merged_result": "musubi-tuner",
     "test_every_spelling_gives_the_merged_result": "by hand",
+    "test_parts_of_joined_layers_give_the_merged_result": "by hand",
 }
 """Whose own result a row is compared with, by the test that does it."""
 FUSED = ", fused"
 """Ends the name of a format whose queries, keys and values are one layer."""
-MARKS: Mapping[str, Collection[str]] = {"": [], "†": ["z_image"], "‡": ["z_image", "flux2_klein"]}
+MARKS: Mapping[str, Collection[str]] = {"": [], "†": ["z_image"], "‡": ["z_image", "flux2_klein", "flux1"]}
 """What stands behind a format's name in the list: on which base models it was compared fused as well."""
 _HEAD = "- LyCORIS\n"
 """Where the list begins: below each writer are lines of base models and formats."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
-_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein|krea2|anima)(?:-(\w+))?")
+_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein|flux1|krea2|anima)(?:-(\w+))?")
 
 
 class Format(NamedTuple):

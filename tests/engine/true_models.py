@@ -102,22 +102,18 @@ def random_flux1(device: torch.device) -> Any:
         transformer = diffusers.FluxTransformer2DModel(guidance_embeds=True)
         vae = diffusers.AutoencoderKL(**LARGE_VAE | VAE)
         clip = transformers.CLIPTextModel(_clip(False, projection_dim=768))
-        t5 = transformers.T5EncoderModel(
-            transformers.T5Config(
-                vocab_size=32128,
-                d_model=4096,
-                d_kv=64,
-                d_ff=10240,
-                num_layers=24,
-                num_heads=64,
-                feed_forward_proj="gated-gelu",
-                dropout_rate=0.0,
-            )
-        )
+        t5 = transformers.T5EncoderModel(t5_xxl())
     return diffusers.FluxPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae, text_encoder=clip, tokenizer=_tokenizer(), text_encoder_2=t5, tokenizer_2=letter_tokenizer(),
         transformer=transformer,
+    )  # fmt: skip
+
+
+def t5_xxl() -> Any:
+    return transformers.T5Config(
+        vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64,
+        feed_forward_proj="gated-gelu",
     )  # fmt: skip
 
 

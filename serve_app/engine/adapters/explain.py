@@ -204,7 +204,7 @@ def _declared_family(declared: Mapping[str, str]) -> Claim | None:
 
 def _may_be(family: str, table: LayerTable) -> bool:
     if own := base_family(table):
-        return own.startswith(family)
+        return own.casefold().startswith(family.casefold())
     return family in ("SD 1", "SD 2")  # a small model of that architecture, with one text encoder
 
 
