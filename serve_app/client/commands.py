@@ -59,9 +59,8 @@ def _told(code: int, message: str) -> int:
 
 
 def _canceled(job: Job) -> str:
-    return (
-        f"{job.id} is {job.status}" if job.done else f"the service was asked to cancel {job.id}, which was {job.status}"
-    )
+    asked = f"the service was asked to cancel {job.id}, which was {job.status}"
+    return f"{job.id} is {job.status}" if job.done else asked
 
 
 def _client(asked: Namespace) -> Client:

@@ -11,7 +11,9 @@ from serve_app.model_index import read_index
 
 _COMPONENTS = re.compile(r"unet|transformer|text_\w+")
 """LoRAs change the layers of these components."""
-_WIDTHS = re.compile(r"d_(model|ff|kv)|(hidden|intermediate|patch)_size|(\w+_)?(dim|channels|layers|heads|per_block)")
+_WIDTHS = re.compile(
+    r"d_(model|ff|kv)|(\w+_)?(dim|channels|layers|blocks|heads|per_block|(hidden|intermediate|patch)_size)"
+)
 """What configurations of diffusers and transformers call numbers that give a layer its sizes, or say how many there are."""
 _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
 """These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""

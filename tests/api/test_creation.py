@@ -380,7 +380,8 @@ async def test_loras_are_drawn_on_a_base_model_that_fits_them_all(tmp_path: Path
         ]  # fmt: skip
         for loras, base_model, refused in asked:
             body: dict[str, Any] = {**SHORTEST, "loras": [{"id": lora_id} for lora_id in loras]}
-            answer = await create(service, member, **body, **({"base_model": base_model} if base_model else {}))
+            body |= {"base_model": base_model} if base_model else {}
+            answer = await create(service, member, **body)
             if refused:
                 assert (answer.status_code, error_of(answer)["message"]) == (400, refused)
                 continue

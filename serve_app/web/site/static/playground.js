@@ -51,7 +51,7 @@ function limit() { // to as many LoRAs as act together on one base model, to tho
   const base = chosenBase();
   const fits = (box) => base ? basesOf(box).includes(base) : basesOf(box)[0] === basesOf(chosen[0] ?? box)[0];
   for (const option of document.querySelectorAll("#base_model option")) {
-    option.disabled = option.value !== "" && chosen.some((box) => !basesOf(box).includes(option.value));
+    option.disabled = option.value !== "" && !option.selected && chosen.some((box) => !basesOf(box).includes(option.value));
   }
   for (const card of most ? document.querySelectorAll(".pick-card") : []) {
     const [box, weight] = card.querySelectorAll("input");
