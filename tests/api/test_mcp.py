@@ -104,7 +104,7 @@ async def test_an_assistant_draws_enlarges_lists_and_cancels_what_it_gives_up(li
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another service's name": ({"n": 4}, "n: is called `num_images` here"),
     "a slip": ({"num_imges": 4, "step": 2}, "num_imges: unknown field; did you mean num_images?; step: unknown field"),
-    "of a LoRA": ({"loras": [{"id": "neon", "scale": 1}]}, "loras[0].scale: is called `weight` here"),
+    "of a LoRA": ({"loras": [{"id": "neon", "wight": 1}]}, "loras[0].wight: unknown field; did you mean weight?"),
     "an unknown LoRA": (
         {"loras": [{"id": "nothing"}]},
         "loras[0].id: must be the id or name of a LoRA that you may use",

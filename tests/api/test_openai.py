@@ -271,6 +271,8 @@ def test_an_error_names_its_parameter(
     assert (error.value.param, error.value.type) == (
         param, "not_found_error" if kind is openai.NotFoundError else "invalid_request_error",
     )  # fmt: skip
+    if "background" in fields:
+        assert "transparent is not drawn here" in str(error.value)
     assert not caller.jobs()
 
 

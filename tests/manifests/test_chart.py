@@ -379,18 +379,20 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
 
 
 def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
-    """A gigabyte takes longer than a request may, and so do an image of OpenAI's API and the events of a job."""
-    long, everything = find(rendered("production"), "HTTPRoute")["spec"]["rules"]
+    """A gigabyte takes longer than a request may, and so do an image of OpenAI's API, a call by MCP and a job's events."""
+    *long, everything = find(rendered("production"), "HTTPRoute")["spec"]["rules"]
     by_method = {
-        method: {each["path"]["value"]: each["path"]["type"] for each in long["matches"] if each["method"] == method}
-        for method in ("POST", "GET")
+        rule["matches"][0]["method"]: {each["path"]["value"]: each["path"]["type"] for each in rule["matches"]}
+        for rule in long
     }
+    posts = {path: "PathPrefix" if path in ("/openai/", "/console/pictures") else "Exact" for path in UPLOADED_TO}
     assert by_method == {
-        "POST": {path: "PathPrefix" if path in ("/openai/", "/console/pictures") else "Exact" for path in UPLOADED_TO},
+        "POST": posts | {"/mcp": "Exact"},
         "GET": dict.fromkeys(("/v1/jobs/", "/files/", "/console/history/"), "PathPrefix"),
     }
-    assert len(long["matches"]) <= 8, "more are refused before version 1.1 of the Gateway API"
-    assert set(long["timeouts"].values()) == {"0s"}
+    for rule in long:
+        assert len(rule["matches"]) <= 8, "more are refused before version 1.1 of the Gateway API"
+        assert set(rule["timeouts"].values()) == {"0s"}
     assert set(everything["timeouts"].values()) == {"60s"}
 
 

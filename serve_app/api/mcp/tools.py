@@ -163,7 +163,5 @@ TOOLS = {
         "id, which upscale and image_id take, a small preview, and an address that opens in a browser.",
     ),
     "upscale": _Tool(UpscaleWish, {"kind": "upscale"}, _draw, "Enlarge an image by its id."),
-    "list_loras": _Tool(
-        NoArguments, {}, _list_loras, "List the LoRAs that generate takes, with the words that a prompt should hold."
-    ),
+    "list_loras": _Tool(NoArguments, {}, _list_loras, "List LoRAs, with the words that a prompt should hold for each."),
 }

@@ -78,11 +78,6 @@ class ImagesRequest(RequestBody):
     user: Ignored = None
     safety_identifier: Ignored = None
 
-    @property
-    def usual_form(self) -> str | None:
-        """Return base64 alone for a model that gives no addresses: who asks for it may be allowed to fetch none."""
-        return "b64_json" if (self.model or "").startswith("gpt-image") else None
-
 
 @router.post("/openai/v1/images/generations")
 async def generate(
@@ -126,7 +121,8 @@ async def _answer(
         hang_up.cancel()
     if job.state is not JobState.COMPLETED:
         return JSONResponse(*_failure(job), {"X-Should-Retry": "false"})
-    images = await _images(request, job, body.response_format or body.usual_form)
+    gives_addresses = not (body.model or "").startswith("gpt-image")  # as at OpenAI; some clients may fetch none
+    images = await _images(request, job, body.response_format or (None if gives_addresses else "b64_json"))
     answer = {"created": int(job.created_at.timestamp()), "data": images, "usage": _usage(job, len(images))}
     answer |= _drawn(job, body)
     return Response(await asyncio.to_thread(encode, answer), media_type="application/json")
@@ -309,13 +305,9 @@ def _usage(job: Job, images: int) -> dict[str, Any]:
     text = math.ceil(len(f"{request.prompt}{request.negative_prompt}".encode()) / TOKEN_BYTES) * images
     drawn = math.ceil(request.width * request.height / TOKEN_PIXELS) * images
     seen = drawn if request.image else 0
-    return {
-        "input_tokens": text + seen,
-        "input_tokens_details": {"text_tokens": text, "image_tokens": seen},
-        "output_tokens": drawn,
-        "total_tokens": text + seen + drawn,
-        "megapixel_steps": round(request.work * images / request.num_images, 6),
-    }
+    tokens = {"input_tokens": text + seen, "output_tokens": drawn, "total_tokens": text + seen + drawn}
+    work = round(request.work * images / request.num_images, 6)
+    return tokens | {"input_tokens_details": {"text_tokens": text, "image_tokens": seen}, "megapixel_steps": work}
 
 
 def _drawn(job: Job, body: ImagesRequest) -> dict[str, str]:
