@@ -1,4 +1,4 @@
-"""The `atelier` command, which is also `python -m deployments`: an account's commands by the SDK, the rest by the service."""
+"""The `atelier` command, also `python -m deployments`: an account's commands by the SDK, the rest by the service."""
 
 import gc
 import sys

@@ -300,7 +300,7 @@ def kill_all_of(home: Path, session: int | None = None) -> None:
 
 
 def _is_of(process: psutil.Process, mark: str, session: int | None) -> bool:
-    """Return whether another process has the session or the mark; a zombie counts as ended, since nobody may reap it."""
+    """Return whether another process has the session or the mark; a zombie counts as ended: nobody may reap it."""
     with contextlib.suppress(psutil.Error, OSError):
         if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
             return os.getsid(process.pid) == session or mark in "\0".join(process.cmdline())

@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     mcp_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
     """Names, by commas, under which assistants and web pages may call `/mcp`, besides that of `public_url`."""
     openai_models: dict[str, str] = Field(default_factory=dict[str, str])
-    """The base model, or LoRA, that `/openai/v1` takes for a model's name that clients have built in, as `gpt-image-1`."""
+    """The base model, or LoRA, that `/openai/v1` takes for a model that clients have built in, as `gpt-image-1`."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """The `X-Forwarded-For` of these addresses or networks, by commas, is believed. HAProxy, where Serve starts it,
     reads the same variable."""

@@ -25,7 +25,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class Received(NamedTuple):
-    """A form: its text fields, and its files by their fields, without empty ones, as browsers send where none is chosen."""
+    """A form: its text fields, and its files by their fields, without the empty ones that browsers send for none."""
 
     texts: dict[str, str]
     files: Mapping[str, Path]
@@ -39,7 +39,7 @@ async def read_multipart(
     files: Mapping[str, int],
     may_be_empty: bool = True,
 ) -> Received:
-    """Receive a form with these text fields, and files of at most so many bytes each, which are there until `place` ends.
+    """Receive a form with these text fields, and files of at most so many bytes each, there until `place` ends.
 
     Raises `StoreUnavailable` where there is no space, `PayloadTooLarge` (before a byte is read, where the declared
     length is too large), `UnsupportedMediaType`, `RequestTimeout`, `InvalidParameter`, in that order.

@@ -65,7 +65,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
 
 @command(app, "cancel")
 async def cancel(operations: OperationParts, job_id: JobId) -> Result:
-    """Cancel a job: immediately while it is queued, at its next step while it runs; with --url or --key one of your own."""
+    """Cancel a job: at once while it is queued, at its next step while it runs; with --url or --key one of your own."""
     state = await operations.acts.cancel_job(job_id, this_operator())
     if state is None:
         raise _unknown(job_id)

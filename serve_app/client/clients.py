@@ -1,4 +1,4 @@
-"""The two clients: the synchronous one, for scripts and notebooks, and the one for asyncio, with the same methods awaited."""
+"""The two clients: a synchronous one, for scripts and notebooks, and one for asyncio, with the same methods awaited."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What an image is asked for: the options of each call, and the bodies of requests, which have LoRAs and pictures by id."""
+"""What an image is asked for: the options of a call, and the bodies of requests, which have LoRAs and pictures by id."""
 
 import re
 from collections.abc import Mapping, Sequence

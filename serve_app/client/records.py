@@ -291,7 +291,7 @@ class JobState:
 
     @property
     def timings(self) -> Mapping[str, float]:
-        """Seconds of a completed job by stage: `queue`, `load` its LoRAs, `denoise` and `store`; empty where unknown."""
+        """Seconds of a completed job by stage: `queue`, `load` its LoRAs, `denoise`, `store`; empty where unknown."""
         return self._record.timings
 
     @property

@@ -115,7 +115,7 @@ class _CountedFile(io.FileIO):
 
 @contextmanager
 def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
-    """Yield what is called with the bytes sent: `on_progress`, or a bar, which then says that the service checks the file.
+    """Yield what is called with the bytes sent: `on_progress`, or a bar, which then says that the file is checked.
 
     Raises `ValueError` for both.
     """

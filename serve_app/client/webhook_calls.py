@@ -98,7 +98,7 @@ class WebhookCalls(Generic[WebhookT, WebhooksT, DeliveryT, DeliveriesT, NoneT]):
         return self._execute(then(_all(self._service), lambda found: {each.id: each for each in found}[webhook_id]))
 
     def create(self, url: str, *, events: Sequence[str] | None = None, idempotency_key: str | None = None) -> WebhookT:
-        """Be told at `url` when jobs end, or only of `events`, such as `["job.failed"]`: keep the `secret` it returns."""
+        """Be told at `url` when jobs end, or of `events` alone, as `["job.failed"]`: keep the `secret` it returns."""
         return self._ask(Webhook, "POST", body={"url": url, "events": events}, key=checked_key(idempotency_key))
 
     def update(

@@ -118,7 +118,7 @@ class Adapter:
     """The guidance it was made for, 1 being none; None means what its base model says."""
     guidance_start: float | None = None
     guidance_end: float | None = None
-    """The fractions of its own steps between which an image has guidance; None in both means what its base model says."""
+    """The fractions of its own steps between which an image has guidance; None twice means what its base model says."""
 
     def recommended(self, base_models: Iterable[BaseModel]) -> "Recommended":
         """Return what it says of steps and guidance, or else what its base model does."""

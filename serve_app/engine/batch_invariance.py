@@ -70,7 +70,7 @@ class Division(NamedTuple):
         return [self.row_multiple * (units // lanes + (i < units % lanes)) for i in range(lanes)]
 
     def compared(self, widest: int) -> list[int]:
-        """Return the passes that all others are compared with: of the widest batch, or two of those that are all alike."""
+        """Return the passes that all others are compared with: of the widest batch, or two where all are alike."""
         return self.passes(2 * self.row_multiple if self.fixed else widest)
 
     def all_passes(self, widest: int) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ FALLBACKS: Mapping[str, str] = {
     "lora": "torch's products add LoRAs, which makes a step of SDXL about 1.1 times as long (estimated)",
     "unet": "torch's group norm and GEGLU make a step of SDXL 1.2 times as long (329 ms for 275 on an H200)",
     "transformer": "torch turns queries and keys in four passes, 3 ms more for each row of klein at 1024² (estimated)",
-    "float8": "torch's operators read what is rounded to float8 four times, which costs more than float8 gains (estimated)",
+    "float8": "torch's operators read what is rounded to float8 four times, which costs more than it gains (estimated)",
 }
 """What it costs that a kernel does not run, by the kernel's name: benchmarks/RESULTS.md has the figures."""
 

@@ -18,8 +18,8 @@ from torch import Tensor
 def turn(x: Tensor, weight: Tensor, rope: Tensor, eps: float) -> Tensor:
     """Return the RMS norm of each head of x [rows, tokens, heads, width], its pairs turned in float32.
 
-    Heads lie side by side. `rope` [1 or rows, tokens, 1, half of the width] holds complex numbers, as `dit.turned` takes
-    them. What is normalized is rounded before it is turned, as torch's operators do.
+    Heads lie side by side. `rope` [1 or rows, tokens, 1, half of the width] holds complex numbers, as `dit.turned`
+    takes them. What is normalized is rounded before it is turned, as torch's operators do.
     """
     rows, tokens, heads, width = x.shape
     if x.stride()[2:] != (width, 1):

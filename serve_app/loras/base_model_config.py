@@ -14,7 +14,7 @@ _COMPONENTS = re.compile(r"unet|transformer|text_\w+")
 _WIDTHS = re.compile(
     r"d_(model|ff|kv)|(\w+_)?(dim|channels|layers|blocks|heads|per_block|(hidden|intermediate|patch)_size)"
 )
-"""What configurations of diffusers and transformers call numbers that give a layer its sizes, or say how many there are."""
+"""What configurations of diffusers and transformers call a number of which a layer's sizes, or their count, are made."""
 _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
 """These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""
 

@@ -1,1 +1,1 @@
-"""Marks pictures as made by a model, in ways that machines read, and reads such marks again. It knows nothing of jobs."""
+"""Marks pictures as made by a model, in ways that machines read, and reads such marks. It knows nothing of jobs."""

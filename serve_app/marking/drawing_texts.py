@@ -7,7 +7,7 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.domain.samplers import SigmaSpacing, parse_sampler
 
 A1111, INVOKEAI = "parameters", "invokeai_metadata"
-"""The keywords of the text chunks of a PNG in which the two look. A1111 reads its own from the EXIF of a JPEG or WebP."""
+"""The keywords of the text chunks of a PNG in which the two look; A1111 reads the EXIF of a JPEG or WebP."""
 _A1111_NAMES: Mapping[str, str] = {
     "euler": "Euler", "euler-a": "Euler a", "heun": "Heun", "dpm2": "DPM2", "dpm2-a": "DPM2 a", "lms": "LMS",
     "ddim": "DDIM", "pndm": "PLMS", "dpm++2m": "DPM++ 2M", "dpm++2m-sde": "DPM++ 2M SDE",

@@ -43,7 +43,7 @@ class Marker:
                 raise CertificateEnded(error.message) from error
 
     def mark(self, pixels: Pixels, form: ImageFormat, source: SourceType, encode: Encode) -> bytes:
-        """Return the file of a picture with every mark; the pixels alone are the same each time. Raises `BadMarking`."""
+        """Return the file of a picture with every mark; only its pixels are the same each time. Raises `BadMarking`."""
         self.renew()
         content = encode(self._watermark.added_to(pixels), packet(source))
         return signed(content, form.media_type, source, self._credentials)

@@ -26,7 +26,7 @@ LEAST, MOST, PER_CONTRAST = 1, 2, 0.5
 """How many of 255 levels a sign adds or takes: `LEAST` on plain ground, more with the contrast around, and nowhere more
 than `MOST`, so that no picture's PSNR is below 10 log10(255² / 2²) = 42.1 dB."""
 LEAST_SIDE = 128
-"""A picture with a shorter side is not marked: signs of less than a pixel are lost, in a JPEG or WebP of even ground first."""
+"""A picture with a shorter side is not marked: signs of less than a pixel are lost, first in a JPEG of even ground."""
 _STEP = 16
 """A level has this many steps while the pattern is enlarged: in bytes, where Pillow computes with integers alone, so that
 every machine adds the same."""

@@ -50,7 +50,7 @@ def require_durable(url: str) -> None:
 
 
 def _asked(url: str) -> Mapping[str, Any]:
-    """Return what the server tells of itself; nothing to a user that may not ask: what it lacks is said where needed."""
+    """Return what the server tells of itself; nothing to a user that may not ask: what lacks is said where needed."""
     with blocking_client(url, **OPTIONS, retry=Retry(NoBackoff(), 0)) as client:
         try:
             return cast(Any, client).info()

@@ -1,4 +1,4 @@
-"""The MCP SDK's own client talks to the running service's `/mcp`, and to `atelier mcp`, which passes on what it says."""
+"""The MCP SDK's own client talks to the running service's `/mcp`, and to `atelier mcp`, which passes it on."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ BOTH = {"Accept": "application/json, text/event-stream"}
 
 
 def connect(live: Live, key: str, kind: str) -> Client:
-    """Return a client: of the newest protocol, of the one before, which begins with a handshake, or by `atelier mcp`."""
+    """Return a client: of the newest protocol, of the one before, which begins by a handshake, or by `atelier mcp`."""
     if kind == "standard input":
         environment, arguments = {"ATELIER_URL": live.base_url, "ATELIER_KEY": key}, ["-m", "deployments", "mcp"]
         return Client(StdioServerParameters(command=sys.executable, args=arguments, env=environment, cwd=str(ROOT)))

@@ -78,7 +78,7 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
 
 
 async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
-    """The pages are checked while a job is drawn, when it is done, with a new key, an invitation and a picture's marks."""
+    """The pages are checked while a job is drawn, when done, with a new key, an invitation and a picture's marks."""
     await sign_in(page, site.sign_in_url())
     drawn = await job_of(page, site, steps=20)
     found = await findings(page)

@@ -105,7 +105,7 @@ class DiffusersReference:
         return guider.num_conditions == 2
 
     def _hook(self, request: RunRequest, pipeline: Any) -> Any:
-        """Return a hook that puts the prompt's output in the place of the negative one's where guidance does not act."""
+        """Return a hook that puts the prompt's output in place of the negative one's where guidance does not act."""
 
         def replaced(_module: Any, _inputs: Any, output: tuple[Any, ...]) -> Any:
             made = output[0]

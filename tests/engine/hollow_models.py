@@ -23,7 +23,7 @@ KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", tor
 
 
 def write_hollow(folder: Path, name: str, dtype: torch.dtype = torch.float16) -> Path:
-    """Write `sd15`, `sdxl`, `z-image`, `klein`, `krea2`, `anima` or `flux1` as a diffusers folder whose weights are all holes."""
+    """Write `sd15`, `sdxl`, `z-image`, `klein`, `krea2`, `anima` or `flux1` as diffusers does, with holes for weights."""
     meta = torch.device("meta")
     transformers = {
         "z-image": random_z_image,

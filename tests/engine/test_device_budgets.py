@@ -77,7 +77,7 @@ class Stepping(NamedTuple):
 
 
 def _stepped(family: str, by: str) -> Any:
-    """Torch's own products stand in for the kernel where it is not: one family in the main suite, all in `make soak`."""
+    """Torch's own products stand in for the kernel where it lacks: one family in the main suite, all in `make soak`."""
     marks = pytest.mark.soak if by == "torch" and family in ("sdxl", "z_image", "anima", "flux1") else ()
     return pytest.param((family, by), id=f"{family}-{by}", marks=marks)
 

@@ -29,7 +29,7 @@ SHAPE = {
 def write_flux1(
     folder: Path, *, is_told: bool = True, heads: int = 2, blocks: int = 1, in_channels: int = 64, seed: int = 0
 ) -> Path:
-    """Write a diffusers folder of dev, which is told its guidance, or of schnell, with this many blocks of each kind."""
+    """Write a diffusers folder of dev, which is told its guidance, or schnell, with so many blocks of each kind."""
     torch.manual_seed(seed)
     transformer = diffusers.FluxTransformer2DModel(
         **SHAPE

@@ -1,4 +1,4 @@
-"""What a copy of the tree can do in which the pages of docs/contribute have been followed; `test_pages.py` runs it there."""
+"""What a copy of the tree can do in which docs/contribute's pages have been followed; `test_pages.py` runs it there."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Follows a page of docs/contribute to the letter: its diffs are applied to a copy of the tree, where programs then run."""
+"""Follows a page of docs/contribute to the letter: its diffs are applied to a copy of the tree, where programs run."""
 
 import os
 import re

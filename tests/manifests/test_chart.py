@@ -379,7 +379,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
 
 
 def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
-    """A gigabyte takes longer than a request may, and so do an image of OpenAI's API, a call by MCP and a job's events."""
+    """A gigabyte takes longer than a request may; so do an image of OpenAI's API, a call by MCP and a job's events."""
     *long, everything = find(rendered("production"), "HTTPRoute")["spec"]["rules"]
     by_method = {
         rule["matches"][0]["method"]: {each["path"]["value"]: each["path"]["type"] for each in rule["matches"]}

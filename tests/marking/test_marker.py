@@ -1,4 +1,4 @@
-"""A marked file says by each of its marks how it was made; what is wrong with a mark, or with a certificate, is told."""
+"""A marked file says by each of its marks how it was made; what is wrong with a mark or a certificate is told."""
 
 import asyncio
 import json

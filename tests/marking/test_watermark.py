@@ -23,7 +23,7 @@ def photo(width: int = 512, height: int = 512) -> Pixels:
 
 
 def plain() -> Pixels:
-    """Return the picture in which a pattern has the least to hide behind: one colour, and white, which takes no more."""
+    """Return the picture in which a pattern has the least to hide behind: one colour, white, which takes no more."""
     drawn = np.full((512, 512, 3), (250, 120, 40), np.uint8)
     drawn[:256] = 255
     return drawn

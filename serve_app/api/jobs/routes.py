@@ -1,4 +1,4 @@
-"""Path operations of `/v1/jobs`: create a job of anything that the base models on offer can do, list, read, cancel, delete.
+"""Path operations of `/v1/jobs`: create a job of all that the base models on offer can do, list, read, cancel, delete.
 
 An account's jobs of both interfaces are among them. `/v1/base-models` says what may be asked for.
 """

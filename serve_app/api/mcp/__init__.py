@@ -1,4 +1,4 @@
-"""The Model Context Protocol over streamable HTTP at `/mcp`, for assistants: with a bearer key, and nothing kept between.
+"""The Model Context Protocol over streamable HTTP at `/mcp`, for assistants: a bearer key, and nothing kept between.
 
 Any ingress answers any message, as a stream of server-sent events where it takes longer: progress reaches the caller,
 proxies see that the connection is alive, and a caller that hangs up cancels its job.
@@ -51,7 +51,7 @@ def create_app() -> FastAPI:
 
 
 def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Count a message against its caller's plan, and tell errors: the library would show an unexpected one's own words."""
+    """Count a message against its caller's plan, and tell errors: the library would show the words of an unexpected one."""
 
     async def counted(context: ServerRequestContext[Any, Request], params: Any) -> Any:
         request = context.request

@@ -1,4 +1,4 @@
-"""The tools that an assistant calls, by the bodies and records of `/v1/jobs`, and the base models and LoRAs it reads of."""
+"""The tools that an assistant calls, by the bodies and records of `/v1/jobs`, and the base models and LoRAs it reads."""
 
 import json
 from base64 import b64encode

@@ -250,7 +250,7 @@ def read_characters(tokenizer: Any, text: str, room: int) -> int:
 
 
 def filled(captions: Sequence[Tensor], longest: int) -> Tensor:
-    """Return captions [tokens, width] as rows [rows, bucket, width], with zeros after each, of the `longest`'s bucket."""
+    """Return captions [tokens, width] as rows [rows, bucket, width], filled with zeros to the `longest`'s bucket."""
     bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= longest)
     return torch.stack([F.pad(caption, (0, 0, 0, bucket - len(caption))) for caption in captions])
 

@@ -23,7 +23,7 @@ from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 
 FEW_STEPS_TOKENS = 256
-"""A model that is not told its guidance, which is schnell, reads this many tokens of a prompt, as in the original code."""
+"""A model that is not told its guidance, as schnell, reads this many tokens of a prompt, as in the original code."""
 NO_GUIDANCE = 1.0
 CHANNELS = 64
 OTHER_CHANNELS = {384: "FLUX.1 Fill", 128: "FLUX.1 Depth or Canny"}

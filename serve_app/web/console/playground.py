@@ -1,4 +1,4 @@
-"""The routes of the playground, whose form submits an ordinary job, of Compare, where it submits several, and of pictures.
+"""The routes of the playground, whose form submits an ordinary job, of Compare, where it submits several, of pictures.
 
 Pictures that the form begins from are uploaded, shown small, and taken away again.
 """
