@@ -93,6 +93,10 @@ FAMILIES: Mapping[str, Family] = {
               layers=r"(^|[._])(layers|(noise|context)_refiner)[._]\d+[._]"
               "(attention|feed_forward|adaLN_modulation)[._]"),
     ]),
+    "qwen-image-2.1": Family(["QwenImage21Pipeline"], Abilities(text=range(0, 1025)), [
+        Marks("Qwen-Image 2.1", declared="qwen[_-]image[_-]?2(?!5)", repository="Qwen-Image-2(?!5)",
+              layers="img_mlp[._](gate_up|gate_layer|proj|out)(?![A-Za-z0-9])"),
+    ]),
 }  # fmt: skip
 """The families by name."""
 _BLOCK = r"(?:^|\.|lora_unet_|lora_transformer_|lycoris_)blocks[._]\d+[._]"
@@ -108,9 +112,7 @@ OTHERS: Sequence[Marks] = (
           layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"
           rf"|{_BLOCK}((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]){_ENDS}"
           rf"|{_IN_BLOCK}norm[123][._]linear_[12]{_ENDS}"),
-    Marks("Qwen-Image 2.1", declared="qwen[_-]image[_-]2", repository="Qwen-Image-2",
-          layers=rf"img_mlp[._](gate_up|gate_layer|proj|out){_ENDS}"),
-    Marks("Qwen-Image", declared="qwen[_-]image", repository="Qwen-Image",
+    Marks("Qwen-Image", declared="qwen[_-]image(?![_-]?2(?!5))", repository="Qwen-Image(?!-2(?!5))",
           layers=r"(img|txt)_mod[._]1|(img|txt)_mlp[._]net"),
     Marks("FLUX.3", declared=r"flux\.?3", repository=r"FLUX\.3",
           layers=rf"mode_blocks|ref_time_in|single_blocks[._]\d+[._](q_proj|attn_out|mlp_in){_ENDS}"),

@@ -18,7 +18,7 @@ from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish, load
-from tests.engine.tiny_transformers import Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import QWEN_IMAGE21, Z_IMAGE, TinyTransformer
 
 TOLERANCE = 1e-4
 STRENGTHS = (0.2, 0.5, 0.9)
@@ -37,13 +37,18 @@ def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(Z_IMAGE, "base")
 
 
+@pytest.fixture(scope="module")
+def qwen_image21(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(QWEN_IMAGE21, "base")
+
+
 def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
     """Return a request with the guidance of diffusers' pipeline, which counts Z-Image's from 0."""
     return replace(request, guidance=request.guidance - (family == "z_image"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image"])
+@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image", "qwen_image21"])
 def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pytest.FixtureRequest) -> None:
     """All are in one batch here, beside one without an image, and one at a time in the pipelines."""
     folder: Path = request.getfixturevalue(family)
@@ -51,7 +56,7 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         replace(REQUEST, run_id=f"{strength} {mask is not None}", steps=5, strength=strength, mask=mask)
         for strength, mask in product((*STRENGTHS, 1.0), (None, MASK))
     ]
-    if family != "z_image":
+    if family in ("sd", "sdxl"):
         remembering, twice = replace(REQUEST, sampler="dpm++2m"), replace(REQUEST, sampler="heun")
         drawing = replace(REQUEST, sampler="euler-a", mask=MASK)
         requests += [replace(each, run_id=str(each.sampler), strength=0.5) for each in (remembering, twice, drawing)]
@@ -60,7 +65,8 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
         replace(requests[i], guidance_start=0.2, guidance_end=0.6) for i in (4, 5, 9)
     ]  # of the steps that are left
     requests += [replace(each, run_id=f"{each.run_id}, partly") for each in partly]
-    model, reference = load(folder, WIDE_FLOAT32), DiffusersReference(folder)
+    model = load(folder, WIDE_FLOAT32)
+    reference = (QWEN_IMAGE21.reference if family == "qwen_image21" else DiffusersReference)(folder)
     made = final_latents(model, requests)
     for one in requests:
         expected = reference.latents(as_diffusers_has_it(family, one))

@@ -13,7 +13,7 @@ from serve_app.domain.samplers import Sampler
 from serve_app.engine import RunRequest
 from serve_app.engine.families import family as family_module
 from serve_app.engine.families.registry import FAMILIES, load_family
-from tests.engine import tiny_flux2_klein, tiny_models, tiny_z_image
+from tests.engine import tiny_flux2_klein, tiny_models, tiny_qwen_image21, tiny_z_image
 from tests.engine.conftest import EXACT_FLOAT32
 
 WRITERS = {
@@ -21,6 +21,7 @@ WRITERS = {
     "sdxl": tiny_models.write_sdxl,
     "flux2-klein": tiny_flux2_klein.write_flux2_klein,
     "z-image": tiny_z_image.write_z_image,
+    "qwen-image-2.1": tiny_qwen_image21.write_qwen_image21,
 }
 """The families of `serve_app/domain/families.py`, of which each needs a row here."""
 

@@ -24,7 +24,7 @@ from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import ONE_AT_A_TIME, begun_at_random, final_latents, finish, load, same_alone, start
 from tests.engine.tiny_models import diffusers, transformers
-from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX2_KLEIN, QWEN_IMAGE21, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("tiny", TINY_TRANSFORMERS, ids=str)]
 TOLERANCE = 1e-4
@@ -84,7 +84,8 @@ def test_prompts_steps_and_pixels_are_those_of_diffusers(tiny: TinyTransformer, 
     for one in [each for each in cases if tiny.sees_pictures or each.image is None]:
         encoded = model.encode(seen(one))
         assert encoded is not None
-        assert encoded.rows == (2 if one.guidance > 1 and variant not in tiny.unguided else 1)
+        guided = one.guidance > 1 and variant not in tiny.unguided and (one.negative_prompt or tiny.guides_always)
+        assert encoded.rows == (2 if guided else 1)
         prompts = [one.negative_prompt, one.prompt][-encoded.rows :]
         for row, prompt in zip(encoded.context, prompts, strict=True):
             expected = reference.caption(prompt)
@@ -113,7 +114,11 @@ def test_prompts_and_guidance_change_what_is_drawn(tiny: TinyTransformer, folder
     A picture is seen in its own shape: stretched to another, it draws something else.
     """
     model = load(folder)
-    others = [replace(REQUEST, prompt=WORDS), replace(REQUEST, guidance=4.0), replace(REQUEST, steps=4)]
+    others = [
+        replace(REQUEST, prompt=WORDS),
+        replace(REQUEST, guidance=4.0, negative_prompt="dull"),
+        replace(REQUEST, steps=4),
+    ]
     plain, *made = (final_latents(model, [one])["r"] for one in (REQUEST, *others))
     changes = [float((each - plain).abs().max()) for each in made]
     assert min(changes) > 100 * TOLERANCE, changes
@@ -196,6 +201,8 @@ def test_a_file_makes_the_latents_of_its_folder(
     requests = [replace(REQUEST, guidance=2.0), replace(REQUEST, run_id="lora", adapter=lora)]
     expected = final_latents(load(rounded), requests)
     vae, encoder, tokenizer = (folder / part for part in ("vae", "text_encoder", "tokenizer"))
+    if not tokenizer.is_dir():
+        tokenizer = folder / "processor"
     checkpoints = [
         Checkpoint(file, config, vae=vae, text_encoder=encoder, tokenizer=tokenizer),
         Checkpoint(file, config, vae=folder, text_encoder=folder),
@@ -291,7 +298,42 @@ def misfits_of_flux2_klein(written: Written, sd: Path, file: Path) -> tuple[Sour
     ]
 
 
-MISFITS = {Z_IMAGE: misfits_of_z_image, FLUX2_KLEIN: misfits_of_flux2_klein}
+def misfits_of_qwen_image21(written: Written, sd: Path, file: Path) -> tuple[Sources, Spoilt]:
+    base, z_image = written(QWEN_IMAGE21, "base"), written(Z_IMAGE, "turbo")
+    wide = Path(shutil.copytree(base, file.with_name("wide")))
+    described = json.loads((wide / "text_encoder" / "config.json").read_text())
+    described["text_config"]["hidden_size"] = 48
+    kind = transformers.Qwen3VLConfig.from_dict(described)
+    transformers.Qwen3VLForConditionalGeneration(kind).save_pretrained(wide / "text_encoder")
+    block = "transformer_blocks.0.img_mlp"
+    sources: Sources = [
+        (
+            Checkpoint(base, vae=sd),
+            "takes 8 channels of AutoencoderKLQwenImage21 and the VAE makes those of Auto.* `vae:`",
+        ),
+        (Checkpoint(base, vae=file), "because AutoencoderKLQwenImage21 is read from folders alone"),
+        (wide, "captions 32 wide and the text encoder makes 48: name the Qwen3-VL .* `text_encoder:`"),
+        (Checkpoint(base, text_encoder=wide), "text_encoder: .*is not of the architecture at"),
+        (Checkpoint(base, text_encoder=z_image), "text_encoder: .*is not of the architecture at"),
+        (Checkpoint(file, written(QWEN_IMAGE21, "levels")), "no part of its architecture reads: transformer_blocks.1"),
+        (Checkpoint(file, z_image), "has diffusers' names"),
+    ]
+    return sources, [
+        ({f"{block}.gate_up.weight": torch.ones(4, 2)}, "gate_layer.weight is 2 × 2 instead of 96 × 32"),
+        (
+            {"transformer_blocks.0.img_mod.1.weight": torch.ones(3, 2)},
+            "no part of its architecture reads: transformer_b",
+        ),
+        ({"txt_in.text_norm.weight": None}, "lacks weights .* txt_in.text_norm"),
+        ({"lora_unet_img_in.lora_down.weight": torch.ones(2, 2)}, "is a LoRA"),
+    ]
+
+
+MISFITS = {
+    Z_IMAGE: misfits_of_z_image,
+    FLUX2_KLEIN: misfits_of_flux2_klein,
+    QWEN_IMAGE21: misfits_of_qwen_image21,
+}
 
 
 def test_parts_that_do_not_fit_are_refused_by_name(
@@ -301,7 +343,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(
     save_file(tiny.original_weights(folder), file)
     sources, spoilt = MISFITS[tiny](written, sd, file)
     of_any = [
-        (Checkpoint(folder, tokenizer=sd), "no chat template, .* `tokenizer:`"),
+        (Checkpoint(folder, tokenizer=sd), "(no chat template|not that of the text encoder), .* `tokenizer:`"),
         (Checkpoint(folder, clip_skip=1), "clip_skip"),
     ]
     for source, message in (*sources, *of_any):

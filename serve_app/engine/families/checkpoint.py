@@ -7,6 +7,7 @@ import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +19,14 @@ _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
     "diffusers.pipelines.pipeline_utils": "Expected types for vae",  # our VAE is a tiny one, which the UNet suits
     "transformers.utils.import_utils": "ImageProcessor` requires torchvision",  # nothing here processes images by it
+    "transformers.modeling_utils": "visual.",  # a text encoder's eyes are left out
 }
 """Warnings that would mislead are dropped: a part of each one's text, by the logger that emits it."""
 
 
 @contextmanager
 def quiet_loading() -> Generator[None]:
-    """Hide progress bars and two misleading warnings of diffusers and transformers until the end of the block."""
+    """Hide progress bars and misleading warnings of diffusers and transformers until the end of the block."""
     libraries: list[Any] = [importlib.import_module(name) for name in _LIBRARIES]
     with_bars = [library for library in libraries if library.is_progress_bar_enabled()]
     loggers = [logging.getLogger(name) for name in _MISLEADING]
@@ -56,6 +58,8 @@ _WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
 _ONLY_XL = ("text_encoder_2", "tokenizer_2")
 _UNET_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
 _DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+_OF_LANGUAGE = r"^model\.language_model\."
+"""How names of a Qwen3-VL's language model begin in files of the whole."""
 
 
 class Checkpoint(NamedTuple):
@@ -151,21 +155,24 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
     return pipeline
 
 
-def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert) -> Any:
+def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, *, named_alike: bool = False) -> Any:
     """Load diffusers' pipeline of a diffusion transformer, whose single files hold the transformer alone.
 
-    `convert` is diffusers' function from the names in such files to its own. Raises as `load_pipeline`.
+    `convert` is diffusers' function from the names in such files to its own; `named_alike` says that most are the same.
+    Raises as `load_pipeline`.
     """
     file, folder = _file_and_folder(source)
     with quiet_loading():
         given = _given_parts(source, folder, dtype)
-        parts = _classes(folder, [name for name in _DIT_PARTS if name not in given])
+        sees = "processor" in _read_index(folder)  # and so prepares pictures for the text encoder, beside words
+        names = [name for name in _DIT_PARTS if name not in given]
+        parts = _classes(folder, ["processor" if sees and name == "tokenizer" else name for name in names])
         if file is not None:
             with torch.device("meta"):
                 given["transformer"] = make_part(folder, "transformer")
-            weights = read_transformer(file, given["transformer"], convert, dtype)
+            weights = read_transformer(file, given["transformer"], convert, dtype, named_alike=named_alike)
             given["transformer"].load_state_dict(weights, assign=True)
-        return _assemble(folder, parts, given, dtype)
+        return (_gather if sees else _assemble)(folder, parts, given, dtype)
 
 
 def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -177,11 +184,15 @@ def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, 
     if checkpoint.text_encoder is not None:
         given["text_encoder"] = _load_encoder(checkpoint.text_encoder, folder, dtype)
     if checkpoint.tokenizer is not None:
-        path = _subfolder(checkpoint.tokenizer, "tokenizer")
-        if not (path / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
-        given["tokenizer"] = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        given["tokenizer"] = _load_tokenizer(_subfolder(checkpoint.tokenizer, "tokenizer"))
     return given
+
+
+def _load_tokenizer(path: Path) -> Any:
+    path = _subfolder(path, "processor")
+    if not (path / "tokenizer_config.json").is_file():
+        raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
+    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
 
 
 def _subfolder(path: Path, part: str) -> Path:
@@ -197,17 +208,51 @@ def _load_encoder(path: Path, folder: Path, dtype: torch.dtype) -> Any:
             f"text_encoder: {path}: holds no config.json with .safetensors files; name a text encoder's folder"
         )
     with torch.device("meta"):
-        described = make_part(folder, "text_encoder")
+        described = without_eyes(make_part(folder, "text_encoder"))
+    other = ValueError(f"text_encoder: {path}: is not of the architecture at {folder / 'text_encoder'}")
+    own: dict[str, Any] = {}
+    if described.config.model_type == "qwen3_vl_text":
+        whole = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if "text_config" not in whole:
+            raise other
+        config = type(described.config).from_dict(whole["text_config"])
+        own = {"config": config, "key_mapping": {_OF_LANGUAGE: ""}}
     try:
         encoder, info = type(described).from_pretrained(
-            str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
+            str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True, **own
         )
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"text_encoder: {path}: cannot be read: {error}") from error
     shapes = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (encoder, described))
     if info["missing_keys"] or operator.ne(*shapes):
-        raise ValueError(f"text_encoder: {path}: is not of the architecture at {folder / 'text_encoder'}")
+        raise other
     return encoder
+
+
+def without_eyes(encoder: Any) -> Any:
+    """Return the language model of one that sees and writes; others stay whole."""
+    return getattr(getattr(encoder, "model", encoder), "language_model", encoder)
+
+
+def _gather(folder: Path, parts: Mapping[str, str], given: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Return the parts given and those of the folder, by name; of a processor the tokenizer, and no text encoder's eyes.
+
+    diffusers' pipeline would load both whole.
+    """
+    made = {"config": _read_index(folder), **given}
+    for name, class_name in parts.items():
+        if name in given:
+            continue
+        if name == "processor":
+            made["tokenizer"] = _load_tokenizer(folder / name)
+        elif name == "text_encoder":
+            made[name] = _load_encoder(folder, folder, dtype)
+        else:
+            variant = {"variant": variant_of(folder, [name]), "torch_dtype": dtype} if name in _WITH_WEIGHTS else {}
+            made[name] = getattr(diffusers, class_name).from_pretrained(
+                str(folder), subfolder=name, local_files_only=True, **variant
+            )
+    return SimpleNamespace(**made)
 
 
 def _assemble(folder: Path, parts: Iterable[str], given: dict[str, Any], dtype: torch.dtype) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from serve_app.domain.samplers import Sampler, parse_sampler
 from serve_app.engine.device import torch_device, torch_dtype, upload
 from serve_app.engine.families.autoencoder import Autoencoder
-from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part
+from serve_app.engine.families.checkpoint import Source, as_checkpoint, load_dit_pipeline, make_part, without_eyes
 from serve_app.engine.families.family import Placement, latent_rgb, limit_decoding
 from serve_app.engine.families.single_file import Convert
 from serve_app.engine.lanes import Component, lanes_over
@@ -44,6 +44,8 @@ class TransformerFamily(ABC):
     begins_from_images = True
     convert: Convert
     """The function from the names in single files to diffusers'."""
+    named_alike = False
+    """Most names in single files are diffusers'."""
     max_encoded_prompts = 128
     """How many encoded prompts are kept for further runs; what was used longest ago goes first. Z-Image's longest takes
     2.6 MB."""
@@ -56,7 +58,7 @@ class TransformerFamily(ABC):
         encoder_device = torch.device("cpu") if placement.encoders_on_host else self.device
         self.components = {
             "transformer": self.component(_on_device(pipeline.transformer, self.device)),
-            "text_encoder": qwen_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
+            "text_encoder": self.text_component(_on_device(_without_head(pipeline.text_encoder), encoder_device)),
         }
         self.transformer: Any = self.components["transformer"].module
         self.text_encoder: Any = self.components["text_encoder"].module
@@ -82,7 +84,7 @@ class TransformerFamily(ABC):
         checkpoint = as_checkpoint(source)
         if checkpoint.clip_skip:
             raise ValueError("clip_skip: is for CLIP's text encoders, and this base model has none; leave it out")
-        pipeline = load_dit_pipeline(source, torch_dtype(options), cls.convert)
+        pipeline = load_dit_pipeline(source, torch_dtype(options), cls.convert, named_alike=cls.named_alike)
         try:
             cls.refuse_wrong_pairs(pipeline)
         except ValueError as error:
@@ -94,7 +96,7 @@ class TransformerFamily(ABC):
         """Return the components of a base model that a diffusers folder describes, without weights."""
         return {
             "transformer": cls.component(make_part(folder, "transformer")),
-            "text_encoder": qwen_component(make_part(folder, "text_encoder")),
+            "text_encoder": cls.text_component(_without_head(make_part(folder, "text_encoder"))),
         }
 
     # -- what each architecture says of itself -----------------------------------------------------------------------
@@ -114,9 +116,25 @@ class TransformerFamily(ABC):
     def is_common_target(layer: str) -> bool:
         """Return whether most adapters change a layer of the transformer."""
 
-    @abstractmethod
+    @staticmethod
+    def text_component(encoder: Any) -> Component:
+        """Return the component over the layers of a language model, which may be on the meta device."""
+        return qwen_component(encoder)
+
     def shift(self, tokens: int, steps: int) -> float | None:
-        """Return the schedule's shift for an image of `tokens` tokens; None where it is the same for all."""
+        """Return the schedule's shift for an image of `tokens` tokens; None where it is the same for all.
+
+        Larger images are noised more (Esser et al. 2024).
+        """
+        del steps
+        config = self.scheduler.config
+        few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+        low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+        return low + (high - low) * (tokens - few) / (many - few)
+
+    def noise_levels(self, steps: int) -> Sequence[float]:
+        """Return the noise levels of so many steps, before the scheduler shifts them."""
+        return torch.linspace(1.0, 1 / steps, steps).tolist()
 
     @abstractmethod
     def make_autoencoder(self) -> Autoencoder:
@@ -180,10 +198,11 @@ class TransformerFamily(ABC):
         """Return a schedule for an image of `tokens` tokens. Raises ValueError with the choices."""
         if sampler and parse_sampler(sampler)[0] is not Sampler.FLOW_EULER:
             raise ValueError(f"sampler {sampler}: is for another family; sampler: may be {Sampler.FLOW_EULER}")
-        noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
-        scheduler = make_scheduler(sampler, self.scheduler)
+        scheduler, levels = make_scheduler(sampler, self.scheduler), self.noise_levels(steps)
         mu = self.shift(tokens, steps)
-        return make_schedule(scheduler, steps, skipped=skipped, sigmas=noise_levels, mu=mu).to(self.device)
+        if steps == 1 and scheduler.config.get("shift_terminal"):  # the last level that it sets is the first one here
+            scheduler = type(scheduler).from_config(scheduler.config, shift_terminal=None)
+        return make_schedule(scheduler, steps, skipped=skipped, sigmas=levels, mu=mu).to(self.device)
 
 
 def refuse_wrong_text_parts(pipeline: Any, width: int) -> None:
@@ -212,7 +231,6 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 
 
 def qwen_component(encoder: Any) -> Component:
-    encoder = _without_head(encoder)
     layers = wrap_layers(encoder)
     sizes = [f"text_encoders.qwen3_{size}." for size in ("4b", "8b")]
     prefixes = ("lora_te_", "lora_te1_", *(f"{size}transformer." for size in sizes), *sizes)
@@ -235,6 +253,7 @@ def turned(x: Tensor, rope: Tensor) -> Tensor:
 
 def _without_head(encoder: Any) -> Any:
     """Return a language model without the layer that makes words of what it understood, for nothing is written here."""
+    encoder = without_eyes(encoder)
     return getattr(encoder, "model", encoder)
 
 

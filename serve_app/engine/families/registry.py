@@ -11,6 +11,7 @@ from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, as_checkpoint, pipeline_class
 from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.float8 import to_float8
@@ -21,6 +22,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "sdxl": UNetFamily,
     "flux2-klein": Flux2KleinFamily,
     "z-image": ZImageFamily,
+    "qwen-image-2.1": QwenImage21Family,
 }
 
 

@@ -38,6 +38,8 @@ OTHER_KINDS = {
         if marks.checkpoint
     },
     r"(lora_|.+\.lora_).+": "is a LoRA; register it as an adapter",
+}
+_OF_DIFFUSERS = {
     r"(unet\.)?(down|up)_blocks\..+|(transformer\.)?(all_x_embedder|(single_)?transformer_blocks)\..+": "has diffusers' "
     "names; give diffusers' whole folder as `folder:`",
 }
@@ -89,7 +91,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    _refuse_other_kinds(file, tensors, OTHER_KINDS | _TRANSFORMERS)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | _OF_DIFFUSERS | _TRANSFORMERS)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
     if entry is not None and entry.shape[1] != unet["in_channels"]:
@@ -104,14 +106,16 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     return SingleFile(weights, markers)
 
 
-def read_transformer(file: Path, module: Any, convert: Convert, dtype: torch.dtype) -> dict[str, Tensor]:
+def read_transformer(
+    file: Path, module: Any, convert: Convert, dtype: torch.dtype, *, named_alike: bool = False
+) -> dict[str, Tensor]:
     """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
 
-    `convert` is diffusers' function from the original names. Raises OSError, or ValueError for a file that is of another
+    `convert` is diffusers' function from the original names, most of which are `named_alike`. Raises OSError, or ValueError for a file that is of another
     kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
     """
     tensors = load_file(file)
-    _refuse_other_kinds(file, tensors, OTHER_KINDS)
+    _refuse_other_kinds(file, tensors, OTHER_KINDS | ({} if named_alike else _OF_DIFFUSERS))
     weights = _rescaled(file, tensors, dtype)
     own = module.state_dict()
     refuse_unread(file, [name for name, taken in weights.items() if not convert({name: taken}).keys() <= own.keys()])

@@ -64,14 +64,6 @@ class ZImageFamily(TransformerFamily):
     def is_common_target(layer: str) -> bool:
         return ".attention." in layer or ".feed_forward." in layer
 
-    def shift(self, tokens: int, steps: int) -> float:
-        """Return the schedule's shift: larger images are noised more (Esser et al. 2024), whatever the steps."""
-        del steps
-        config = self.scheduler.config
-        few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-        low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
-        return low + (high - low) * (tokens - few) / (many - few)
-
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def encode(self, request: RunRequest, adapter_id: str, pause: Pause = no_pause) -> Conditioning:
