@@ -26,6 +26,7 @@ BASES: Mapping[str, str] = {
     "sdxl": "SDXL",
     "z_image": "Z-Image",
     "flux2_klein": "FLUX.2 klein",
+    "qwen_image21": "Qwen-Image 2.1",
 }
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
@@ -45,7 +46,7 @@ _HEAD = "- LyCORIS\n"
 """Where the list begins: below each writer are lines of base models and formats."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
-_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein)(?:-(\w+))?")
+_ROW = re.compile(rf"(.+)-({'|'.join(BASES)})(?:-(\w+))?")
 
 
 class Format(NamedTuple):

@@ -15,8 +15,10 @@ import torch
 
 from serve_app.engine import AdapterFile, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.checkpoint import without_eyes
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
@@ -43,6 +45,7 @@ BUDGETS = {
     "sdxl": Budget({"torch": 2519, "kernel": 2023}, 14, 145, 1069, 11),
     "z_image": Budget({"torch": 1263, "kernel": 1135}, 14, 71, 2098, 10),
     "flux2_klein": Budget({"torch": 781, "kernel": 701}, 14, 56, 2012, 10),
+    "qwen_image21": Budget({"torch": 1360, "kernel": 1232}, 14, 71, 2028, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
@@ -54,7 +57,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 150
 """Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "qwen_image21": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,7 +75,7 @@ class Stepping(NamedTuple):
 
 def _stepped(family: str, by: str) -> Any:
     """Torch's own products stand in for the kernel where it is not: one family in the main suite, all in `make soak`."""
-    marks = pytest.mark.soak if (by, family) in (("torch", "sdxl"), ("torch", "z_image")) else ()
+    marks = pytest.mark.soak if by == "torch" and family != "flux2_klein" else ()
     return pytest.param((family, by), id=f"{family}-{by}", marks=marks)
 
 
@@ -111,10 +114,15 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
     if family == "z_image":
         pipeline, kind = true_models.random_z_image(meta), ZImageFamily
         targets = (*true_models.ATTENTION, "w1", "w2", "w3")
-    else:
+    elif family == "flux2_klein":
         pipeline, kind = true_models.random_flux2_klein(meta), Flux2KleinFamily
         targets = BLOCK_LINEARS
-    pipeline.to(dtype=torch.bfloat16)
+    else:
+        pipeline, kind = true_models.random_qwen_image21(meta), QwenImage21Family
+        pipeline.text_encoder = without_eyes(pipeline.text_encoder)
+        targets = (*true_models.ATTENTION, "gate_layer", "proj", "img_mlp.out")
+    for part in (pipeline.transformer, pipeline.vae, pipeline.text_encoder):
+        part.to(dtype=torch.bfloat16)
     file = true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
     return partial(kind, pipeline), file
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from diffusers.loaders.single_file_utils import (
     convert_flux2_transformer_checkpoint_to_diffusers,
+    convert_qwen_image21_transformer_checkpoint_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -32,6 +33,7 @@ from serve_app.engine.adapters.explain import also_fits, base_name
 from serve_app.engine.adapters.layer_table import LayerTable, UnusableAdapter
 from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine.format_table import documented, rows_of
@@ -39,7 +41,7 @@ from tests.engine.format_table import rows as format_rows
 from tests.engine.latent_comparison import OPTIONS, require_equal
 from tests.engine.test_adapter_formats import LYCORIS, converted_to_kohya, lycoris_network, randomize, renamed
 from tests.engine.tiny_models import diffusers
-from tests.engine.tiny_transformers import FLUX2_KLEIN, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX2_KLEIN, QWEN_IMAGE21, TINY_TRANSFORMERS, Z_IMAGE, TinyTransformer
 
 pytestmark = pytest.mark.slow
 PROMPT = "a red cat"
@@ -77,6 +79,13 @@ def klein_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     return velocity[0].T.unflatten(1, (4, 4))
 
 
+def qwen_image21_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    slots = torch.arange(captions.shape[1] + 4)[None] >= captions.shape[1]  # each of four tokens of the image
+    tokens = latents.flatten(1).T[None]
+    (velocity,) = transformer(tokens, captions, torch.tensor([0.7]), [[(1, 4, 4)]], slots, return_dict=False)
+    return velocity[0, -16:].T.unflatten(1, (4, 4))
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -96,6 +105,16 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
         (
             r".*blocks.*\.(to_[qkv]\w*|to_out\.0|to_add_out|add_\w+|linear_\w+)|single.*to_out",
             r".*(qkv|proj|mlp\.[02]|linear[12])",
+        ),
+    ),
+    QWEN_IMAGE21: Reference(
+        torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(7)),
+        qwen_image21_answer,
+        convert_qwen_image21_transformer_checkpoint_to_diffusers,
+        {"transformer_blocks": type("DoubleStreamBlock", (nn.Module,), {})},
+        (
+            r"transformer_blocks.*\.(to_[qkv]|to_out\.0|gate_layer|proj|out)|modulation\.1",
+            r".*\.(to_[qkv]|to_out\.0|gate_up|out)",
         ),
     ),
 }
@@ -139,7 +158,7 @@ class Base:
     def encode(self, text_encoder: Any) -> Any:
         pipeline = self.pipeline.pipeline
         pipeline.text_encoder = text_encoder
-        guided = {} if self.tiny is FLUX2_KLEIN else {"do_classifier_free_guidance": False}
+        guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
         return pipeline.encode_prompt(PROMPT, **guided)[0]
 
     @torch.inference_mode()
@@ -187,8 +206,8 @@ Bases = Callable[[TinyTransformer], Base]
 
 
 @pytest.fixture(scope="module")
-def bases(z_image: Path, klein: Path) -> Bases:
-    return cache(lambda tiny: Base(tiny, {Z_IMAGE: z_image, FLUX2_KLEIN: klein}[tiny]))
+def bases(written: Callable[[TinyTransformer, str], Path]) -> Bases:
+    return cache(lambda tiny: Base(tiny, written(tiny, next(iter(tiny.variants)))))
 
 
 @pytest.fixture
@@ -264,17 +283,34 @@ OF_FLUX2_KLEIN = (
     Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
     Naming("LoKr, diffusers' names", "transformer.", is_lokr=True),
 )
+OF_QWEN_IMAGE21 = (
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_flat=True),
+    Naming("original names under kohya's prefix", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("ComfyUI diffusion_model", "diffusion_model.", is_original=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
+    Naming("ai-toolkit", "diffusion_model."),
+    Naming("ai-toolkit without a prefix", ""),
+    Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
+    Naming("LoKr, ai-toolkit", "diffusion_model.", is_original=True, is_lokr=True),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, kohya", "lora_te_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3vl_8b.transformer.", component="text_encoder"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
     *((naming, tiny) for naming in OF_BOTH for tiny in TINY_TRANSFORMERS),
     *((naming, Z_IMAGE) for naming in OF_Z_IMAGE),
     *((naming, FLUX2_KLEIN) for naming in OF_FLUX2_KLEIN),
+    *((naming, QWEN_IMAGE21) for naming in OF_QWEN_IMAGE21),
 )
 
 
 def linears(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
-    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    """Return the linears by name, without those of a text encoder's eyes and mouth."""
+    named = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    return ((name, layer) for name, layer in named if "visual." not in name and name != "lm_head")
 
 
 def written(
@@ -336,6 +372,23 @@ def test_every_linear_of_z_images_real_size_is_found_by_every_spelling() -> None
     assert table.shapes["transformer", "layers.0.attention.qkv"] == (3 * width, width) == (11520, 3840)
 
 
+def test_every_linear_of_qwen_images_real_size_is_found_by_every_spelling() -> None:
+    with torch.device("meta"):
+        plain = diffusers.QwenImage21Transformer2DModel()
+        original = QWEN_IMAGE21.original_names(plain.state_dict())
+        table = LayerTable({"transformer": QwenImage21Family.component(plain)}, "transformer")
+    assert base_name(table) == "Qwen-Image 2.1"
+    named = [name.removesuffix(".weight") for name, weight in original.items() if weight.dim() == 2]
+    found = {layer for name in named for layer in table.layers_of("transformer", (table.find(name) or ("", ""))[1])}
+    assert found == table.components["transformer"].layers.keys()
+    assert len(found) == 232
+    for name in {*named, *found}:
+        places = {table.find(prefix + name) for prefix in PREFIXES}
+        places |= {table.find(prefix + name.replace(".", "_")) for prefix in FLAT_PREFIXES}
+        assert len(places) == 1, name
+        assert None not in places, name
+
+
 def real_klein(doubles: int = 5, singles: int = 20, heads: int = 24, text: int = 7680) -> Any:
     """Return the transformer of klein, 4B unless sizes say otherwise, on no numbers."""
     return diffusers.Flux2Transformer2DModel(
@@ -384,6 +437,7 @@ PEFT_ROWS = rows(
         for name in ("alpha 16 of rank 4", "DoRA")
         for how in ("", ", fused")
     ),
+    *((name, QWEN_IMAGE21, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
 )
 
 
@@ -475,6 +529,7 @@ LYCORIS_ROWS = rows(
     *((name, Z_IMAGE, False) for name in WITHOUT_CONVOLUTIONS),
     *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
     *((name, FLUX2_KLEIN, True) for name in OF_KLEIN),
+    *((name, QWEN_IMAGE21, True) for name in ("locon", "LoHa", "LoKr")),
 )
 
 

@@ -206,7 +206,8 @@ def _may_be(family: str, table: LayerTable) -> bool:
 
 
 def _looks_like(family: str, base: str, said: str = "") -> str:
-    names = family.casefold().split(" or ")
+    others = {marks.name for marks in OTHERS}  # "Qwen-Image" is not served, though "Qwen-Image 2.1" is
+    names = [name.casefold() for name in family.split(" or ") if name not in others]
     is_served = any(
         name.startswith(own) or own.startswith(name) for name in names for own in (m.name.casefold() for m in _served())
     )

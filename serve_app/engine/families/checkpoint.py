@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from diffusers.loaders.single_file_utils import SingleFileComponentError, create_diffusers_clip_model_from_ldm
 
-from serve_app.engine.families.single_file import Convert, read_single_file, read_transformer, refuse_unread, unread_by
+from serve_app.engine.families.single_file import (
+    Convert,
+    of_wan_vae,
+    read_single_file,
+    read_transformer,
+    read_whole,
+    refuse_unread,
+    unread_by,
+)
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
@@ -166,13 +174,39 @@ def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, *, n
         given = _given_parts(source, folder, dtype)
         sees = "processor" in _read_index(folder)  # and so prepares pictures for the text encoder, beside words
         names = [name for name in _DIT_PARTS if name not in given]
+        whole = read_whole(file) if file is not None and named_alike else {}
+        names = [name for name in names if name not in whole or name == "transformer"]
         parts = _classes(folder, ["processor" if sees and name == "tokenizer" else name for name in names])
         if file is not None:
             with torch.device("meta"):
                 given["transformer"] = make_part(folder, "transformer")
-            weights = read_transformer(file, given["transformer"], convert, dtype, named_alike=named_alike)
+            weights = read_transformer(
+                file,
+                given["transformer"],
+                convert,
+                dtype,
+                named_alike=named_alike,
+                tensors=whole.pop("transformer", None),
+            )
             given["transformer"].load_state_dict(weights, assign=True)
+            given = _held(file, folder, whole, dtype) | given
         return (_gather if sees else _assemble)(folder, parts, given, dtype)
+
+
+def _held(file: Path, folder: Path, whole: Mapping[str, dict[str, Any]], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the text encoder and the VAE that a single file holds beside the transformer."""
+    held: dict[str, Any] = {}
+    for part, tensors in whole.items():
+        with torch.device("meta"):
+            module = without_eyes(make_part(folder, part))
+        convert = of_wan_vae if part == "vae" else dict
+        weights = read_transformer(file, module, convert, dtype, named_alike=True, tensors=tensors)
+        if part == "vae":
+            module.load_state_dict(weights, assign=True)
+        else:  # it makes tables that are no weights as well
+            module = type(module).from_pretrained(None, config=module.config, state_dict=weights, dtype=dtype)
+        held[part] = module
+    return held
 
 
 def _given_parts(source: Source, folder: Path, dtype: torch.dtype) -> dict[str, Any]:

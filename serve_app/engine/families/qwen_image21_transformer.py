@@ -58,7 +58,7 @@ class QwenImage21Transformer(nn.Module):
         frequencies = torch.exp(
             -math.log(LONGEST_PERIOD) * torch.arange(half, dtype=torch.float32, device="cpu") / half
         )
-        self.frequencies = nn.Buffer(frequencies, persistent=False)
+        self.frequencies = nn.Buffer(frequencies.to(plain.img_in.weight.device), persistent=False)
 
     def forward(self, latents: Tensor, time: Tensor, context: Tensor, rope: Tensor, masked: Tensor) -> Tensor:
         """Return the velocity of latents [rows, channels, height, width], of which each cell is a token.

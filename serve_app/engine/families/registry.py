@@ -21,8 +21,8 @@ FAMILIES: Mapping[str, type[Family]] = {
     "sd": UNetFamily,
     "sdxl": UNetFamily,
     "flux2-klein": Flux2KleinFamily,
-    "z-image": ZImageFamily,
     "qwen-image-2.1": QwenImage21Family,
+    "z-image": ZImageFamily,
 }
 
 

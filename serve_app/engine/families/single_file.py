@@ -106,15 +106,81 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     return SingleFile(weights, markers)
 
 
+WHOLE: Mapping[str, str] = {"text_encoder": r"text_encoders\.\w+\.transformer\.", "vae": r"vae\."}
+"""How names of the parts beside the transformer begin in files of ComfyUI that hold them all."""
+NEITHER_EYES_NOR_MOUTH = re.compile(r"(?!(?:.+\.)?(?:visual|lm_head)\.)")
+"""Matches at names of a text encoder's tensors that are read: nothing is looked at or written."""
+
+
+def read_whole(file: Path) -> dict[str, dict[str, Tensor]]:
+    """Read a file, and return its tensors by part, under each part's own names. Raises OSError."""
+    tensors = load_file(file)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for part, begins in WHOLE.items():
+        names = {name: found.end() for name in tensors if (found := re.match(begins, name))}
+        parts[part] = {name[end:]: tensors.pop(name) for name, end in names.items()}
+    language = {name: each for name, each in parts["text_encoder"].items() if NEITHER_EYES_NOR_MOUTH.match(name)}
+    parts["text_encoder"] = {
+        re.sub(r"^(model\.)?(language_model\.)?", "", name): each for name, each in language.items()
+    }
+    return {part: of for part, of in parts.items() if of} | {"transformer": tensors}
+
+
+_OF_WAN = {
+    r"^conv1\.": "quant_conv.",
+    r"^conv2\.": "post_quant_conv.",
+    r"coder\.conv1\.": "coder.conv_in.",
+    r"coder\.head\.0\.": "coder.norm_out.",
+    r"coder\.head\.2\.": "coder.conv_out.",
+    r"middle\.0\.": "mid_block.resnets.0.",
+    r"middle\.1\.": "mid_block.attentions.0.",
+    r"middle\.2\.": "mid_block.resnets.1.",
+    r"downsamples\.(\d+)\.downsamples\.\d+\.(?=resample|time_conv)": r"down_blocks.\1.downsampler.",
+    r"upsamples\.(\d+)\.upsamples\.\d+\.(?=resample|time_conv)": r"up_blocks.\1.upsampler.",
+    r"(down|up)samples\.(\d+)\.(?:down|up)samples\.(\d+)\.": r"\1_blocks.\2.resnets.\3.",
+    r"residual\.0\.": "norm1.",
+    r"residual\.2\.": "conv1.",
+    r"residual\.3\.": "norm2.",
+    r"residual\.6\.": "conv2.",
+    r"\.shortcut\.": ".conv_shortcut.",
+}
+
+
+def of_wan_vae(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a VAE's weights under diffusers' names, where they have those of Wan 2.2's code; others stay as they are.
+
+    A convolution over time meets one frame alone after zeros, so that its last slice is what counts.
+    """
+    made: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        for theirs, ours in _OF_WAN.items():
+            name = re.sub(theirs, ours, name)
+        made[name] = (
+            weight[:, :, -1]
+            if weight.dim() == 5
+            else weight.squeeze(-1)
+            if weight.dim() == 4 and name.endswith(".gamma")
+            else weight
+        )
+    return made
+
+
 def read_transformer(
-    file: Path, module: Any, convert: Convert, dtype: torch.dtype, *, named_alike: bool = False
+    file: Path,
+    module: Any,
+    convert: Convert,
+    dtype: torch.dtype,
+    *,
+    named_alike: bool = False,
+    tensors: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of a diffusion transformer under its module's names, scaled where they were quantized.
 
-    `convert` is diffusers' function from the original names, most of which are `named_alike`. Raises OSError, or ValueError for a file that is of another
+    `convert` is diffusers' function from the original names, most of which are `named_alike`. `tensors` are those of the
+    file that are meant, or it is read. Raises OSError, or ValueError for a file that is of another
     kind, lacks a weight or holds one that the module, which may be on the meta device, has no place for.
     """
-    tensors = load_file(file)
+    tensors = load_file(file) if tensors is None else tensors
     _refuse_other_kinds(file, tensors, OTHER_KINDS | ({} if named_alike else _OF_DIFFUSERS))
     weights = _rescaled(file, tensors, dtype)
     own = module.state_dict()

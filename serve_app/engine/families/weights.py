@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from serve_app.engine.device import SPARE_PART, free_host_memory, free_memory, memory_limit, torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint, variant_of
 from serve_app.engine.families.family import Placement
-from serve_app.engine.families.single_file import PARTS
+from serve_app.engine.families.single_file import NEITHER_EYES_NOR_MOUTH, PARTS, WHOLE
 from serve_app.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -99,11 +100,19 @@ def part_bytes(source: Source, dtype: torch.dtype) -> dict[str, int]:
     given = _given_parts(source)
     for file, part in weight_files(source):
         for name, kind, shape in _tensors(file):
-            of = part or next((part for part, begins in PARTS.items() if name.startswith(begins)), "weights")
+            of = part or _part_of(name)
+            if of == "text_encoder" and not NEITHER_EYES_NOR_MOUTH.match(name):
+                continue
             if part or (of not in given and not name.startswith("model_ema.")):
                 item = 4 if of == "vae" and dtype == torch.float16 else dtype.itemsize  # most VAEs overflow in float16
                 sizes[of] = sizes.get(of, 0) + _INTEGER_BYTES.get(kind, item) * math.prod(shape)
     return sizes
+
+
+def _part_of(name: str) -> str:
+    """Return the part of a base model whose tensor has this name in a file of several."""
+    known = (part for part, begins in PARTS.items() if name.startswith(begins))
+    return next(known, next((part for part, begins in WHOLE.items() if re.match(begins, name)), "weights"))
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, list[int]]]:
@@ -134,7 +143,8 @@ def weight_files(source: Source) -> Iterator[tuple[Path, str]]:
         index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
     parts = [name for name, of in index.items() if isinstance(of, list) and name not in (*UNNEEDED, *given)]
     if path != as_checkpoint(source).path:  # what a single file leaves to its config: all but a transformer
-        parts = [name for name in parts if name != "transformer"] if "transformer" in parts else []
+        held = {"transformer", *(_part_of(name) for name, _, _ in _tensors(as_checkpoint(source).path))}
+        parts = [name for name in parts if name not in held] if "transformer" in parts else []
     yield from ((file, file.parent.name) for file in _chosen(path, parts))
 
 
