@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
 from serve_app.engine.families import unet
 from tests.engine import tiny_models
 from tests.engine.latent_comparison import Base
-from tests.engine.tiny_transformers import FLUX2_KLEIN, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import FLUX2_KLEIN, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
@@ -110,6 +110,11 @@ def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def klein(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(FLUX2_KLEIN, "base")
+
+
+@pytest.fixture(scope="session")
+def qwen_image21(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(QWEN_IMAGE21, "base")
 
 
 @pytest.fixture(scope="session")

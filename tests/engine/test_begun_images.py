@@ -37,11 +37,6 @@ def z_image(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(Z_IMAGE, "base")
 
 
-@pytest.fixture(scope="module")
-def qwen_image21(written: Callable[[TinyTransformer, str], Path]) -> Path:
-    return written(QWEN_IMAGE21, "base")
-
-
 def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
     """Return a request with the guidance of diffusers' pipeline, which counts Z-Image's from 0."""
     return replace(request, guidance=request.guidance - (family == "z_image"))

@@ -251,7 +251,8 @@ def test_a_file_of_all_parts_draws_what_its_folder_draws(
     encoder = load_file(folder / "text_encoder" / "model.safetensors")
     vae = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
     renamed = {
-        named(name): each[:, :, None] if named is of_wan and each.dim() == 4 else each for name, each in vae.items()
+        named(name): each[:, :, None] if named is of_wan and each.dim() == 4 and name.endswith(".weight") else each
+        for name, each in vae.items()
     }
     assert (renamed.keys() == vae.keys()) == (named is str)
     tensors = tiny.original_weights(folder, PREFIX) | {f"vae.{name}": each for name, each in renamed.items()}
@@ -262,7 +263,7 @@ def test_a_file_of_all_parts_draws_what_its_folder_draws(
     save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "all.safetensors")
     whole = Checkpoint(tmp_path / "all.safetensors", copy_config(folder, tmp_path / "config"))
     assert part_bytes(whole, torch.float32) == {
-        "weights" if part == "transformer" else part: size for part, size in part_bytes(folder, torch.float32).items()
+        "unet" if part == "transformer" else part: size for part, size in part_bytes(folder, torch.float32).items()
     }
     request = replace(REQUEST, image=noise(64, 64))
     ours, expected = load(whole), load(folder)

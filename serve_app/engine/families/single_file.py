@@ -155,13 +155,7 @@ def of_wan_vae(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, weight in weights.items():
         for theirs, ours in _OF_WAN.items():
             name = re.sub(theirs, ours, name)
-        made[name] = (
-            weight[:, :, -1]
-            if weight.dim() == 5
-            else weight.squeeze(-1)
-            if weight.dim() == 4 and name.endswith(".gamma")
-            else weight
-        )
+        made[name] = weight[:, :, -1] if weight.dim() == 5 else weight
     return made
 
 
