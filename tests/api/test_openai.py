@@ -151,7 +151,10 @@ CLIENTS: dict[str, tuple[dict[str, Any], str]] = {
     "AI SDK": ({"model": "pocket", "n": 1, "size": "512x512", "response_format": "b64_json"}, "b64_json"),
     "LangChain": ({"model": "dall-e-2", "n": 1, "size": "256x256", "quality": "standard"}, "url"),
 }  # fmt: skip
-"""What each client sends besides the prompt, read in its source in November 2026, and what it looks for."""
+"""What each client sends besides the prompt, and what it looks for, in November 2026.
+
+Open WebUI's, LibreChat's first and the AI SDK's were read in their source; the others are what their pages say.
+"""
 
 
 @pytest.mark.parametrize(("body", "wanted"), CLIENTS.values(), ids=CLIENTS.keys())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from serve_app.engine.families.anima_transformer import AnimaTransformer
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import DIT_PARTS, make_part
-from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, refuse_wrong_vae
+from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, read_characters, refuse_wrong_vae
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.qwen_vae import normalized
 from serve_app.engine.lanes import Component
@@ -131,6 +131,11 @@ class AnimaFamily(TransformerFamily):
         captions = torch.stack(self.captions(prompts, request, adapter_id))
         (rope,) = self.places(*self.tokens(request))
         return Conditioning(captions, {"rope": rope.expand(len(prompts), *rope.shape[1:])})
+
+    def _unread(self, prompt: str) -> int:
+        """Return how many characters are beyond the tokens of both tokenizers."""
+        both = (self.tokenizer, self._t5_tokenizer)
+        return len(prompt) - max(read_characters(tokenizer, prompt, MAX_TOKENS) for tokenizer in both)
 
     def hidden_states(self, prompt: str) -> Tensor:
         """Return the `MAX_TOKENS` tokens of a caption; no prompt has one state of zeros, as in diffusers."""

@@ -206,11 +206,7 @@ class TransformerFamily(ABC):
     def _unread(self, prompt: str) -> int:
         """Return how many characters at a prompt's end are beyond the tokens that are read."""
         text = self.templated(prompt)
-        places = self.tokenizer(text, return_offsets_mapping=True).offset_mapping
-        if len(places) <= self.room:
-            return 0
-        first, _ = places[self.room]
-        return max(0, text.find(prompt) + len(prompt) - first)
+        return max(0, text.find(prompt) + len(prompt) - read_characters(self.tokenizer, text, self.room))
 
     def states(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> Sequence[Tensor]:
         """Return the hidden states of tokens, first those before all layers, each [1, tokens, width]."""
@@ -248,6 +244,14 @@ class TransformerFamily(ABC):
         if steps == 1 and scheduler.config.get("shift_terminal"):  # the last level that it sets is the first one here
             scheduler = type(scheduler).from_config(scheduler.config, shift_terminal=None)
         return make_schedule(scheduler, steps, skipped=skipped, sigmas=levels, mu=mu).to(self.device)
+
+
+def read_characters(tokenizer: Any, text: str, room: int) -> int:
+    """Return how many characters at a text's beginning the first `room` tokens are of, marks of its end among them."""
+    if len(tokenizer(text).input_ids) <= room:
+        return len(text)
+    read = tokenizer(text, truncation=True, max_length=room, return_offsets_mapping=True)
+    return max(end for _, end in read.offset_mapping)
 
 
 def filled(captions: Sequence[Tensor], longest: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from serve_app.domain.guidance import WHOLE
 from serve_app.engine.device import upload
 from serve_app.engine.families.autoencoder import Autoencoder
-from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, refuse_wrong_vae
+from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, read_characters, refuse_wrong_vae
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.flux1_transformer import Flux1Transformer
 from serve_app.engine.families.unet import encoder_component
@@ -216,6 +216,10 @@ class Flux1Family(TransformerFamily):
             told = torch.tensor([NO_GUIDANCE if is_guided else request.guidance] * len(prompts)).to(self.dtype) * 1000
             added["guidance"] = upload(self.transformer.time_text_embed.time_proj(told).numpy(), self.device)
         return Conditioning(captions, added)
+
+    def _unread(self, prompt: str) -> int:
+        """Return how many characters are beyond the T5's tokens; CLIP's window is short for every prompt."""
+        return len(prompt) - read_characters(self._tokenizer_2, prompt, self.max_tokens)
 
     def hidden_states(self, prompt: str) -> Tensor:
         """Return the T5's states of every token to `max_tokens`, those of padding too, as it was trained to be read."""
