@@ -28,9 +28,12 @@ def read_index(folder: Path) -> dict[str, Any]:
         index: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: is no index: {error}") from error
-    return {name: _part(part) if isinstance(part, list) else part for name, part in index.items()}
+    return {name: _part(entry) if isinstance(entry, list) else entry for name, entry in index.items()}
 
 
 def _part(entry: list[Any]) -> list[Any]:
+    """Return the library and the class of a part; a list of numbers, such as Qwen-Image 2.1's noise levels, as it is."""
+    if any(isinstance(each, int | float) for each in entry):
+        return entry
     kind, said = entry[:2], entry[2] if len(entry) > 2 else {}
     return kind if any(kind) else list(said.get("type_hint") or kind)

@@ -125,6 +125,11 @@ FAMILIES: Mapping[str, Family] = {
         Marks("Anima", declared="anima", repository="Anima", layers="llm_adapter|text_conditioner",
               checkpoint=r"(net\.)?(llm_adapter|blocks\.\d+\.adaln_modulation_\w+)\..+"),
     ]),
+    "qwen-image-2.1": Family(["QwenImage21Pipeline"], Abilities(text=range(0, 1025), usual=Usual(40, 1.0)), [
+        Marks("Qwen-Image 2.1", declared="qwen[_-]image[_-]?2(?!5)", repository="Qwen-Image-2(?!5)",
+              checkpoint=r"transformer_blocks\.\d+\.img_mlp\.(gate_up|gate_layer|proj|out)\..+",
+              layers=rf"img_mlp[._](gate_up|gate_layer|proj|out){_ENDS}"),
+    ]),
 }  # fmt: skip
 """The families by name."""
 OTHERS: Sequence[Marks] = (
@@ -132,9 +137,7 @@ OTHERS: Sequence[Marks] = (
           layers=r"adaln_modulation_(self_attn|cross_attn|mlp)"
           rf"|{_BLOCK}((self|cross)_attn[._](q|k|v|output)_proj|mlp[._]layer[12]){_ENDS}"
           rf"|{_IN_BLOCK}norm[123][._]linear_[12]{_ENDS}"),
-    Marks("Qwen-Image 2.1", declared="qwen[_-]image[_-]2", repository="Qwen-Image-2",
-          layers=rf"img_mlp[._](gate_up|gate_layer|proj|out){_ENDS}"),
-    Marks("Qwen-Image", declared="qwen[_-]image", repository="Qwen-Image",
+    Marks("Qwen-Image", declared="qwen[_-]image(?![_-]?2(?!5))", repository="Qwen-Image(?!-2(?!5))",
           layers=r"(img|txt)_mod[._]1|(img|txt)_mlp[._]net"),
     Marks("FLUX.3", declared=r"flux\.?3", repository=r"FLUX\.3",
           layers=rf"mode_blocks|ref_time_in|single_blocks[._]\d+[._](q_proj|attn_out|mlp_in){_ENDS}"),

@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
 from serve_app.engine.families import dit, unet
 from tests.engine import tiny_models
 from tests.engine.latent_comparison import Base
-from tests.engine.tiny_transformers import ANIMA, FLUX1, FLUX2_KLEIN, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import ANIMA, FLUX1, FLUX2_KLEIN, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
@@ -122,6 +122,11 @@ def flux1(written: Callable[[TinyTransformer, str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def anima(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(ANIMA, "base")
+
+
+@pytest.fixture(scope="session")
+def qwen_image21(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(QWEN_IMAGE21, "base")
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ BASES: Mapping[str, str] = {
     "flux1": "FLUX.1",
     "krea2": "Krea 2",
     "anima": "Anima",
+    "qwen_image21": "Qwen-Image 2.1",
 }
 WRITERS: Mapping[str, str] = {
     "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
@@ -49,7 +50,7 @@ _HEAD = "- LyCORIS\n"
 """Where the list begins: below each writer are lines of base models and formats."""
 _TESTS = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("adapter_formats", "transformer_adapters")]
 _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
-_ROW = re.compile(r"(.+)-(sd|sd2|sdxl|z_image|flux2_klein|flux1|krea2|anima)(?:-(\w+))?")
+_ROW = re.compile(rf"(.+)-({'|'.join(BASES)})(?:-(\w+))?")
 
 
 class Format(NamedTuple):

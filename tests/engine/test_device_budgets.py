@@ -20,6 +20,7 @@ from serve_app.engine.families.family import Family
 from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.krea2 import Krea2Family
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.run import Run
@@ -48,6 +49,7 @@ BUDGETS = {
     "krea2": Budget({"torch": 1200, "kernel": 1088}, 14, 63, 2188, 10),
     "anima": Budget({"torch": 1569, "kernel": 1373}, 14, 172, 1874, 11),
     "flux1": Budget({"torch": 2373, "kernel": 1798}, 14, 159, 1140, 10),
+    "qwen_image21": Budget({"torch": 1360, "kernel": 1232}, 14, 71, 2028, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its
@@ -60,7 +62,7 @@ CHANGE_WAITS = 0
 CHANGE_CALLS = 150
 """Calls of the engine's Python functions outside the denoiser then (124 when this was written): none for each layer."""
 
-ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "krea2": 4, "anima": 4, "flux1": 4}
+ADAPTERS = {"sdxl": 6, "z_image": 4, "flux2_klein": 4, "krea2": 4, "anima": 4, "flux1": 4, "qwen_image21": 4}
 SIDE = 1024
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,7 +80,7 @@ class Stepping(NamedTuple):
 
 def _stepped(family: str, by: str) -> Any:
     """Torch's own products stand in for the kernel where it lacks: one family in the main suite, all in `make soak`."""
-    marks = pytest.mark.soak if by == "torch" and family in ("sdxl", "z_image", "anima", "flux1") else ()
+    marks = pytest.mark.soak if by == "torch" and family != "flux2_klein" else ()
     return pytest.param((family, by), id=f"{family}-{by}", marks=marks)
 
 
@@ -126,10 +128,15 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
     elif family == "flux1":
         pipeline, kind = true_models.random_flux1(meta), Flux1Family
         targets = tiny_flux1.BLOCK_LINEARS
+    elif family == "qwen_image21":
+        pipeline, kind = true_models.random_qwen_image21(meta), QwenImage21Family
+        targets = (*true_models.ATTENTION, "gate_layer", "proj", "img_mlp.out")
     else:
         pipeline, kind = true_models.random_anima(meta), AnimaFamily
         targets = tiny_anima.BLOCK_LINEARS
-    pipeline.to(dtype=torch.bfloat16)
+    for part in vars(pipeline).values():
+        if isinstance(part, torch.nn.Module):
+            part.to(dtype=torch.bfloat16)
     file = true_models.random_adapter(pipeline.transformer, file, 1, 0, targets, "transformer")
     return partial(kind, pipeline), file
 

@@ -62,7 +62,8 @@ def messages(shapes: Mapping[str, tuple[int, ...]], bases: Sequence[LayerTable])
 
 
 def advised(family: str) -> str:
-    served = any(family.startswith(name) for name in ("FLUX.1", "FLUX.2", "Z-Image", "Krea 2", "Anima"))
+    names = ("FLUX.1", "FLUX.2", "Z-Image", "Krea 2", "Anima", "Qwen-Image 2.1")
+    served = any(family.startswith(name) for name in names)
     return "choose a base model of that family" if served else "no base model of that family can be served"
 
 
@@ -102,6 +103,7 @@ SPELLED: Sequence[tuple[str, int, int, str]] = (
     ("transformer.transformer_blocks.0.attn2.to_k", 2048, 2048, "an Anima or LTX"),
     ("transformer_blocks.0.img_mlp.gate_up", 4096, 24576, "a Qwen-Image 2.1"),
     ("lora_unet_transformer_blocks_0_img_mlp_out", 12288, 4096, "a Qwen-Image 2.1"),
+    ("transformer.transformer_blocks.0.attn.to_out.0", 4096, 4096, "a FLUX.2 klein 9B or Qwen-Image 2.1"),
     ("transformer.transformer_blocks.59.img_mlp.net.2", 12288, 3072, "a Qwen-Image"),
     ("lora_unet_transformer_blocks_0_txt_mod_1", 3072, 18432, "a Qwen-Image"),
     ("transformer.transformer_blocks.0.attn.add_q_proj", 1536, 1536, "an SD 3"),

@@ -24,6 +24,7 @@ from diffusers.loaders.single_file_utils import (
     convert_flux2_transformer_checkpoint_to_diffusers,
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_krea2_transformer_checkpoint_to_diffusers,
+    convert_qwen_image21_transformer_checkpoint_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -38,6 +39,7 @@ from serve_app.engine.adapters.reader import AdapterWeights, read_adapter
 from serve_app.engine.families.flux1 import Flux1Family, of_diffusers
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.krea2 import Krea2Family
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.families.z_image import ZImageFamily
 from tests.engine import tiny_flux1
@@ -51,6 +53,7 @@ from tests.engine.tiny_transformers import (
     FLUX1,
     FLUX2_KLEIN,
     KREA_2,
+    QWEN_IMAGE21,
     TINY_TRANSFORMERS,
     Z_IMAGE,
     TinyTransformer,
@@ -140,6 +143,13 @@ def anima_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
     return velocity[:, :, 0]
 
 
+def qwen_image21_answer(transformer: Any, captions: Any, latents: Tensor) -> Tensor:
+    slots = torch.arange(captions.shape[1] + 4)[None] >= captions.shape[1]  # each of four tokens of the image
+    tokens = latents.flatten(1).T[None]
+    (velocity,) = transformer(tokens, captions, torch.tensor([0.7]), [[(1, 4, 4)]], slots, return_dict=False)
+    return velocity[0, -16:].T.unflatten(1, (4, 4))
+
+
 REFERENCES: Mapping[TinyTransformer, Reference] = {
     Z_IMAGE: Reference(
         torch.randn(16, 8, 8, generator=torch.Generator().manual_seed(7)),
@@ -184,6 +194,16 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
         convert_cosmos_transformer_checkpoint_to_diffusers,
         {"blocks": type("Block", (nn.Module,), {})},
         (r"transformer_blocks.*\.(to_[qkv]|to_out\.0|proj|net\.2|linear_[12])", r"blocks.*(proj|layer[12]|\.[12])"),
+    ),
+    QWEN_IMAGE21: Reference(
+        torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(7)),
+        qwen_image21_answer,
+        convert_qwen_image21_transformer_checkpoint_to_diffusers,
+        {"transformer_blocks": type("DoubleStreamBlock", (nn.Module,), {})},
+        (
+            r"transformer_blocks.*\.(to_[qkv]|to_out\.0|gate_layer|proj|out)|modulation\.1",
+            r".*\.(to_[qkv]|to_out\.0|gate_up|out)",
+        ),
     ),
 }
 
@@ -239,7 +259,7 @@ class Base:
             return self.pipeline.caption(PROMPT)[None]
         guided = {"do_classifier_free_guidance": False} if self.tiny is Z_IMAGE else {}
         made = pipeline.encode_prompt(PROMPT, **guided)
-        return made[:2] if self.tiny is FLUX1 else made
+        return {FLUX1: made[:2], QWEN_IMAGE21: made[0]}.get(self.tiny, made)
 
     @torch.inference_mode()
     def answer(self, modules: Mapping[str, Any]) -> Tensor:
@@ -422,6 +442,20 @@ OF_ANIMA = (
     Naming("text encoder, kohya for ComfyUI", "text_encoder.qwen3.", alpha=2, component="text_encoder"),
     Naming("text encoder, ComfyUI", "text_encoders.qwen3_06b.transformer.model.", component="text_encoder"),
 )
+OF_QWEN_IMAGE21 = (
+    Naming("kohya", "lora_unet_", KOHYA, 2, is_flat=True),
+    Naming("original names under kohya's prefix", "lora_unet_", KOHYA, 2, is_original=True, is_flat=True),
+    Naming("diffusers' names under kohya's prefix", "lora_transformer_", KOHYA, 2, is_flat=True),
+    Naming("ComfyUI diffusion_model", "diffusion_model.", is_original=True),
+    Naming("ComfyUI diffusion_model, alpha", "diffusion_model.", alpha=2, is_original=True),
+    Naming("ai-toolkit", "diffusion_model."),
+    Naming("ai-toolkit without a prefix", ""),
+    Naming("LoKr, SimpleTuner", "lycoris_", is_flat=True, is_lokr=True),
+    Naming("LoKr, ai-toolkit", "diffusion_model.", is_original=True, is_lokr=True),
+    Naming("text encoder, PEFT keys", "text_encoder.", component="text_encoder"),
+    Naming("text encoder, kohya", "lora_te_", KOHYA, 2, is_flat=True, component="text_encoder"),
+    Naming("text encoder, ComfyUI", "text_encoders.qwen3vl_8b.transformer.", component="text_encoder"),
+)
 """Names by the sources of their writers (ai-toolkit, OneTrainer, musubi-tuner, ComfyUI, diffusion-pipe, DiffSynth) and
 by what people report of files: diffusers #12790, #13203, #13221, ComfyUI #11158, #11487, SGLang #36082."""
 NAMED_ROWS = rows(
@@ -431,12 +465,14 @@ NAMED_ROWS = rows(
     *((naming, FLUX1) for naming in OF_FLUX1),
     *((naming, KREA_2) for naming in OF_KREA_2),
     *((naming, ANIMA) for naming in OF_ANIMA),
+    *((naming, QWEN_IMAGE21) for naming in OF_QWEN_IMAGE21),
 )
 
 
 def linears(module: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
-    named = ((name, layer) for name, layer in module.named_modules() if not name.startswith("visual."))
-    return ((name, layer) for name, layer in named if isinstance(layer, nn.Linear))
+    """Return the linears by name, without those of a text encoder's eyes and mouth."""
+    named = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    return ((name, layer) for name, layer in named if "visual." not in name and name != "lm_head")
 
 
 def written(
@@ -538,6 +574,23 @@ def test_every_linear_of_z_images_real_size_is_found_by_every_spelling() -> None
             assert {table.find(name) for name in names} == {("transformer", layer)}, spelled
     width = table.shapes["transformer", "layers.0.attention.to_q"][1]
     assert table.shapes["transformer", "layers.0.attention.qkv"] == (3 * width, width) == (11520, 3840)
+
+
+def test_every_linear_of_qwen_images_real_size_is_found_by_every_spelling() -> None:
+    with torch.device("meta"):
+        plain = diffusers.QwenImage21Transformer2DModel()
+        original = QWEN_IMAGE21.original_names(plain.state_dict())
+        table = LayerTable({"transformer": QwenImage21Family.component(plain)}, "transformer")
+    assert base_name(table) == "Qwen-Image 2.1"
+    named = [name.removesuffix(".weight") for name, weight in original.items() if weight.dim() == 2]
+    found = {layer for name in named for layer in table.layers_of("transformer", (table.find(name) or ("", ""))[1])}
+    assert found == table.components["transformer"].layers.keys()
+    assert len(found) == 232
+    for name in {*named, *found}:
+        places = {table.find(prefix + name) for prefix in PREFIXES}
+        places |= {table.find(prefix + name.replace(".", "_")) for prefix in FLAT_PREFIXES}
+        assert len(places) == 1, name
+        assert None not in places, name
 
 
 def real_klein(doubles: int = 5, singles: int = 20, heads: int = 24, text: int = 7680) -> Any:
@@ -658,6 +711,7 @@ PEFT_ROWS = rows(
     ),
     *((name, KREA_2, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
     *((name, ANIMA, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
+    *((name, QWEN_IMAGE21, "transformer") for name in ("alpha 16 of rank 4", "DoRA")),
 )
 
 
@@ -750,6 +804,7 @@ LYCORIS_ROWS = rows(
     *((f"{name}, fused", Z_IMAGE, True) for name in WITHOUT_CONVOLUTIONS),
     *((name, tiny, True) for name in OF_KLEIN for tiny in (FLUX2_KLEIN, ANIMA)),
     *((name, FLUX1, True) for name in ("locon", "LoHa", "LoKr", "LoKr full as factors")),
+    *((name, QWEN_IMAGE21, True) for name in ("locon", "LoHa", "LoKr")),
 )
 
 
@@ -859,7 +914,10 @@ REFUSED_BY_KLEIN: Refused = (
     (pair("transformer.single_transformer_blocks.0.proj_mlp", 3072, 12288), IS_FLUX1),
     (pair("transformer.transformer_blocks.0.ff.net.0.proj", 3072, 12288), "has no such layers: transformer.tr"),
     (pair("diffusion_model.double_blocks.0.img_attn.qkv", 4096, 12288), "looks like a FLUX.2 klein 9B LoRA"),
-    (pair("transformer.transformer_blocks.0.attn.to_q", 4096, 4096), "looks like a FLUX.2 klein 9B LoRA"),
+    (
+        pair("transformer.transformer_blocks.0.attn.to_q", 4096, 4096),
+        "looks like a FLUX.2 klein 9B or Qwen-Image 2.1 LoRA",
+    ),
     (pair("diffusion_model.single_blocks.30.linear1", 6144, 55296), "looks like a FLUX.2 dev LoRA"),
     (pair("diffusion_model.layers.0.attention.qkv", 3840, 11520), "looks like a Z-Image LoRA"),
     (pair("lora_unet_transformer_blocks_0_img_mlp_net_2", 12288, 3072), "looks like a Qwen-Image LoRA"),

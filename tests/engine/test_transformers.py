@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,15 @@ from serve_app.engine import AdapterFile, Checkpoint, Engine, RunRequest
 from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.weights import part_bytes
 from serve_app.engine.run import Conditioning
-from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_models, tiny_z_image
+from tests.engine import (
+    tiny_anima,
+    tiny_flux1,
+    tiny_flux2_klein,
+    tiny_krea2,
+    tiny_models,
+    tiny_qwen_image21,
+    tiny_z_image,
+)
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import ONE_AT_A_TIME, begun_at_random, final_latents, finish, load, same_alone, start
@@ -30,6 +39,7 @@ from tests.engine.tiny_transformers import (
     FLUX1,
     FLUX2_KLEIN,
     KREA_2,
+    QWEN_IMAGE21,
     TINY_TRANSFORMERS,
     Z_IMAGE,
     TinyTransformer,
@@ -122,7 +132,11 @@ def test_prompts_and_guidance_change_what_is_drawn(tiny: TinyTransformer, folder
     A picture is seen in its own shape: stretched to another, it draws something else.
     """
     model = load(folder)
-    others = [replace(REQUEST, prompt=WORDS), replace(REQUEST, guidance=4.0), replace(REQUEST, steps=4)]
+    others = [
+        replace(REQUEST, prompt=WORDS),
+        replace(REQUEST, guidance=4.0, negative_prompt="dull"),
+        replace(REQUEST, steps=4),
+    ]
     plain, *made = (final_latents(model, [one])["r"] for one in (REQUEST, *others))
     changes = [float((each - plain).abs().max()) for each in made]
     assert min(changes) > 100 * TOLERANCE, changes
@@ -137,7 +151,7 @@ def test_prompts_and_guidance_change_what_is_drawn(tiny: TinyTransformer, folder
 
 def test_what_of_a_text_is_beyond_the_models_tokens_is_told(tiny: TinyTransformer, folder: Path) -> None:
     """Without so many characters at its end a prompt says the same, and with one less it does not."""
-    model, long = load(folder), WORDS * 12
+    model, long = load(folder), WORDS * 16
 
     def encoded(prompt: str, guidance: float = 1.0) -> Conditioning:
         made = model.encode(replace(REQUEST, prompt=prompt, negative_prompt=long, guidance=guidance))
@@ -225,6 +239,8 @@ def test_a_file_makes_the_latents_of_its_folder(
     vae, encoder, tokenizer = (folder / part for part in ("vae", "text_encoder", "tokenizer"))
     if (folder / "text_encoder_2").is_dir():
         encoder = tokenizer = folder
+    if not tokenizer.is_dir():
+        tokenizer = folder / "processor"
     checkpoints = [
         Checkpoint(file, config, vae=vae, text_encoder=encoder, tokenizer=tokenizer),
         Checkpoint(file, config, vae=folder, text_encoder=folder),
@@ -242,6 +258,63 @@ def test_a_file_makes_the_latents_of_its_folder(
         made = final_latents(load(checkpoint), requests)
         for key, latents in expected.items():
             assert torch.equal(made[key], latents), (checkpoint, key)
+
+
+WAN = {
+    "quant_conv.": "conv1.", "post_conv1.": "conv2.", "conv_in.": "conv1.", "norm_out.": "head.0.",
+    "conv_out.": "head.2.", "mid_block.resnets.0.": "middle.0.", "mid_block.attentions.0.": "middle.1.",
+    "mid_block.resnets.1.": "middle.2.", "norm1.": "residual.0.", "norm2.": "residual.3.",
+}  # fmt: skip
+
+
+def of_wan(name: str) -> str:
+    """Return the name that Wan 2.2's code gives a weight of the VAE."""
+    block = re.match(r"(en|de)coder\.(down|up)_blocks\.(\d)\.(resnets\.|\w+sampler)(\d?)", name)
+    name = re.sub(r"(norm\d\..+|mid_block\.resnets\.\d|resnets\.\d)\.conv1\.", r"\1.residual.2.", name)
+    name = re.sub(r"(resnets\.\d)\.conv2\.", r"\1.residual.6.", name)
+    for ours, theirs in WAN.items():
+        name = name.replace(ours, theirs)
+    if block is None:
+        return name
+    samples = f"{block[2]}samples"
+    name = re.sub(r"(down|up)_blocks\.(\d)\.(resnets\.)", rf"{samples}.\2.{samples}.", name)
+    return re.sub(r"(down|up)_blocks\.(\d)\.\w+sampler", rf"{samples}.\2.{samples}.9", name).replace(
+        "conv_short", "short"
+    )
+
+
+@pytest.mark.parametrize("named", [str, of_wan], ids=["diffusers", "wan"])
+def test_a_file_of_all_parts_draws_what_its_folder_draws(
+    tiny: TinyTransformer, named: Callable[[str], str], folder: Path, tmp_path: Path
+) -> None:
+    """The text encoder's eyes are left out, and its memory is counted for the part that it is."""
+    if tiny is not QWEN_IMAGE21:
+        pytest.skip("its files hold the transformer alone")
+    encoder = load_file(folder / "text_encoder" / "model.safetensors")
+    vae = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    renamed = {
+        named(name): each[:, :, None] if named is of_wan and each.dim() == 4 and name.endswith(".weight") else each
+        for name, each in vae.items()
+    }
+    assert (renamed.keys() == vae.keys()) == (named is str)
+    tensors = tiny.original_weights(folder, PREFIX) | {f"vae.{name}": each for name, each in renamed.items()}
+    tensors |= {
+        f"text_encoders.qwen3vl_8b.transformer.{name.replace('model.language_model.', 'model.')}": each
+        for name, each in encoder.items()
+    }
+    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "all.safetensors")
+    whole = Checkpoint(tmp_path / "all.safetensors", copy_config(folder, tmp_path / "config"))
+    assert part_bytes(whole, torch.float32) == part_bytes(folder, torch.float32)
+    request = replace(REQUEST, image=noise(64, 64))
+    ours, expected = load(whole), load(folder)
+    made, drawn = (final_latents(model, [request])["r"] for model in (ours, expected))
+    assert torch.equal(made, drawn)
+    run = start(ours, request)
+    assert np.array_equal(ours.decode(run), expected.decode(run))
+    del tensors["vae.post_quant_conv.weight" if named is str else "vae.conv2.weight"]
+    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "all.safetensors")
+    with pytest.raises(ValueError, match=r"lacks weights .* post_quant_conv\.weight"):
+        load(whole)
 
 
 def another(folder: Path, into: Path, part: str, module: Any) -> Path:
@@ -417,12 +490,45 @@ def misfits_of_flux1(written: Written, sd: Path, file: Path) -> tuple[Sources, S
     ]
 
 
+def misfits_of_qwen_image21(written: Written, sd: Path, file: Path) -> tuple[Sources, Spoilt]:
+    base, z_image = written(QWEN_IMAGE21, "base"), written(Z_IMAGE, "turbo")
+    wide = Path(shutil.copytree(base, file.with_name("wide")))
+    described = json.loads((wide / "text_encoder" / "config.json").read_text())
+    described["text_config"]["hidden_size"] = 48
+    kind = transformers.Qwen3VLConfig.from_dict(described)
+    transformers.Qwen3VLForConditionalGeneration(kind).save_pretrained(wide / "text_encoder")
+    block = "transformer_blocks.0.img_mlp"
+    sources: Sources = [
+        (Checkpoint(base, vae=sd), "holds AutoencoderKL, not a VAE such as AutoencoderKLQwenImage21"),
+        (
+            another(base, file.with_name("narrow"), "vae", tiny_qwen_image21.tiny_vae(4)),
+            "takes 8 channels of AutoencoderKLQwenImage21 and the VAE makes 4: .* `vae:`",
+        ),
+        (Checkpoint(base, vae=file), "vae: .*no part of its architecture reads"),
+        (wide, "captions 32 wide and the text encoder makes 48: name the Qwen3-VL .* `text_encoder:`"),
+        (Checkpoint(base, text_encoder=wide), "text_encoder: .*is not of the architecture at"),
+        (Checkpoint(base, text_encoder=z_image), "text_encoder: .*is not of the architecture at"),
+        (Checkpoint(file, written(QWEN_IMAGE21, "levels")), "no part of its architecture reads: transformer_blocks.1"),
+        (Checkpoint(file, z_image), "is a Qwen-Image 2.1, and its config a Z-Image; .* folder of Qwen-Image 2.1"),
+    ]
+    return sources, [
+        ({f"{block}.gate_up.weight": torch.ones(4, 2)}, "gate_layer.weight is 2 × 2 instead of 96 × 32"),
+        (
+            {"transformer_blocks.0.img_mod.1.weight": torch.ones(3, 2)},
+            "no part of its architecture reads: transformer_b",
+        ),
+        ({"txt_in.text_norm.weight": None}, "lacks weights .* txt_in.text_norm"),
+        ({"lora_unet_img_in.lora_down.weight": torch.ones(2, 2)}, "is a LoRA"),
+    ]
+
+
 MISFITS = {
     Z_IMAGE: misfits_of_z_image,
     FLUX2_KLEIN: misfits_of_flux2_klein,
     FLUX1: misfits_of_flux1,
     KREA_2: misfits_of_krea2,
     ANIMA: misfits_of_anima,
+    QWEN_IMAGE21: misfits_of_qwen_image21,
 }
 
 
@@ -511,7 +617,7 @@ def test_neighbours_of_other_captions_and_pictures_change_no_bit(
 def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
     tiny: TinyTransformer, folder: Path, sd: Path
 ) -> None:
-    one = replace(REQUEST, base_model="tiny", prompt=WORDS * 12)
+    one = replace(REQUEST, base_model="tiny", prompt=WORDS * 16)
     with Engine.load({"tiny": folder, "sd": sd}, ONE_AT_A_TIME) as engine:
         made = finish(engine, [one, replace(one, run_id="sd", base_model="sd")])
         flow = finish(engine, [replace(one, sampler="flow-euler")])["r"]

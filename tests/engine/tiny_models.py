@@ -172,7 +172,7 @@ def random_lora(
         if not (folder / component).is_dir() or (component != denoiser and not text):
             continue
         for name, shape in _weights(folder / component).items():
-            if name.endswith(tuple(targets) if component == denoiser else TEXT) and not name.startswith("visual."):
+            if name.endswith(tuple(targets) if component == denoiser else TEXT) and "visual." not in name:
                 down = torch.randn(rank, *shape[1:], generator=generator) * size
                 up = torch.randn(shape[0], rank, *(1,) * (len(shape) - 2), generator=generator) * size
                 tensors |= {f"{component}.{name}.lora_A.weight": down, f"{component}.{name}.lora_B.weight": up}

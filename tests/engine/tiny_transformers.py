@@ -1,5 +1,6 @@
 """What the tests of a transformer family know of it: how a tiny one is written, and how diffusers draws with it."""
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
 from PIL import Image
@@ -14,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve_app.engine import RunRequest
-from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_z_image
+from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, tiny_qwen_image21, tiny_z_image
 from tests.engine.diffusers_reference import DiffusersReference, PeftReference
 from tests.engine.original_checkpoint import original_vae
-from tests.engine.tiny_models import ATTENTION, diffusers
+from tests.engine.tiny_models import ATTENTION, diffusers, transformers
 
 
 class ZImageReference(PeftReference):
@@ -48,26 +50,31 @@ class TwoPassReference(PeftReference):
 
     def _call(self, request: RunRequest, output: str) -> Any:
         self.trace: list[Tensor] = []
-        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
+        self.kept: Callable[[Tensor], Tensor] = lambda latents: latents
+        """What latents [tokens, channels] go on as after a step."""
+        height, width = self.sides(request)
         pipeline, arguments = self.arguments(request)
 
         def keep(_pipeline: Any, _step: int, _timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            self.trace.append(self.unpacked(tensors["latents"][0], height, width))
-            return tensors
+            latents = self.kept(tensors["latents"][0])
+            self.trace.append(self.unpacked(latents, height, width))
+            return {"latents": latents[None]}
 
         with second_output_replaced(self, request, pipeline, is_guided=self.is_guided(request)):
             return pipeline(
-                generator=torch.Generator().manual_seed(request.seed),
                 num_inference_steps=request.steps,
                 height=height,
                 width=width,
                 output_type=output,
                 callback_on_step_end=keep,
-                **arguments,
+                **{"generator": torch.Generator().manual_seed(request.seed), **arguments},
             ).images
 
     def is_guided(self, request: RunRequest) -> bool:
         return request.guidance > 1
+
+    def sides(self, request: RunRequest) -> tuple[int, int]:
+        return _multiple_of_16(request.height), _multiple_of_16(request.width)
 
 
 class Flux2KleinReference(TwoPassReference):
@@ -210,6 +217,72 @@ def second_output_replaced(
         guided.remove()
 
 
+class QwenImage21Reference(Flux2KleinReference):
+    """diffusers' pipeline, which begins from an image only where it is given the levels and the latents."""
+
+    def __init__(self, folder: Path) -> None:
+        def part(kind: Any, name: str) -> Any:
+            return kind.from_pretrained(folder / name, local_files_only=True)
+
+        self.pipeline = diffusers.QwenImage21Pipeline(
+            part(diffusers.FlowMatchEulerDiscreteScheduler, "scheduler"),
+            part(diffusers.AutoencoderKLQwenImage21, "vae"),
+            part(transformers.Qwen3VLForConditionalGeneration, "text_encoder"),
+            tiny_qwen_image21.Words(part(transformers.AutoTokenizer, "processor")),
+            part(diffusers.QwenImage21Transformer2DModel, "transformer"),
+            sample_sigmas=json.loads((folder / "model_index.json").read_text())["sample_sigmas"],
+        )
+        self.pipeline.set_progress_bar_config(disable=True)
+        self._encoded = cache(lambda prompt: self.pipeline.encode_prompt(prompt)[0])
+
+    def image(self, request: RunRequest) -> np.ndarray:
+        (drawn,) = self._call(request, "pil")
+        return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn).convert("RGB"))
+
+    def sides(self, request: RunRequest) -> tuple[int, int]:
+        return -(-request.height // 32) * 32, -(-request.width // 32) * 32
+
+    def is_guided(self, request: RunRequest) -> bool:
+        return request.guidance > 1 and request.negative_prompt != ""
+
+    def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        asked = {
+            "prompt_embeds": self._encoded(request.prompt),
+            "negative_prompt_embeds": self._encoded(request.negative_prompt) if self.is_guided(request) else None,
+            "true_cfg_scale": request.guidance,
+        }
+        if (levels := self.pipeline.config.sample_sigmas) and request.steps < len(levels):
+            asked["sigmas"] = levels[:: len(levels) // request.steps]
+        return self.pipeline, asked if request.image is None else asked | self._begun(request)
+
+    def acts(self, request: RunRequest, pipeline: Any) -> bool:
+        return super().acts(replace(request, steps=pipeline.num_timesteps), pipeline)
+
+    def _begun(self, request: RunRequest) -> dict[str, Any]:
+        """Return the generator, the levels and the latents of a run that begins from its image, of a size of 32."""
+        assert request.image is not None
+        generator, vae = torch.Generator().manual_seed(request.seed), self.pipeline.vae
+        pixels = torch.tensor(np.asarray(Image.fromarray(request.image).convert("RGBA"))).permute(2, 0, 1)
+        mean, deviation = (torch.tensor(vae.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))
+        encoded = vae.encode(pixels[None, :, None] / 127.5 - 1).latent_dist.sample(generator)[0, :, 0]
+        clean, noise = (encoded - mean) / deviation, torch.randn(1, *encoded.shape, generator=generator)[0]
+        scheduler, few, many = self.pipeline.scheduler, 256, 4096
+        low, high = scheduler.config.base_shift, scheduler.config.max_shift
+        levels = np.linspace(1.0, 1 / request.steps, request.steps)[int(request.steps * (1 - request.strength)) :]
+        mu = low + (high - low) * (encoded[0].numel() - few) / (many - few)
+        scheduler.set_timesteps(sigmas=levels, mu=mu)
+        shifted = scheduler.sigmas.clone()
+
+        def noised(step: int) -> Tensor:
+            return (1 - shifted[step]) * clean + shifted[step] * noise
+
+        mask = np.full((request.height, request.width), 255) if request.mask is None else request.mask
+        drawn = (torch.tensor(mask) >= 128)[::16, ::16].flatten()[:, None]
+        self.kept = lambda latents: torch.where(drawn, latents, noised(len(self.trace) + 1).flatten(1).T)
+        begun = noise if request.mask is not None and request.strength == 1 else noised(0)
+        return {"generator": generator, "sigmas": levels, "latents": begun.flatten(1).T[None]}
+
+
 def _multiple_of_16(side: int) -> int:
     return -(-side // 16) * 16
 
@@ -339,4 +412,19 @@ ANIMA = TinyTransformer(
 )
 """Anima, and one of other sizes with another shift."""
 
-TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1, KREA_2, ANIMA)
+QWEN_IMAGE21 = TinyTransformer(
+    "qwen_image21",
+    tiny_qwen_image21.write_qwen_image21,
+    {"base": {}, "levels": {"heads": 3, "layers": 1, "causal": False, "sigmas": True, "seed": 1}},
+    QwenImage21Reference,
+    tiny_qwen_image21.original_names,
+    linears=(
+        "to_q", "to_k", "to_v", "to_out.0", "gate_layer", "proj", "img_mlp.out", "img_in", "in_layer", "out_layer",
+        "linear_1", "linear_2", "modulation.1", "norm_out.linear", "proj_out",
+    ),
+    some_linears=(ATTENTION, ("gate_layer",), ("in_layer",)),
+    needs_negative=True,
+)  # fmt: skip
+"""One whose captions have the time 0, and one whose author chose the levels of noise."""
+
+TINY_TRANSFORMERS = (Z_IMAGE, FLUX2_KLEIN, FLUX1, KREA_2, ANIMA, QWEN_IMAGE21)

@@ -6,6 +6,7 @@ The pipelines are those of the published configs. Where they are made on `meta` 
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -75,6 +76,33 @@ def random_flux2_klein(device: torch.device) -> Any:
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, is_distilled=True,
     )  # fmt: skip
+
+
+def random_qwen_image21(device: torch.device) -> Any:
+    """Return the parts of Qwen-Image 2.1 with random weights, from diffusers' defaults and Qwen3-VL-8B's config."""
+    with torch.device(device):
+        transformer = diffusers.QwenImage21Transformer2DModel()
+        vae = diffusers.AutoencoderKLQwenImage21()
+        encoder = transformers.Qwen3VLForConditionalGeneration(QWEN3_VL_8B)
+    return SimpleNamespace(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
+        vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, config={},
+    )  # fmt: skip
+
+
+QWEN3_VL_8B = transformers.Qwen3VLConfig(
+    text_config={
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
+    },
+    vision_config={
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
+        "deepstack_visual_indexes": [8, 16, 24], "num_position_embeddings": 2304,
+    },
+)  # fmt: skip
 
 
 def random_anima(device: torch.device) -> Any:

@@ -102,7 +102,7 @@ _SHARED: Sequence[tuple[str, Sequence[str]]] = (
 _DOWN = ("lora_down", "lora_A", "lora.down", "lora_linear_layer.down", "hada_w1_b")
 _FACTOR = re.compile(r"(.+?)\.(lora_down|lora_up|lora_[AB]|lora(?:_linear_layer)?\.(?:down|up)|hada_w1_[ab])\b")
 INPUTS, OUTPUTS, GROUPED = range(3)
-_KLEIN_4B, _KLEIN_9B, _DEV = "FLUX.2 klein 4B", "FLUX.2 klein 9B", "FLUX.2 dev"
+_KLEIN_4B, _KLEIN_9B, _DEV, _QWEN_21 = "FLUX.2 klein 4B", "FLUX.2 klein 9B", "FLUX.2 dev", "Qwen-Image 2.1"
 _BLOCK = r"(?<!single_)transformer_blocks[._]\d+[._]"
 _SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
     (r"(single_blocks[._]\d+[._]linear1|[._]to_qkv_mlp_proj)$", OUTPUTS,
@@ -111,10 +111,12 @@ _SIZES: Sequence[tuple[str, int, Mapping[int, str]]] = (
      {15360: "FLUX.1", 12288: _KLEIN_4B, 16384: _KLEIN_9B, 24576: _DEV}),
     (r"((img|txt)_mlp[._]0|ff(_context)?[._]linear_in)$", OUTPUTS,
      {12288: "FLUX.1", 18432: _KLEIN_4B, 24576: _KLEIN_9B, 36864: _DEV}),
+    (rf"{_BLOCK}img_mlp[._](gate_up|gate_layer|proj|out)$", INPUTS, {4096: _QWEN_21, 12288: _QWEN_21}),
     (rf"{_BLOCK}attn[._]to_[kv]$", GROUPED, {1536: "Krea 2"}),
     (rf"{_BLOCK}attn[._]to_q$", INPUTS, {6144: "FLUX.2 dev or Krea 2"}),
-    (rf"((img|txt)_attn[._]qkv|{_BLOCK}attn[._](to|add)_[qkv](_proj)?)$", INPUTS,
+    (rf"((img|txt)_attn[._]qkv|{_BLOCK}attn[._]add_[qkv]_proj)$", INPUTS,
      {4096: _KLEIN_9B, 6144: _DEV, 3584: "HunyuanImage"}),
+    (rf"{_BLOCK}attn[._]to_([qkv]|out[._]0)$", INPUTS, {4096: f"{_KLEIN_9B} or {_QWEN_21}", 3584: "HunyuanImage"}),
     (rf"{_BLOCK}attn[._]add_[qkv]_proj$", INPUTS,
      {1536: "SD 3", 2432: "SD 3", 3072: f"FLUX.1 or {_KLEIN_4B} or Qwen-Image"}),
     (r"blocks[._]\d+[._]self_attn[._][qkv]_proj$", INPUTS, {4096: "Cosmos", 5120: "Cosmos"}),
@@ -214,6 +216,8 @@ def _looks_like(family: str, base: str, said: str = "") -> str:
 
 
 def _is_served(family: str) -> bool:
+    if any(family == marks.name for marks in OTHERS):  # "Qwen-Image" is not, though "Qwen-Image 2.1" is
+        return False
     name, served = family.casefold(), [marks.name.casefold() for marks in _served()]
     return any(name.startswith(own) or own.startswith(name) for own in served)
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from serve_app.engine.families.single_file import (
     Convert,
     fitted,
+    of_wan_vae,
     read_parts,
     read_single_file,
     refuse_unread,
@@ -33,13 +34,14 @@ _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {
     "diffusers.pipelines.pipeline_utils": "Expected types for",  # our VAE may be a tiny one, and text encoders come without their heads
     "transformers.utils.import_utils": "ImageProcessor` requires torchvision",  # nothing here processes images by it
+    "transformers.modeling_utils": "visual.",  # a text encoder's eyes are left out
 }
 """Warnings that would mislead are dropped: a part of each one's text, by the logger that emits it."""
 
 
 @contextmanager
 def quiet_loading() -> Generator[None]:
-    """Hide progress bars and two misleading warnings of diffusers and transformers until the end of the block."""
+    """Hide progress bars and misleading warnings of diffusers and transformers until the end of the block."""
     libraries: list[Any] = [importlib.import_module(name) for name in _LIBRARIES]
     with_bars = [library for library in libraries if library.is_progress_bar_enabled()]
     loggers = [logging.getLogger(name) for name in _MISLEADING]
@@ -71,6 +73,8 @@ _WITH_WEIGHTS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2",
 _SECOND = ("text_encoder_2", "tokenizer_2")
 _UNET_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
 DIT_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+_OF_LANGUAGE = r"^(model\.)?language_model\."
+"""How names of a Qwen3-VL's language model begin in files of the whole."""
 
 
 class Checkpoint(NamedTuple):
@@ -176,7 +180,8 @@ def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, want
         given = _given_parts(source, folder, dtype)
         index = read_index(folder)
         parts = [*wanted, *(name for name in _SECOND if name in index)]
-        parts = _classes(folder, [name for name in parts if name not in given])
+        unneeded = {*given, "processor"} if "tokenizer" in given else given
+        parts = _classes(folder, [name for name in parts if name not in unneeded])
         if file is not None:
             for part, weights in read_parts(file, dtype, str(index["_class_name"])).items():
                 if part not in parts:
@@ -247,14 +252,14 @@ def _subfolder(path: Path, part: str) -> Path:
 
 def _load_tokenizer(path: Path, folder: Path, part: str) -> Any:
     del folder
-    path = _subfolder(path, part)
+    path = next((path / name for name in (part, "processor") if (path / name).is_dir()), path)
     if not (path / "tokenizer_config.json").is_file():
         raise FileNotFoundError(f"tokenizer: {path}: holds no tokenizer_config.json; name a tokenizer's folder")
     return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
 
 
 def _load_encoder(path: Path, folder: Path, part: str, dtype: torch.dtype) -> Any:
-    """Load a text encoder of the class and the shape that `folder` describes."""
+    """Load a text encoder of the class and the shape that `folder` describes; of a Qwen3-VL, what reads texts."""
     path = _subfolder(path, part)
     if not (path / "config.json").is_file() or not list(path.glob("*.safetensors")):
         raise FileNotFoundError(
@@ -262,33 +267,50 @@ def _load_encoder(path: Path, folder: Path, part: str, dtype: torch.dtype) -> An
         )
     with torch.device("meta"):
         described = make_part(folder, part)
+    other = ValueError(f"text_encoder: {path}: is not of the architecture at {folder / part}")
+    own: dict[str, Any] = {}
+    if described.config.model_type == "qwen3_vl":
+        described = language_model(described)
+        whole = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if "text_config" not in whole:
+            raise other
+        own = {"config": type(described.config).from_dict(whole["text_config"]), "key_mapping": {_OF_LANGUAGE: ""}}
     try:
         encoder, info = type(described).from_pretrained(
-            str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
+            str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True, **own
         )
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"text_encoder: {path}: cannot be read: {error}") from error
     shapes = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (encoder, described))
     if info["missing_keys"] or operator.ne(*shapes):
-        raise ValueError(f"text_encoder: {path}: is not of the architecture at {folder / part}")
+        raise other
     return encoder
 
 
 def _assemble(folder: Path, parts: Mapping[str, str], given: dict[str, Any], dtype: torch.dtype) -> Any:
     """Return the pipeline of the parts given and those of the folder, by the names of their classes."""
     variant = variant_of(folder, [name for name in parts if name in _WITH_WEIGHTS and name not in given])
-    if is_modular(folder):  # diffusers would load each part from where the index says, which may be a network
+    index = read_index(folder)
+    # diffusers would load a modular one's parts from where the index says, which may be a network, and a processor's
+    # pipeline with what looks at pictures
+    if is_modular(folder) or "processor" in index:
         own = {
-            name: _load_part(folder, name, kind, dtype, variant) for name, kind in parts.items() if name not in given
+            "tokenizer" if name == "processor" else name: _load_part(folder, name, kind, dtype, variant)
+            for name, kind in parts.items()
+            if name not in given
         }
-        return SimpleNamespace(**own, **given)
-    unneeded = {name: None for name in UNNEEDED if name in read_index(folder)}
+        return SimpleNamespace(config=index, **own, **given)
+    unneeded = {name: None for name in UNNEEDED if name in index}
     return diffusers.DiffusionPipeline.from_pretrained(
         str(folder), local_files_only=True, use_safetensors=True, dtype=dtype, variant=variant, **unneeded, **given
     )
 
 
 def _load_part(folder: Path, name: str, kind: str, dtype: torch.dtype, variant: str | None) -> Any:
+    if name == "processor":
+        return _load_tokenizer(folder, folder, name)
+    if kind.startswith("Qwen3VL"):
+        return _load_encoder(folder, folder, name, dtype)
     of_diffusers = hasattr(diffusers, kind)
     options: dict[str, Any] = {"local_files_only": True}
     if name in _WITH_WEIGHTS:
@@ -366,6 +388,8 @@ def _vae_of(file: Path, folder: Path, weights: dict[str, torch.Tensor], dtype: t
     described = _class_of_vae(folder)
     if described == "AutoencoderKLQwenImage":
         return _part_of(file, folder, "vae", weights, convert_wan_vae_to_diffusers, dtype)
+    if described == "AutoencoderKLQwenImage21":
+        return _part_of(file, folder, "vae", weights, of_wan_vae, dtype)
     if described not in ("", "AutoencoderKL"):
         raise ValueError(
             f"{file}: cannot be the VAE that {folder / 'vae'} describes, because {described} is read from folders "

@@ -154,6 +154,10 @@ class TransformerFamily(ABC):
         low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
         return low + (high - low) * (tokens - few) / (many - few)
 
+    def noise_levels(self, steps: int) -> Sequence[float]:
+        """Return the noise levels of so many steps, before the scheduler shifts them."""
+        return torch.linspace(1.0, 1 / steps, steps).tolist()
+
     @abstractmethod
     def make_autoencoder(self) -> Autoencoder:
         """Return the VAE with this family's scaling."""
@@ -235,10 +239,11 @@ class TransformerFamily(ABC):
         """Return a schedule for an image of `tokens` tokens. Raises ValueError with the choices."""
         if sampler and parse_sampler(sampler)[0] is not Sampler.FLOW_EULER:
             raise ValueError(f"sampler {sampler}: is for another family; sampler: may be {Sampler.FLOW_EULER}")
-        noise_levels = torch.linspace(1.0, 1 / steps, steps).tolist()
-        scheduler = make_scheduler(sampler, self.scheduler)
+        scheduler, levels = make_scheduler(sampler, self.scheduler), self.noise_levels(steps)
         mu = self.shift(tokens, steps)
-        return make_schedule(scheduler, steps, skipped=skipped, sigmas=noise_levels, mu=mu).to(self.device)
+        if steps == 1 and scheduler.config.get("shift_terminal"):  # the last level that it sets is the first one here
+            scheduler = type(scheduler).from_config(scheduler.config, shift_terminal=None)
+        return make_schedule(scheduler, steps, skipped=skipped, sigmas=levels, mu=mu).to(self.device)
 
 
 def read_characters(tokenizer: Any, text: str, room: int) -> int:
@@ -284,7 +289,8 @@ def refuse_wrong_vae(pipeline: Any, channels: int) -> None:
 def qwen_component(encoder: Any) -> Component:
     encoder = language_model(encoder)
     layers = wrap_layers(encoder)
-    sizes = [f"text_encoders.qwen3_{size}." for size in ("06b", "4b", "8b")] + ["text_encoders.qwen3vl_4b."]
+    sizes = [f"text_encoders.qwen3_{size}." for size in ("06b", "4b", "8b")]
+    sizes += [f"text_encoders.qwen3vl_{size}." for size in ("4b", "8b")]
     prefixes = ("lora_te_", "lora_te1_", "text_encoder.qwen3.", *(f"{size}transformer." for size in sizes), *sizes)
     wholes = ("model.", "language_model.", "model.language_model.")
     return Component(encoder, layers, {f"{whole}{layer}": layer for layer in layers for whole in wholes}, prefixes)

@@ -14,6 +14,7 @@ from serve_app.engine.families.family import Family, Placement
 from serve_app.engine.families.flux1 import Flux1Family
 from serve_app.engine.families.flux2_klein import Flux2KleinFamily
 from serve_app.engine.families.krea2 import Krea2Family
+from serve_app.engine.families.qwen_image21 import QwenImage21Family
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.families.z_image import ZImageFamily
 from serve_app.engine.float8 import to_float8
@@ -24,6 +25,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "sdxl": UNetFamily,
     "flux1": Flux1Family,
     "flux2-klein": Flux2KleinFamily,
+    "qwen-image-2.1": QwenImage21Family,
     "z-image": ZImageFamily,
     "krea-2": Krea2Family,
     "anima": AnimaFamily,

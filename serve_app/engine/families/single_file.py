@@ -28,7 +28,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """How the names of each part's tensors begin: those of Stable Diffusion 1, 2 and XL."""
 BESIDE_TRANSFORMER: Mapping[str, str] = {
-    "text_encoder": r"text_encoders\.(qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?|clip_l\.transformer\.)",
+    "text_encoder": r"text_encoders\.(qwen3(vl)?_\d+b\.(transformer\.)?(model\.)?(language_model\.)?|clip_l\.transformer\.)",
     "text_encoder_2": r"text_encoders\.t5xxl\.transformer\.",
     "text_conditioner": r"(model\.diffusion_model\.)?(net\.)?llm_adapter\.|text_conditioner\.",
     "vae": r"(vae|first_stage_model)\.",
@@ -78,6 +78,7 @@ _UNUSED = re.compile(
     r"model_ema\..+|first_stage_model\.(loss|model_ema)\..+"  # training's averages and discriminator
     r"|(sqrt_|log_)?(one_minus_)?(recip(m1)?_)?alphas_cumprod(_prev)?|betas|posterior_\w+|logvar|lvlb_weights"
     r"|denoiser\.sigmas|scale_factor|global_step"  # tables of the schedule, which the scheduler computes
+    r"|text_encoders\..+\.lm_head\.weight"  # it makes words
     r"|.+\.(position_ids|logit_scale|attn_mask)|.+\.(vision_model|visual)\..+|.+\.visual_projection\.\w+"
     r"|(cond_stage_model|conditioner\.embedders\.\d)\.(logit_scale|text_projection)"  # CLIP's other half
     r"|(cond_stage_model|conditioner\.embedders\.0|text_encoders\.clip_l)\.transformer\.text_projection\.weight"
@@ -104,7 +105,7 @@ def read_single_file(file: Path, parts: Iterable[str], unet: Mapping[str, Any], 
     Raises OSError, or ValueError for a file of another kind, one that lacks a part, or one with tensors nobody reads.
     """
     tensors = {_current_name(name): tensor for name, tensor in load_file(file).items()}
-    others = _OF_DIFFUSERS | _of_others((), "a Stable Diffusion")
+    others = _of_others((), "a Stable Diffusion") | _OF_DIFFUSERS
     _refuse_other_kinds(file, tensors, OTHER_KINDS | others)
     _require_parts(file, tensors, parts)
     entry = tensors.get("model.diffusion_model.input_blocks.0.0.weight")
@@ -172,6 +173,39 @@ def fitted(
                 f"{file}: {name} is {' instead of '.join(sides)}, as the architecture of its config has it"
             )
     return {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
+
+
+_OF_WAN = {
+    r"^conv1\.": "quant_conv.",
+    r"^conv2\.": "post_quant_conv.",
+    r"coder\.conv1\.": "coder.conv_in.",
+    r"coder\.head\.0\.": "coder.norm_out.",
+    r"coder\.head\.2\.": "coder.conv_out.",
+    r"middle\.0\.": "mid_block.resnets.0.",
+    r"middle\.1\.": "mid_block.attentions.0.",
+    r"middle\.2\.": "mid_block.resnets.1.",
+    r"downsamples\.(\d+)\.downsamples\.\d+\.(?=resample|time_conv)": r"down_blocks.\1.downsampler.",
+    r"upsamples\.(\d+)\.upsamples\.\d+\.(?=resample|time_conv)": r"up_blocks.\1.upsampler.",
+    r"(down|up)samples\.(\d+)\.(?:down|up)samples\.(\d+)\.": r"\1_blocks.\2.resnets.\3.",
+    r"residual\.0\.": "norm1.",
+    r"residual\.2\.": "conv1.",
+    r"residual\.3\.": "norm2.",
+    r"residual\.6\.": "conv2.",
+    r"\.shortcut\.": ".conv_shortcut.",
+}
+
+
+def of_wan_vae(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a VAE's weights under diffusers' names, where they have those of Wan 2.2's code; others stay as they are.
+
+    A convolution over time meets one frame alone after zeros, so that its last slice is what counts.
+    """
+    made: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        for theirs, ours in _OF_WAN.items():
+            name = re.sub(theirs, ours, name)
+        made[name] = weight[:, :, -1] if weight.dim() == 5 else weight
+    return made
 
 
 def refuse_unread(file: Path, names: list[str]) -> None:

@@ -27,7 +27,7 @@ WATCH_S = 1.0
 """A load's progress is measured this often, which takes 0.1 s of a core for a Stable Diffusion 1.5."""
 ROOM = 2**30
 """Unless the weights leave this many bytes, text encoders stay on the host; decoding 512² pixels takes 0.4 GB."""
-_UNUSED = re.compile(r"model_ema\.|lm_head\.|(.+\.)?(visual|time_conv)\.")
+_UNUSED = re.compile(r"model_ema\.|(.+\.)?(lm_head|visual|time_conv)\.")
 """Averages of training, what of text encoders makes words or looks at pictures, and what of Qwen's VAE follows a video's
 first frame are not loaded."""
 _INTEGER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
