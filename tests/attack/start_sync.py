@@ -6,8 +6,7 @@ import sys
 
 OTHER_USER = 65_534
 CALL = """
-import os, sys
-import grpc
+import grpc, os, sys
 grpc.insecure_channel("127.0.0.1:1").close()  # it imports more, and the other user may not read this Python's files
 if os.getuid() == 0:
     os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
