@@ -21,6 +21,7 @@ from serve_app.engine.families.autoencoder import begun
 from serve_app.engine.families.weights import part_bytes
 from serve_app.engine.run import Conditioning
 from tests.engine import (
+    simulated_device,
     tiny_anima,
     tiny_flux1,
     tiny_flux2_klein,
@@ -567,18 +568,23 @@ def test_mixed_runs_have_the_bytes_that_they_have_alone(
     assert widest == OPTIONS.max_rows
 
 
+@pytest.mark.parametrize("device", ["cpu", simulated_device.NAME])
 def test_neighbours_of_other_captions_and_pictures_change_no_bit(
-    tiny: TinyTransformer, written: Written, loras: list[AdapterFile]
+    tiny: TinyTransformer, device: str, written: Written, loras: list[AdapterFile]
 ) -> None:
-    model = load(written(tiny, tiny.mixed), OPTIONS)
+    """On a GPU all passes have one shape."""
+    simulated_device.register()
+    model = load(written(tiny, tiny.mixed), replace(OPTIONS, device=device, adapter_memory=2**26))
     picture = noise(64, 32) if tiny.sees_pictures else None
     one = replace(REQUEST, prompt=WORDS[:20], adapter=loras[1], image=picture)
     others = [replace(one, run_id=f"{i}", prompt=WORDS[:i], adapter=loras[i % 4], seed=i) for i in (0, 5, 30, 7)]
     if tiny.sees_pictures:
         others = [replace(each, image=noise(*((32, 64), (16, 128))[i % 2])) for i, each in enumerate(others)]
-    alone = final_latents(model, [one])["r"]
-    assert torch.equal(final_latents(model, [*others, one])["r"], alone)
-    assert torch.equal(final_latents(model, [one, *reversed(others)])["r"], alone)
+    alone, passes = final_latents(model, [one])["r"], list[int]()
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
+    for company in ([*others, one], [one, *reversed(others)], [one]):
+        assert torch.equal(final_latents(model, company)["r"], alone)
+    assert device == "cpu" or {*passes} == {OPTIONS.max_rows}
 
 
 def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
