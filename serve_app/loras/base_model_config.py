@@ -16,7 +16,8 @@ _WIDTHS = re.compile(
 )
 """What configurations of diffusers and transformers call a number of which a layer's sizes, or their count, are made."""
 _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
-"""These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""
+"""Numbers that are called like sizes, and differ between base models that take the same LoRAs, such as an LCM and what it
+was made from."""
 
 
 def index_of(folder: Path) -> Mapping[str, Any]:

@@ -107,7 +107,7 @@ class Flux1Reference(TwoPassReference):
 
     @property
     def tokens(self) -> int:
-        """As many tokens as the original code reads."""
+        """How many tokens of a prompt the original code reads, of dev and of schnell."""
         return 512 if self.pipeline.transformer.config.guidance_embeds else 256
 
     def caption(self, prompt: str) -> Tensor:
