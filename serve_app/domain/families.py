@@ -40,7 +40,7 @@ class Abilities(NamedTuple):
     """Each byte of the prompt adds this many megapixels to a step: in a transformer, those of a token of the image."""
     usual: Usual = Usual()
     usual_distilled: Usual = Usual()
-    """The same of a base model whose `model_index.json` says `is_distilled`."""
+    """What images of a base model look best with whose `model_index.json` says `is_distilled`."""
 
     def text_bytes(self, prompt: str) -> int:
         """Return the number of bytes that a prompt's encoding is priced by; a token has at least one."""

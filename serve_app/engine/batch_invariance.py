@@ -45,7 +45,7 @@ MIN_ROWS = 2
 FLOPS_PER_PROCESSOR = 2e11
 """A pass on a GPU has so many FLOPs for each of its multiprocessors, or the most rows: more rows are hardly faster."""
 PROCESSORS = 132
-"""Of a device that does not tell: those of an H100."""
+"""An H100 has so many multiprocessors, and a device that does not tell is taken for one."""
 
 
 class Division(NamedTuple):

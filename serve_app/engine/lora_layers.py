@@ -289,6 +289,11 @@ def shrink_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor | Non
     return parts
 
 
+def apply_together(x: Tensor, layers: Sequence[LoRALayer]) -> list[Tensor]:
+    """Return what each of the `layers` makes of x, of which their adapters' parts share one product."""
+    return [layer(x, shrunk) for layer, shrunk in zip(layers, shrink_together(x, layers), strict=True)]
+
+
 def add_factors(y: Tensor, x: Tensor, factors: Factors) -> None:
     """Add (outer ⊗ inner)·x of each row to `y` in place; y is [rows, positions, out], x [rows, positions, in]."""
     (outer, inner, first), (rows, positions, fan_out) = factors, y.shape

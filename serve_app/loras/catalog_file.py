@@ -52,8 +52,8 @@ from serve_app.domain.families import abilities_of
 from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
-from serve_app.loras.base_model_config import index_of, widths_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
+from serve_app.model_folder import index_of, widths_of
 from serve_app.store.storage import storage_errors
 
 

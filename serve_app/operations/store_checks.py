@@ -17,7 +17,7 @@ from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
 from serve_app.loras.weights import WeightStore
 from serve_app.marking.certificates import BadMarking
-from serve_app.model_index import index_file
+from serve_app.model_folder import index_file
 from serve_app.operations.checks import (
     Check,
     check_data_directory,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from tests.engine.hollow_models import write_hollow
 from tests.engine.original_checkpoint import copy_config
 from tests.engine.run_engine import final_latents, load
 from tests.engine.tiny_anima import original_names
-from tests.engine.tiny_qwen_vae import wan_names
 from tests.engine.tiny_transformers import ANIMA
 from tests.engine.true_models import random_anima
 
@@ -39,31 +37,19 @@ def as_published(folder: Path) -> Mapping[str, Tensor]:
     return ANIMA.original_weights(folder, "net.")
 
 
-def all_in_one(folder: Path) -> Mapping[str, Tensor]:
-    """Return what ComfyUI saves."""
-    encoder = weights_of(folder, "text_encoder")
-    return (
-        ANIMA.original_weights(folder, "model.diffusion_model.")
-        | {f"text_encoders.qwen3_06b.transformer.model.{name}": weight for name, weight in encoder.items()}
-        | wan_names(weights_of(folder, "vae"), "vae.")
-    )
-
-
 def of_diffusers(folder: Path) -> Mapping[str, Tensor]:
     conditioner = {f"text_conditioner.{name}": each for name, each in weights_of(folder, "text_conditioner").items()}
     return weights_of(folder, "transformer") | conditioner
 
 
-@pytest.mark.parametrize("form", [as_published, all_in_one, of_diffusers])
+@pytest.mark.parametrize("form", [as_published, of_diffusers])
 def test_every_form_of_a_file_makes_the_latents_of_its_folder(
     form: Callable[[Path], Mapping[str, Tensor]], anima: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.safetensors"
     save_file({name: weight.contiguous() for name, weight in form(anima).items()}, file)
     config = copy_config(anima, tmp_path / "config")
-    apart = {"vae": anima / "vae", "text_encoder": anima / "text_encoder"}
-    given: dict[str, Any] = {} if form is all_in_one else apart
-    source = Checkpoint(file, config, **given)
+    source = Checkpoint(file, config, vae=anima / "vae", text_encoder=anima / "text_encoder")
     assert torch.equal(final_latents(load(source), [REQUEST])["r"], final_latents(load(anima), [REQUEST])["r"])
     weighed = [part_bytes(each, torch.float32) for each in (anima, source)]
     assert weighed[0] == weighed[1]
@@ -87,7 +73,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_true_files_and_adapters_are_accounted_for(real: Path) -> None:
-    """Of Qwen's VAE a slice of each convolution over time is kept."""
+    """Of Qwen's VAE the last slice of each convolution over time is counted, and of the others every weight."""
     sizes, pipeline = part_bytes(real, torch.bfloat16), random_anima(torch.device("meta"))
     assert {part: round(size / 1e9, 2) for part, size in sizes.items()} == {
         "transformer": 3.91, "text_conditioner": 0.27, "text_encoder": 1.19, "vae": 0.09,

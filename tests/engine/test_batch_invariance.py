@@ -141,7 +141,7 @@ def depend_on_being_last(_: torch.nn.Module, __: tuple[torch.Tensor, ...], answe
 def test_all_passes_of_a_gpu_have_one_shape(
     sd: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, last: str, rows: int
 ) -> None:
-    """As cuDNN on an H200: small images by the rows of a call, those with strides by being its last."""
+    """The hooks do as cuDNN on an H200, where rows of small images differ by their number, or by being the last."""
     request = replace(REQUEST, width=96)
     plain = load(sd, replace(simulated(), exact=False))
     with FlopCounterMode(display=False) as counter:

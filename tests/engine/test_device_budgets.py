@@ -49,7 +49,7 @@ BUDGETS = {
     "krea2": Budget({"torch": 1200, "kernel": 1088}, 14, 63, 2188, 10),
     "anima": Budget({"torch": 1569, "kernel": 1373}, 14, 172, 1874, 11),
     "flux1": Budget({"torch": 2373, "kernel": 1798}, 14, 159, 1140, 10),
-    "qwen_image21": Budget({"torch": 1360, "kernel": 1232}, 14, 71, 2028, 10),
+    "qwen_image21": Budget({"torch": 1360, "kernel": 1040}, 14, 71, 2028, 10),
 }
 """SDXL's goals for a step are 2,600 launches where torch's products add the adapters, and 2,400 where the kernel does. A
 block of Z-Image has more to launch: three more norms, queries and keys that are turned, and scales. Most of its

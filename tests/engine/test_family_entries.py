@@ -13,7 +13,7 @@ from serve_app.domain.samplers import Sampler
 from serve_app.engine import RunRequest
 from serve_app.engine.families import family as family_module
 from serve_app.engine.families.registry import FAMILIES, load_family
-from serve_app.loras.base_model_config import index_of
+from serve_app.model_folder import index_of
 from tests.engine import (
     tiny_anima,
     tiny_flux1,

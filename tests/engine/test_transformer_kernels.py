@@ -47,7 +47,15 @@ def test_what_is_normalized_is_rounded_as_torch_rounds_it(kernels: Kernels) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("folder", "prompts"), [("z_image", ["a cat", "a"]), ("klein", ["a cat"])])
+@pytest.mark.parametrize(
+    ("folder", "prompts"),
+    [
+        ("z_image", ["a cat", "a"]),
+        ("klein", ["a cat"]),
+        ("qwen_image21", ["a cat", "a"]),
+        pytest.param("flux1", ["a cat"], marks=pytest.mark.soak),
+    ],
+)
 def test_an_image_is_drawn_as_by_torch(
     folder: str, prompts: list[str], kernels: Kernels, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

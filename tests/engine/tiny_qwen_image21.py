@@ -1,5 +1,6 @@
 """Writes tiny random weights of Qwen-Image 2.1's true architecture: transformer, Qwen3-VL with its eyes, and a VAE."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,33 @@ def original_names(weights: dict[str, Tensor], prefix: str = "") -> dict[str, Te
         elif not name.endswith(".img_mlp.proj.weight"):
             tensors[prefix + name] = tensor
     return tensors
+
+
+_WAN = {
+    "quant_conv.": "conv1.", "post_conv1.": "conv2.", "conv_in.": "conv1.", "norm_out.": "head.0.",
+    "conv_out.": "head.2.", "mid_block.resnets.0.": "middle.0.", "mid_block.attentions.0.": "middle.1.",
+    "mid_block.resnets.1.": "middle.2.", "norm1.": "residual.0.", "norm2.": "residual.3.",
+}  # fmt: skip
+
+
+def wan_names(vae: Any) -> dict[str, Tensor]:
+    """Return a VAE's weights under the names of Wan 2.2's code, which convolves over time."""
+    return {
+        _of_wan(name): each[:, :, None] if each.dim() == 4 and name.endswith(".weight") else each
+        for name, each in vae.state_dict().items()
+    }
+
+
+def _of_wan(name: str) -> str:
+    block = re.match(r"(en|de)coder\.(down|up)_blocks\.(\d)\.(resnets\.|\w+sampler)(\d?)", name)
+    name = re.sub(r"(norm\d\..+|mid_block\.resnets\.\d|resnets\.\d)\.conv1\.", r"\1.residual.2.", name)
+    name = re.sub(r"(resnets\.\d)\.conv2\.", r"\1.residual.6.", name)
+    for ours, theirs in _WAN.items():
+        name = name.replace(ours, theirs)
+    if block is None:
+        return name
+    samples = f"{block[2]}samples"
+    name = re.sub(r"(down|up)_blocks\.(\d)\.(resnets\.)", rf"{samples}.\2.{samples}.", name)
+    return re.sub(r"(down|up)_blocks\.(\d)\.\w+sampler", rf"{samples}.\2.{samples}.9", name).replace(
+        "conv_short", "short"
+    )

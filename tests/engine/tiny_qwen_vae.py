@@ -1,7 +1,6 @@
 """Makes Qwen's VAE with few channels, and gives its weights the names of Wan's, under which single files hold them."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,10 +35,10 @@ _NAMES = {
 }
 
 
-def wan_names(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return weights under Wan's names, behind a prefix."""
+def wan_names(vae: Any) -> dict[str, Tensor]:
+    """Return a VAE's weights under Wan's names."""
     made: dict[str, Tensor] = {}
-    for name, weight in weights.items():
+    for name, weight in vae.state_dict().items():
         name = re.sub(
             r"up_blocks\.(\d)\.(?:resnets\.(\d)|upsamplers\.0)",
             lambda match: f"upsamples.{4 * int(match[1]) + int(match[2] or 3)}",
@@ -47,5 +46,5 @@ def wan_names(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tens
         )
         for ours, theirs in _NAMES.items():
             name = re.sub(ours, theirs, name)
-        made[prefix + name] = weight
+        made[name] = weight
     return made

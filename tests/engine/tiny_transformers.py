@@ -1,6 +1,7 @@
 """What the tests of a transformer family know of it: how a tiny one is written, and how diffusers draws with it."""
 
 import json
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from tests.engine import tiny_anima, tiny_flux1, tiny_flux2_klein, tiny_krea2, t
 from tests.engine.diffusers_reference import DiffusersReference, PeftReference
 from tests.engine.original_checkpoint import original_vae
 from tests.engine.tiny_models import ATTENTION, diffusers, transformers
+from tests.engine.tiny_qwen_vae import wan_names
 
 
 class ZImageReference(PeftReference):
@@ -105,7 +107,7 @@ class Flux1Reference(TwoPassReference):
 
     @property
     def tokens(self) -> int:
-        """As many tokens as the original code reads."""
+        """How many tokens of a prompt the original code reads, of dev and of schnell."""
         return 512 if self.pipeline.transformer.config.guidance_embeds else 256
 
     def caption(self, prompt: str) -> Tensor:
@@ -309,8 +311,12 @@ class TinyTransformer:
     needs_negative: bool = False
     """Whether guidance takes a row of its own only with a negative prompt."""
     sees_pictures: bool = False
-    encoders: Mapping[str, str] = field(default_factory=dict[str, str])
-    """How names of text encoders' tensors begin in files that hold all parts."""
+    encoders: Mapping[str, str] = field(
+        default_factory=lambda: {"text_encoder": "text_encoders.qwen3_4b.transformer.model."}
+    )
+    """How names of what reads texts begin in files that hold all parts, by text encoder."""
+    vae_names: Callable[[Any], Mapping[str, Tensor]] | None = original_vae
+    """Puts a VAE's weights under the names that they have there; None where such files hold none."""
     mixed: str = "base"
     """The variant whose runs are mixed."""
     held: Sequence[str] = ("transformer",)
@@ -320,12 +326,18 @@ class TinyTransformer:
         return self.name
 
     def whole_file(self, folder: Path) -> dict[str, Tensor]:
-        """Return the weights of a folder as files that hold all parts have them."""
-        parts = {"model.diffusion_model.": self.original_weights(folder)}
-        parts["vae."] = original_vae(diffusers.AutoencoderKL.from_pretrained(folder / "vae"))
-        for name, prefix in self.encoders.items():
-            parts[prefix] = load_file(folder / name / "model.safetensors") | {"logit_scale": torch.ones(1)}
-        return {prefix + name: tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()}
+        """Return the weights of a folder as ComfyUI saves them in one file, heads of the text encoders too."""
+        made = self.original_weights(folder, "model.diffusion_model.")
+        for part, prefix in self.encoders.items():
+            whole = prefix.removesuffix("model.")
+            made |= {f"{whole}lm_head.weight": torch.ones(4, 4), f"{whole}logit_scale": torch.ones(1)}
+            for name, weight in load_file(folder / part / "model.safetensors").items():
+                bare = re.sub(r"^(model\.)?(language_model\.)?", "", name)
+                made[(whole if bare.startswith(("visual.", "lm_head.")) else prefix) + bare] = weight
+        if self.vae_names is not None:
+            named = self.vae_names(diffusers.AutoModel.from_pretrained(str(folder / "vae")))
+            made |= {f"vae.{name}": weight for name, weight in named.items()}
+        return {name: weight.contiguous() for name, weight in made.items()}
 
     def is_guided(self, variant: str, one: RunRequest) -> bool:
         takes_negative = bool(one.negative_prompt) or not self.needs_negative
@@ -366,6 +378,7 @@ FLUX2_KLEIN = TinyTransformer(
     some_linears=(("to_q", "to_k", "to_v"), ("to_qkv_mlp_proj",), ("context_embedder",)),
     unguided=("distilled",),
     sees_pictures=True,
+    vae_names=None,
 )  # fmt: skip
 """A base model, which is guided, and a distilled one, which is not."""
 
@@ -397,6 +410,8 @@ KREA_2 = TinyTransformer(
         *tiny_krea2.BLOCK_LINEARS, "img_in", "linear_1", "linear_2", "time_mod_proj", "projector", "final_layer.linear",
     ),
     some_linears=(("to_q", "to_k", "to_v"), ("ff.gate", "ff.up"), ("projector", "txt_in.linear_1")),
+    encoders={"text_encoder": "text_encoders.qwen3vl_4b.transformer.model."},
+    vae_names=wan_names,
 )  # fmt: skip
 """Raw, whose schedule depends on the size, and Turbo, whose does not."""
 
@@ -408,6 +423,8 @@ ANIMA = TinyTransformer(
     tiny_anima.original_names,
     linears=(*tiny_anima.BLOCK_LINEARS, "linear_1", "linear_2", "patch_embed.proj", "proj_out"),
     some_linears=(ATTENTION, ("ff.net.0.proj", "ff.net.2"), ("norm2.linear_1", "norm2.linear_2")),
+    encoders={"text_encoder": "text_encoders.qwen3_06b.transformer.model."},
+    vae_names=wan_names,
     held=("transformer", "text_conditioner"),
 )
 """Anima, and one of other sizes with another shift."""
@@ -424,6 +441,8 @@ QWEN_IMAGE21 = TinyTransformer(
     ),
     some_linears=(ATTENTION, ("gate_layer",), ("in_layer",)),
     needs_negative=True,
+    encoders={"text_encoder": "text_encoders.qwen3vl_8b.transformer.model."},
+    vae_names=tiny_qwen_image21.wan_names,
 )  # fmt: skip
 """One whose captions have the time 0, and one whose author chose the levels of noise."""
 

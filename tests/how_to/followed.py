@@ -13,7 +13,7 @@ import redis
 from serve_app.client.options import GenerationOptions, given_options
 from serve_app.domain.families import abilities_of
 from serve_app.engine import Engine, EngineOptions
-from serve_app.loras.base_model_config import index_of
+from serve_app.model_folder import index_of
 from serve_app.settings import Settings
 from serve_app.web.console.playground_form import SAMPLERS
 from serve_app.worker.generation import GenerationExecutor

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from serve_app.engine.families.anima_transformer import AnimaTransformer
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import DIT_PARTS, make_part
-from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, read_characters, refuse_wrong_vae
+from serve_app.engine.families.dit import (
+    MAX_TOKENS,
+    PATCH,
+    TransformerFamily,
+    original_names,
+    read_characters,
+    refuse_wrong_vae,
+)
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.qwen_vae import normalized
 from serve_app.engine.lanes import Component
@@ -71,12 +78,7 @@ class AnimaFamily(TransformerFamily):
     def component(plain: Any) -> Component:
         transformer = AnimaTransformer(plain)
         layers = wrap_layers(transformer)
-        aliases: dict[str, str] = {}
-        for layer in layers:
-            original = layer
-            for ours, theirs in _ORIGINAL_NAMES.items():
-                original = original.replace(ours, theirs)
-            aliases[original] = layer
+        aliases = original_names(layers, _ORIGINAL_NAMES)
         return Component(transformer, layers, aliases, ("lora_unet_", "lora_transformer_"))
 
     @staticmethod

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.attention import Attends
 from serve_app.engine.families.dit import PATCH, normed
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together, shrink_together
 
 
 class Modulation(NamedTuple):
@@ -99,8 +99,7 @@ class Attention(Attends):
 
     def heads_of(self, x: Tensor, layers: Sequence[Any]) -> list[Tensor]:
         """Return what each layer makes of x, [rows, tokens, heads, width]."""
-        shrunk = shrink_together(x, layers)
-        return [layer(x, each).unflatten(2, (self.heads, -1)) for layer, each in zip(layers, shrunk, strict=True)]
+        return [each.unflatten(2, (self.heads, -1)) for each in apply_together(x, layers)]
 
 
 class SelfAttention(Attention):

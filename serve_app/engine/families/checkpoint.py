@@ -28,7 +28,7 @@ from serve_app.engine.families.single_file import (
     refuse_unread,
     unread_by,
 )
-from serve_app.model_index import index_file, is_modular, read_index
+from serve_app.model_folder import index_file, is_modular, read_index
 
 _LIBRARIES = ("diffusers.utils.logging", "transformers.utils.logging")
 _MISLEADING = {

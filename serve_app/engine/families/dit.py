@@ -1,7 +1,7 @@
 """What families of diffusion transformers share: a Qwen3 that reads prompts, flow matching, and operators of blocks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
@@ -294,6 +294,17 @@ def qwen_component(encoder: Any) -> Component:
     prefixes = ("lora_te_", "lora_te1_", "text_encoder.qwen3.", *(f"{size}transformer." for size in sizes), *sizes)
     wholes = ("model.", "language_model.", "model.language_model.")
     return Component(encoder, layers, {f"{whole}{layer}": layer for layer in layers for whole in wholes}, prefixes)
+
+
+def original_names(layers: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
+    """Return layers by their names in the original code, which writes `parts` of them otherwise."""
+    named: dict[str, str] = {}
+    for layer in layers:
+        original = layer
+        for ours, theirs in parts.items():
+            original = original.replace(ours, theirs)
+        named[original] = layer
+    return named
 
 
 class AttendsByPlace(Attends):

@@ -17,6 +17,7 @@ from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, read_characters, refuse_wrong_vae
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.flux1_transformer import Flux1Transformer
+from serve_app.engine.families.flux2_transformer import FUSED_END
 from serve_app.engine.families.unet import encoder_component
 from serve_app.engine.lanes import Component
 from serve_app.engine.lora_layers import wrap_layers
@@ -88,10 +89,6 @@ _BLOCKS = {
     "double_blocks": ("transformer_blocks", _DOUBLE, _BY_ADAPTERS),
     "single_blocks": ("single_transformer_blocks", _SINGLE, _BY_ADAPTERS_SINGLE),
 }
-_FUSED_END = {
-    "norm_out.linear": ("norm_out.scale", "norm_out.shift"),
-    "final_layer.adaLN_modulation.1": ("norm_out.shift", "norm_out.scale"),
-}
 
 
 def of_diffusers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -153,7 +150,7 @@ class Flux1Family(TransformerFamily):
         transformer = Flux1Transformer(plain)
         layers = wrap_layers(transformer)
         aliases = {theirs: ours for theirs, ours in _NAMES.items() if ours in layers}
-        fused: dict[str, Sequence[str]] = dict(_FUSED_END)
+        fused: dict[str, Sequence[str]] = dict(FUSED_END)
         for theirs, (ours, parts, of_adapters) in _BLOCKS.items():
             for i in range(len(getattr(transformer, ours))):
                 for part, own in (*parts.items(), *of_adapters.items()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.families.dit import PATCH, AttendsByPlace
 from serve_app.engine.families.flux2_transformer import DoubleBlock, Halves, Modulation, modulated, within_range
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 EPS = 1e-6
 """What every norm adds to the variance."""
@@ -77,9 +77,7 @@ class Flux1Transformer(nn.Module):
         norms = [norm for block in self.transformer_blocks for norm in (block.norm1, block.norm1_context)]
         norms += [block.norm for block in self.single_transformer_blocks]
         layers = [*(norm.linear for norm in norms), self.norm_out.shift, self.norm_out.scale]
-        x = F.silu(moment)[:, None]
-        shrunk = shrink_together(x, layers)
-        made = torch.cat([layer(x, each) for layer, each in zip(layers, shrunk, strict=True)], 2)
+        made = torch.cat(apply_together(F.silu(moment)[:, None], layers), 2)
         vectors = made.unflatten(2, (-1, moment.shape[1]))
         vectors[:, :, 1::3] += 1  # shifts, scales and gates take turns
         *of_blocks, shift, scale = vectors.unbind(2)
@@ -105,9 +103,7 @@ class SingleBlock(AttendsByPlace):
 
     def forward(self, x: Tensor, by: Modulation, rope: Tensor) -> Tensor:
         attn, inputs = self.attn, modulated(x, by.shift, by.scale, EPS)
-        layers = (attn.to_q, attn.to_k, attn.to_v, self.proj_mlp)
-        shrunk = shrink_together(inputs, layers)
-        *heads, up = (layer(inputs, each) for layer, each in zip(layers, shrunk, strict=True))
+        *heads, up = apply_together(inputs, (attn.to_q, attn.to_k, attn.to_v, self.proj_mlp))
         q, k, v = (each.unflatten(2, (-1, self.width)) for each in heads)
         made = self.attended(self.placed(attn.norm_q, q, rope), self.placed(attn.norm_k, k, rope), v)
         changed = self.proj_out(torch.cat([made, F.gelu(up, approximate="tanh")], 2))

@@ -20,7 +20,7 @@ from serve_app.engine.families.dit import (
     refuse_wrong_vae,
 )
 from serve_app.engine.families.family import Pause, no_pause
-from serve_app.engine.families.flux2_transformer import Flux2Transformer
+from serve_app.engine.families.flux2_transformer import FUSED_END, Flux2Transformer
 from serve_app.engine.lanes import Component
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -52,10 +52,6 @@ _ORIGINAL_PARTS = {
 _FUSED_PARTS = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
     "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-}
-_FUSED_END = {
-    "norm_out.linear": ("norm_out.scale", "norm_out.shift"),
-    "final_layer.adaLN_modulation.1": ("norm_out.shift", "norm_out.scale"),
 }
 
 
@@ -92,7 +88,7 @@ class Flux2KleinFamily(TransformerFamily):
         transformer = Flux2Transformer(plain)
         layers = wrap_layers(transformer)
         aliases = {theirs: ours for ours, theirs in _ORIGINAL_NAMES.items() if ours in layers}
-        fused: dict[str, Sequence[str]] = dict(_FUSED_END)
+        fused: dict[str, Sequence[str]] = dict(FUSED_END)
         for ours, theirs in (("transformer_blocks", "double_blocks"), ("single_transformer_blocks", "single_blocks")):
             for i in range(len(getattr(transformer, ours))):
                 for part, original in _ORIGINAL_PARTS.items():

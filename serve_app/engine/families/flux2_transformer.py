@@ -5,7 +5,7 @@ and one attention over both; single blocks have one layer into attention and fee
 layers make the factors of all blocks out of the time's embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.families.dit import MAX_TOKENS, AttendsByPlace, normed, turned
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 REFERENCE_TIME = 10
 """The time of an image that is looked at, where that of the image that is drawn is 0."""
@@ -88,14 +88,19 @@ class Flux2Transformer(nn.Module):
         """Return the two of double blocks for the image and for the caption, that of single blocks, and the end's."""
         stacks = (self.double_stream_modulation_img, self.double_stream_modulation_txt, self.single_stream_modulation)
         layers = [*(stack.linear for stack in stacks), self.norm_out.scale, self.norm_out.shift]
-        x = F.silu(moment)[:, None]
-        shrunk = shrink_together(x, layers)
-        image, text, both, scale, shift = (layer(x, each) for layer, each in zip(layers, shrunk, strict=True))
+        image, text, both, scale, shift = apply_together(F.silu(moment)[:, None], layers)
         made = [
             [Modulation(shift, scale + 1, gate) for shift, scale, gate in _in_threes(each.chunk(3 * branches, 2))]
             for each, branches in ((image, 2), (text, 2), (both, 1))
         ]
         return made[0], made[1], made[2], [scale + 1, shift]
+
+
+FUSED_END: Mapping[str, Sequence[str]] = {
+    "norm_out.linear": ("norm_out.scale", "norm_out.shift"),
+    "final_layer.adaLN_modulation.1": ("norm_out.shift", "norm_out.scale"),
+}
+"""What diffusers and the original code call both `Halves`, in the order of their outputs."""
 
 
 class Halves(nn.Module):
@@ -157,8 +162,7 @@ class JointAttention(AttendsByPlace):
 
     def _heads(self, x: Tensor, layers: Sequence[Any]) -> Sequence[Tensor]:
         """Return queries, keys and values [rows, tokens, heads, width]."""
-        shrunk = shrink_together(x, layers)
-        return [layer(x, each).unflatten(2, (-1, self.width)) for layer, each in zip(layers, shrunk, strict=True)]
+        return [each.unflatten(2, (-1, self.width)) for each in apply_together(x, layers)]
 
 
 class FeedForward(nn.Module):

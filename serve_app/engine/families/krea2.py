@@ -18,6 +18,7 @@ from serve_app.engine.families.dit import (
     PATCH,
     TransformerFamily,
     filled,
+    original_names,
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
@@ -81,11 +82,7 @@ class Krea2Family(TransformerFamily):
         transformer = Krea2Transformer(plain)
         layers = wrap_layers(transformer)
         aliases = {theirs: ours for ours, theirs in _ORIGINAL_NAMES.items()}
-        for layer in layers.keys() - _ORIGINAL_NAMES.keys():
-            original = layer
-            for ours, theirs in _ORIGINAL_PARTS.items():
-                original = original.replace(ours, theirs)
-            aliases[original] = layer
+        aliases |= original_names(layers.keys() - _ORIGINAL_NAMES.keys(), _ORIGINAL_PARTS)
         blocks = [layer.removesuffix(".to_q") for layer in layers if layer.endswith(".to_q")]
         fused = {f"{block}.to_qkv": [f"{block}.to_{part}" for part in "qkv"] for block in blocks}
         return Component(transformer, layers, aliases, ("lora_unet_", "lora_transformer_"), fused)

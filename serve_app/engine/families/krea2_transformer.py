@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.attention import Attends
 from serve_app.engine.families.dit import PATCH, turned
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 PROJECTED_TOKENS = 64
 """The projector takes this many tokens at a time: an adapter of its one output is computed at a rank of 400."""
@@ -104,9 +104,8 @@ class Attention(Attends):
 
     def forward(self, x: Tensor, rope: Tensor | None = None, bias: Tensor | None = None, *, sides: int = 1) -> Tensor:
         """x is [1, …] where each `sides` of its tokens attend to one another alone."""
-        layers = (self.to_q, self.to_k, self.to_v, self.to_gate)
-        made = [layer(x, each) for layer, each in zip(layers, shrink_together(x, layers), strict=True)]
-        q, k, v = (each.unflatten(2, (-1, self.width)) for each in made[:3])
+        *heads, gate = apply_together(x, (self.to_q, self.to_k, self.to_v, self.to_gate))
+        q, k, v = (each.unflatten(2, (-1, self.width)) for each in heads)
         q, k = self.norm_q(q), self.norm_k(k)
         if rope is not None:
             q, k = turned(q, rope), turned(k, rope)
@@ -116,7 +115,7 @@ class Attention(Attends):
         if sides > 1:
             q, k, v = (each.view(-1, sides, *each.shape[2:]) for each in (q, k, v))
         attended = self.attended(q, k, v, bias).view(*x.shape[:2], -1)
-        return self.to_out[0](attended.mul_(made[3].sigmoid_()))
+        return self.to_out[0](attended.mul_(gate.sigmoid_()))
 
 
 class FeedForward(nn.Module):
@@ -125,8 +124,7 @@ class FeedForward(nn.Module):
         self.gate, self.up, self.down = plain.gate, plain.up, plain.down
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = (self.gate, self.up)
-        gate, up = (layer(x, each) for layer, each in zip(layers, shrink_together(x, layers), strict=True))
+        gate, up = apply_together(x, (self.gate, self.up))
         return self.down(F.silu(gate, inplace=True).mul_(up))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from serve_app.atomic_files import write_atomically
 from serve_app.engine import loading
 from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.model_index import index_file
+from serve_app.model_folder import index_file
 
 if TYPE_CHECKING:
     from torch import Tensor

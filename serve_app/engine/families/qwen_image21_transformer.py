@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.families.dit import AttendsByPlace
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 TIME_WIDTH, LONGEST_PERIOD = 256, 10000
 """The time is embedded in this many numbers, cosines and then sines, of periods up to this."""
@@ -132,9 +132,8 @@ class Attention(AttendsByPlace):
         self.norm_q, self.norm_k = plain.norm_q, plain.norm_k
 
     def forward(self, x: Tensor, sight: Sight) -> Tensor:
-        layers, text = (self.to_q, self.to_k, self.to_v), sight.causal.shape[2]
-        shrunk = shrink_together(x, layers)
-        q, k, v = (layer(x, each).unflatten(2, (self.heads, -1)) for layer, each in zip(layers, shrunk, strict=True))
+        made, text = apply_together(x, (self.to_q, self.to_k, self.to_v)), sight.causal.shape[2]
+        q, k, v = (each.unflatten(2, (self.heads, -1)) for each in made)
         q, k = (self.placed(norm, each, sight.rope) for norm, each in ((self.norm_q, q), (self.norm_k, k)))
         of_text = self.attended(q[:, :text], k[:, :text], v[:, :text], sight.causal)
         return self.to_out[0](torch.cat([of_text, self.attended(q[:, text:], k, v, sight.bias)], 1))
@@ -146,8 +145,7 @@ class FeedForward(nn.Module):
         self.gate_layer, self.proj, self.out = plain.gate_layer, plain.proj, plain.out
 
     def forward(self, x: Tensor, _sight: Sight) -> Tensor:
-        layers = (self.gate_layer, self.proj)
-        gate, up = (layer(x, each) for layer, each in zip(layers, shrink_together(x, layers), strict=True))
+        gate, up = apply_together(x, (self.gate_layer, self.proj))
         return self.out(F.silu(gate, inplace=True).mul_(up))
 
 

@@ -172,7 +172,11 @@ def fitted(
             raise ValueError(
                 f"{file}: {name} is {' instead of '.join(sides)}, as the architecture of its config has it"
             )
-    return {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
+    precise = {*(module._keep_in_fp32_modules or ())}  # in either number type of 16 bits, as diffusers keeps them
+    return {
+        name: weight.to(dtype if precise.isdisjoint(name.split(".")) else torch.float32).contiguous()
+        for name, weight in weights.items()
+    }
 
 
 _OF_WAN = {

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.attention import Attends
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 _BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "CrossAttnUpBlock2D", "UpBlock2D", None}
 _OPTIONS = {
@@ -145,9 +145,7 @@ class Attention(Attends):
 
 class SelfAttention(Attention):
     def forward(self, x: Tensor) -> Tensor:
-        layers = (self.to_q, self.to_k, self.to_v)
-        shrunk = shrink_together(x, layers)
-        return self.attend(*(layer(x, each) for layer, each in zip(layers, shrunk, strict=True)))
+        return self.attend(*apply_together(x, (self.to_q, self.to_k, self.to_v)))
 
 
 class CrossAttention(Attention):

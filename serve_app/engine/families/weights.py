@@ -18,7 +18,7 @@ from serve_app.engine.families.checkpoint import UNNEEDED, Source, as_checkpoint
 from serve_app.engine.families.family import Placement
 from serve_app.engine.families.single_file import part_in_file
 from serve_app.engine_options import EngineOptions
-from serve_app.model_index import read_index
+from serve_app.model_folder import index_of
 
 log = logging.getLogger(__name__)
 
@@ -149,20 +149,13 @@ def _folder(source: Source) -> Path:
     return config or (path.with_suffix("") if path.suffix == ".safetensors" else path)
 
 
-def _index(source: Source) -> dict[str, Any]:
-    """Return what the base model's folder says of its pipeline; nothing where there is no such folder."""
-    with suppress(OSError, ValueError):
-        return read_index(_folder(source))
-    return {}
-
-
 def _described_parts(source: Source) -> list[str]:
-    return [name for name, of in _index(source).items() if isinstance(of, list) and name not in UNNEEDED]
+    return [name for name, of in index_of(_folder(source)).items() if isinstance(of, list) and name not in UNNEEDED]
 
 
 def _given_parts(source: Source) -> dict[str, Path]:
     """Return the parts that come from another place than the base model's own."""
-    checkpoint, index = as_checkpoint(source), _index(source)
+    checkpoint, index = as_checkpoint(source), index_of(_folder(source))
     given = {} if checkpoint.vae is None else {"vae": checkpoint.vae}
     if (place := checkpoint.text_encoder) is not None:
         given |= dict.fromkeys(named_parts(place, "text_encoder", index), place)

@@ -11,6 +11,7 @@ from serve_app.engine.families.dit import (
     PATCH,
     TransformerFamily,
     filled,
+    original_names,
     refuse_wrong_text_parts,
     refuse_wrong_vae,
 )
@@ -41,11 +42,7 @@ class ZImageFamily(TransformerFamily):
     def component(plain: Any) -> Component:
         transformer = ZImageTransformer(plain)
         layers = wrap_layers(transformer)
-        aliases: dict[str, str] = {}
-        for layer in layers:
-            for ours, original in _ORIGINAL_NAMES.items():
-                if ours in layer:
-                    aliases[layer.replace(ours, original)] = layer
+        aliases = original_names(layers, _ORIGINAL_NAMES)
         blocks = [layer.removesuffix(".to_q") for layer in layers if layer.endswith(".to_q")]
         fused = {f"{block}.qkv": [f"{block}.to_{part}" for part in "qkv"] for block in blocks}
         return Component(transformer, layers, aliases, ("lora_unet_", "lora_transformer_"), fused)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.families.dit import PATCH, AttendsByPlace, normed
-from serve_app.engine.lora_layers import shrink_together
+from serve_app.engine.lora_layers import apply_together
 
 MULTIPLE = 32
 """The tokens of an image, and of a caption, are padded to a multiple of this."""
@@ -87,9 +87,7 @@ class ZImageTransformer(nn.Module):
     def _modulations(self, moment: Tensor) -> Iterator[Modulation]:
         """Yield the factors that the embedded time [rows, width] gives each block, computed for all together."""
         layers = [block.adaLN_modulation[0] for block in (*self.noise_refiner, *self.layers)]
-        x = moment[:, None]
-        shrunk = shrink_together(x, layers)
-        made = torch.stack([layer(x, each) for layer, each in zip(layers, shrunk, strict=True)])
+        made = torch.stack(apply_together(moment[:, None], layers))
         scales, gates = made.unflatten(3, (2, 2, -1)).unbind(4)
         for scale, gate in zip((scales + 1).unbind(0), gates.tanh().unbind(0), strict=True):
             yield Modulation(scale.unbind(2), gate.unbind(2))
@@ -125,9 +123,8 @@ class Attention(AttendsByPlace):
         self.norm_q, self.norm_k = plain.norm_q, plain.norm_k
 
     def forward(self, x: Tensor, rope: Tensor, bias: Tensor | None) -> Tensor:
-        layers = (self.to_q, self.to_k, self.to_v)
-        shrunk = shrink_together(x, layers)
-        q, k, v = (layer(x, each).unflatten(2, (self.heads, -1)) for layer, each in zip(layers, shrunk, strict=True))
+        made = apply_together(x, (self.to_q, self.to_k, self.to_v))
+        q, k, v = (each.unflatten(2, (self.heads, -1)) for each in made)
         q, k = self.placed(self.norm_q, q, rope), self.placed(self.norm_k, k, rope)
         return self.to_out[0](self.attended(q, k, v, bias))
 
@@ -138,8 +135,7 @@ class FeedForward(nn.Module):
         self.w1, self.w3, self.w2 = plain.w1, plain.w3, plain.w2  # layers with one input lie side by side in slots
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = (self.w1, self.w3)
-        gate, up = (layer(x, each) for layer, each in zip(layers, shrink_together(x, layers), strict=True))
+        gate, up = apply_together(x, (self.w1, self.w3))
         return self.w2(F.silu(gate, inplace=True).mul_(up))
 
 

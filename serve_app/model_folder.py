@@ -1,4 +1,4 @@
-"""Reads what the configurations of a base model say: its pipeline, and how wide its layers are."""
+"""Reads what a diffusers folder says of a base model: the classes of its pipeline and parts, and how wide layers are."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from serve_app.model_index import read_index
-
+NAMES = ("model_index.json", "modular_model_index.json")
+"""The index of a pipeline, and that of a modular one, such as Anima's."""
 _COMPONENTS = re.compile(r"unet|transformer|text_\w+")
 """LoRAs change the layers of these components."""
 _WIDTHS = re.compile(
@@ -16,7 +16,31 @@ _WIDTHS = re.compile(
 )
 """What configurations of diffusers and transformers call a number of which a layer's sizes, or their count, are made."""
 _OTHERS = {"time_cond_proj_dim", "projection_dim", "max_window_layers"}
-"""These are called alike, and differ between base models that take the same LoRAs: an LCM and what it was made from."""
+"""Numbers that are called like sizes, and differ between base models that take the same LoRAs, such as an LCM and what it
+was made from."""
+
+
+def index_file(folder: Path) -> Path:
+    """Return the folder's index; where it has none, where that of a pipeline would be."""
+    return next((file for name in NAMES if (file := folder / name).is_file()), folder / NAMES[0])
+
+
+def is_modular(folder: Path) -> bool:
+    return index_file(folder).name != NAMES[0]
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the index: `_class_name` is that of the pipeline, and a part is [library, class].
+
+    Modular ones say of each part where it was loaded from too; here it is always the part's own folder in this one.
+    Raises OSError, or ValueError where it is no index.
+    """
+    file = index_file(folder)
+    try:
+        index: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: is no index: {error}") from error
+    return {name: _part(entry) if isinstance(entry, list) else entry for name, entry in index.items()}
 
 
 def index_of(folder: Path) -> Mapping[str, Any]:
@@ -24,6 +48,14 @@ def index_of(folder: Path) -> Mapping[str, Any]:
     with suppress(OSError, ValueError):
         return read_index(folder)
     return {}
+
+
+def _part(entry: list[Any]) -> list[Any]:
+    """Return the library and the class of a part; a list of numbers, such as Qwen-Image 2.1's noise levels, as it is."""
+    if any(isinstance(each, int | float) for each in entry):
+        return entry
+    kind, said = entry[:2], entry[2] if len(entry) > 2 else {}
+    return kind if any(kind) else list(said.get("type_hint") or kind)
 
 
 def widths_of(folder: Path) -> Mapping[str, Any]:
