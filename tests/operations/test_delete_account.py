@@ -28,7 +28,7 @@ from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.redis_proxy import proxy_to
 from tests.made_jobs import accept, claim, complete, put
-from tests.support import PRIVATE_ADAPTER, wait_until
+from tests.support import PRIVATE_ADAPTER, lora_record, wait_until
 
 MILLISECOND, DAY = timedelta(milliseconds=1), timedelta(days=1)
 PROMPT = "a boat of nobody else"
@@ -63,7 +63,8 @@ def _rows(server: Any, account: Account) -> dict[str, bytes]:
 
 def _left(server: Any, account: Account) -> dict[str, bytes]:
     """What names a deleted account and does not go within a day by itself, as the kinds that are on no list do."""
-    passing = [redis_key(family) for family in ("sign_in", "sign_in_link", "session", "idempotency", "shared_waiters")]
+    families = ("sign_in", "sign_in_link", "session", "idempotency", "shared_waiters")
+    passing = [redis_key(family, "") for family in families]
     rows = _rows(server, account)
     for name in [name for name in rows if name.startswith(tuple(passing))]:
         assert 0 < server.pttl(name) <= DAY // MILLISECOND, name
@@ -190,8 +191,15 @@ def _begin_earlier(server: Any, account: Account, *, by: timedelta) -> None:
     server.hset(redis_key("accounts_removing"), account.id, json.dumps([*facts, began_ms - by // MILLISECOND]))
 
 
+async def test_what_still_names_the_account_is_reported(resources: Resources) -> None:
+    account = await resources.accounts.create("acme")
+    await resources.adapter_registry.register(lora_record(accounts=frozenset([account.id])))
+    deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
+    assert deleted.left == [f"loras_offered:{account.id}"]
+
+
 async def test_a_deletion_reads_its_own_alone(resources: Resources, redis_db: redis.Redis) -> None:
-    """As many calls, and no scan, whatever others have."""
+    """However many jobs other accounts have, Redis is called equally often, and never for a scan."""
     calls: list[int] = []
     for others in (1, 30):
         for number in range(others):
