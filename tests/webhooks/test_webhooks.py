@@ -257,6 +257,13 @@ async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service
         for method, rest in (("DELETE", ""), ("GET", "/deliveries"), ("POST", f"/deliveries/{row['id']}/redeliver")):
             refused(await service.client.request(method, path + rest, headers=member.a), 404, "not_found")
 
+        async def is_gone() -> bool:
+            return not await service.resources.process.redis.keys(f"*webhook*{member.account.id}*")
+
+        tomorrow = by_the_callers_clock(timedelta(days=1))
+        async with _delivering(_delivery(service.resources, rewrite=tomorrow)):
+            await wait_until(is_gone)
+
 
 async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_made_again_with_its_id(
     tmp_path: Path,
