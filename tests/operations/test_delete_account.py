@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from serve_app.accounts.sign_in import LinkPurpose
-from serve_app.domain.accounts import Account
+from serve_app.domain.accounts import Account, Role
 from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import HeartbeatReply
@@ -22,7 +22,8 @@ from serve_app.operations.account_deletion import CUT_SHORT_AFTER
 from serve_app.operations.housekeeping import reap_forever
 from serve_app.store import redis_client as stores_redis
 from serve_app.store.keys import redis_key
-from serve_app.store.script import load_script
+from serve_app.store.script import Script, load_script
+from serve_app.webhooks.endpoints import OF_JOBS
 from serve_app.webhooks.targets import Targets
 from tests.audit import audit
 from tests.composition import Resources, open_resources
@@ -35,12 +36,13 @@ PROMPT = "a boat of nobody else"
 
 
 async def _populate(resources: Resources, name: str) -> Account:
-    """An account with a key, a session on no list, a link, a grant, a completed job, and an object without a record."""
+    """An account with a key, a user, a session on no list, a link, a grant, a completed job, and an object without a record."""
     account = await resources.accounts.create(name, password="correct horse battery")
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
     assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
     await resources.sessions.create(account.id)
     await resources.process.redis.delete(redis_key("sessions", account.id))
+    await resources.users.create(account.id, f"ann@{name}", Role.MEMBER)
     await resources.sign_in_links.create(account.id, LinkPurpose.SIGN_IN)
     await resources.adapter_grants.grant(PRIVATE_ADAPTER, account.id)
     await resources.sign_ins.count(name, "192.0.2.7", None)
@@ -91,7 +93,10 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     await resources.webhooks.create(account.id, "https://192.0.2.7/hook")
     ended = await accept(resources, account.id, webhook="https://192.0.2.7/own")
     await resources.queue.cancel(ended, account_id=account.id)
-    assert len([name for name in _rows(raw, account) if "webhook" in name]) == 6
+    settle = Script(resources.process.redis, "webhooks/settle_delivery")
+    delivery = {"account": account.id, "endpoint": OF_JOBS, "message": f"msg_{ended}_1"}
+    assert await settle(**delivery, outcome="failed", status="", error="", pause_ms=0, kept=1) == "failed"
+    assert len([name for name in _rows(raw, account) if "webhook" in name]) == 7
     shared = (redis_key("accounts"), redis_key("granted", PRIVATE_ADAPTER), redis_key("idle_vtime", "generation"))
 
     def of_other() -> dict[str, bytes]:
