@@ -28,7 +28,7 @@ from serve_app.webhooks.targets import Targets
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.redis_proxy import proxy_to
-from tests.made_jobs import accept, claim, complete, put
+from tests.made_jobs import accept, claim, complete, fail_all, put
 from tests.support import PRIVATE_ADAPTER, lora_record, wait_until
 
 MILLISECOND, DAY = timedelta(milliseconds=1), timedelta(days=1)
@@ -129,7 +129,10 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
 
 async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: redis.Redis) -> None:
     account = await resources.accounts.create("acme")
-    await accept(resources, account.id)
+    queued_again = await accept(resources, account.id)
+    await fail_all(resources)
+    redis_db.delete(redis_key("jobs", account.id))  # as where nothing was accepted since, for as long as records live
+    assert await resources.dead_letters.requeue(queued_again)
     (claimed,) = await claim(resources)
     await accept(resources, account.id)
     deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
