@@ -36,7 +36,7 @@ PROMPT = "a boat of nobody else"
 
 
 async def _populate(resources: Resources, name: str) -> Account:
-    """An account with a key, a user, a session on no list, a link, a grant, a completed job, and an object without a record."""
+    """An account with a key, a user, a session on no list, a link, a grant, a completed job, an object of no record."""
     account = await resources.accounts.create(name, password="correct horse battery")
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
     assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
@@ -65,10 +65,9 @@ def _rows(server: Any, account: Account) -> dict[str, bytes]:
 
 def _left(server: Any, account: Account) -> dict[str, bytes]:
     """What names a deleted account and does not go within a day by itself, as the kinds that are on no list do."""
-    families = ("sign_in", "sign_in_link", "session", "idempotency", "shared_waiters")
-    passing = [redis_key(family, "") for family in families]
+    passing = ("sign_in", "sign_in_link", "session", "idempotency", "shared_waiters")
     rows = _rows(server, account)
-    for name in [name for name in rows if name.startswith(tuple(passing))]:
+    for name in [name for name in rows if name.startswith(tuple(redis_key(family, "") for family in passing))]:
         assert 0 < server.pttl(name) <= DAY // MILLISECOND, name
         del rows[name]
     return rows
@@ -122,8 +121,9 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert audit(redis_db, max_attempts=5) == []
     await resources.account_records.begin_removal(account.id, "acme", actor="operator:tests", address="")
     assert not raw.exists(redis_key("account", account.id)), "a repeated call brings nothing back"
+    await resources.adapter_registry.register(lora_record(accounts=frozenset([account.id])))
     again = await resources.account_deletion.delete(account, Actor("operator:tests"))
-    assert (again.jobs, again.keys, again.left) == (0, 0, [])
+    assert (again.jobs, again.keys, again.left) == (0, 0, [f"loras_offered:{account.id}"])
     assert (await resources.accounts.create("acme")).id != account.id, "the name is free again"
 
 
@@ -160,7 +160,8 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
     async with proxy_to(redis_url) as proxy:
         settings = resources.settings.model_copy(update={"redis_url": proxy.url})
         async with open_resources(settings) as losing_redis:
-            proxy.refuse_from(_script_digest(raw, f"operations/{cut_at}") if cut_at == "remove_account" else cut_at)
+            word = _script_digest(raw, f"operations/{cut_at}") if cut_at == "remove_account" else cut_at
+            proxy.refuse_from(f"\r\n{word}\r\n")  # a script that Redis has not seen yet is sent whole, with its words
             with pytest.raises(StoreUnavailable):
                 await losing_redis.account_deletion.delete(account, Actor("operator:tests"))
             proxy.heal()
@@ -199,17 +200,10 @@ def _begin_earlier(server: Any, account: Account, *, by: timedelta) -> None:
     server.hset(redis_key("accounts_removing"), account.id, json.dumps([*facts, began_ms - by // MILLISECOND]))
 
 
-async def test_what_still_names_the_account_is_reported(resources: Resources) -> None:
-    account = await resources.accounts.create("acme")
-    await resources.adapter_registry.register(lora_record(accounts=frozenset([account.id])))
-    deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
-    assert deleted.left == [f"loras_offered:{account.id}"]
-
-
 async def test_a_deletion_reads_its_own_alone(resources: Resources, redis_db: redis.Redis) -> None:
     """However many jobs other accounts have, Redis is called equally often, and never for a scan."""
     calls: list[int] = []
-    for others in (1, 30):
+    for others in (0, 1, 30):  # Redis may see the scripts for the first time
         for number in range(others):
             await complete(resources, f"acct_{others}_{number}")
         account = await resources.accounts.create(f"acme{others}")
@@ -220,4 +214,4 @@ async def test_a_deletion_reads_its_own_alone(resources: Resources, redis_db: re
         calls.append(
             sum(each["calls"] for name, each in told.items() if name not in ("cmdstat_info", "cmdstat_config"))
         )
-    assert calls[0] == calls[1] < 700
+    assert calls[1] == calls[2] < 700
