@@ -19,8 +19,7 @@ FOLLOWED_AT_ONCE = 200
 MOST_READ = 4_000
 """So many are kept as they are listed, 2 kB each; of more the records alone, 0.5 kB each."""
 
-_BETWEEN = "\udcff"
-"""The byte FF, with which no text comes: a name may hold a zero."""
+_BETWEEN = "\udcff"  # the byte FF, which no text has: a name may hold a zero
 _USUAL = _BETWEEN.join(
     f"{name}{_BETWEEN}{value}"
     for name, value in {

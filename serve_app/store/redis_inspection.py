@@ -21,7 +21,6 @@ from serve_app.store.redis_process import OLDEST
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
 
-
 CORRECT = "correct ATELIER_REDIS_URL"
 IN_CLUSTER = "is in Cluster mode, where what a script changes lies on several servers: use one primary, with Sentinels"
 

@@ -127,22 +127,15 @@ async def test_a_list_follows_more_changes_than_one_answer_has_and_those_that_no
     assert redis_db.zcard(redis_key("loras_changed")) == 1, "the log begins anew"
 
     await other.adapter_registry.register(added[2])
-    cut_off = int(str(redis_db.get(redis_key("loras_revision"))))
-    redis_db.zadd(redis_key("loras_changed"), {f"gone_{number}": cut_off + number for number in range(1, 9_999)})
-    redis_db.incrby(redis_key("loras_revision"), 9_998)
-    redis_db.hincrby(redis_key("loras_log"), "last", 9_998)
+    cut_at = redis_db.incrby(redis_key("loras_revision"), 9_998)
+    redis_db.hset(redis_key("loras_log"), "last", str(cut_at))
+    redis_db.zadd(redis_key("loras_changed"), {f"gone_{ago}": cut_at - ago for ago in range(9_998)})
     for each in added[3:5]:
         await other.adapter_registry.register(each)
     assert sorted(await _usable(resources, acme.id)) == sorted([*before, *(each.id for each in added[1:5])])
 
-    changed_last = added[4].id
-    redis_db.delete(redis_key("lora", changed_last))
-    for index in ("loras_open", "loras_changed"):
-        redis_db.zrem(redis_key(index), changed_last)
-    redis_db.decr(redis_key("loras_revision"))
-    redis_db.hincrby(redis_key("loras_log"), "last", -1)
-    after_a_failover = sorted([*before, *(each.id for each in added[1:4])])
-    assert sorted(await _usable(resources, acme.id)) == after_a_failover, "the last change was lost"
+    redis_db.flushdb()
+    assert await _usable(resources, acme.id) == [], "Redis was set back, as by a failover"
 
 
 async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resources, settings: Settings) -> None:
