@@ -285,8 +285,7 @@ async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tup
     """Start the embedded Redis and apply the catalog; return the demo account and the first LoRA it may use, if any."""
     if settings.redis_url:
         await asyncio.to_thread(require_usable, settings.redis_url)
-        if not settings.redis_may_lose_jobs:
-            await asyncio.to_thread(require_durable, settings.redis_url)
+        await asyncio.to_thread(require_durable, settings.redis_url, may_lose_jobs=settings.redis_may_lose_jobs)
     async with open_process(settings) as process:
         Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
         if settings.mark_images:

@@ -134,8 +134,8 @@ def check_start(asked: list[ReplicaDemand], settings: Settings, *, spread: bool)
     import ray
 
     require_shared(settings, spread=spread, secrets=())  # nodes that run replicas are asked for secrets
-    if settings.redis_url and not settings.redis_may_lose_jobs:
-        require_durable(settings.redis_url)
+    if settings.redis_url:
+        require_durable(settings.redis_url, may_lose_jobs=settings.redis_may_lose_jobs)
     if not ray.is_initialized():
         return
     if spread:

@@ -19,8 +19,9 @@ FOLLOWED_AT_ONCE = 200
 MOST_READ = 4_000
 """So many are kept as they are listed, 2 kB each; of more the records alone, 0.5 kB each."""
 
-_USUAL = b"\0".join(
-    f"{name}\0{value}".encode()
+_BETWEEN = "\udcff"  # the byte FF, which no text has: a name may hold a zero
+_USUAL = _BETWEEN.join(
+    f"{name}{_BETWEEN}{value}"
     for name, value in {
         "bytes": 0, "trigger_words": [], "recommended": "[null, null]", "sampler": "", "passes": "", "added_cost": 0.0,
         "found": '{"format": "kohya", "rank": 16, "work_rank": 16, "layers": 722, "keys": 2166, "base": "', "owner": "",
@@ -28,7 +29,7 @@ _USUAL = b"\0".join(
         "source": "registered", "open": 1, "sha256": "0123456789abcdef", "file": "file:///loras/.safetensors",
         "name": "", "guidance_start": "", "guidance_end": "",
     }.items()
-)  # fmt: skip
+).encode(errors="surrogateescape")  # fmt: skip
 """What records have in common, for those in this process's memory alone."""
 Place = tuple[int, str]
 """A LoRA's place by creation, and its id."""
@@ -109,13 +110,13 @@ def place_of(lora_id: str, fields: Mapping[str, str]) -> Place:
 
 def _packed(fields: Mapping[str, str]) -> bytes:
     """Return a record in a tenth of the memory that it takes as texts."""
-    text = "\0".join(each for pair in fields.items() for each in pair).encode(errors="surrogateescape")
+    text = _BETWEEN.join(each for pair in fields.items() for each in pair).encode(errors="surrogateescape")
     packer = zlib.compressobj(level=1, zdict=_USUAL)
     return packer.compress(text) + packer.flush()
 
 
 def _fields(packed: bytes) -> Mapping[str, str]:
-    flat = zlib.decompressobj(zdict=_USUAL).decompress(packed).decode(errors="surrogateescape").split("\0")
+    flat = zlib.decompressobj(zdict=_USUAL).decompress(packed).decode(errors="surrogateescape").split(_BETWEEN)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -55,7 +55,7 @@ class AccountRemoval(NamedTuple):
 
 
 class DeletedAccount(NamedTuple):
-    """What was removed, and what of it is still there: nothing, if nobody writes meanwhile."""
+    """What was removed, and what is still there: keys that were written meanwhile, or LoRAs offered to the account."""
 
     jobs: int
     keys: int
@@ -117,8 +117,8 @@ class AccountRecords:
         await self._remove_account(account=account_id, name=name)
 
     async def left(self, account_id: str) -> list[str]:
-        """List the keys of the account that are still there."""
-        names = self._names(account_id, await self._lists(account_id))
+        """List the keys of the account that are still there, and that of LoRAs of others that are offered to its id."""
+        names = [*self._names(account_id, await self._lists(account_id)), redis_key("loras_offered", account_id)]
         found = await self._ask(names, lambda pipeline, name: pipeline.exists(name))
         return [name.removeprefix(PREFIX) for name, is_there in zip(names, found, strict=True) if is_there]
 
@@ -220,13 +220,10 @@ class AccountDeletion:
         """
         removal = await self._begin(account, by)
         try:
-            deleted = await self.background.run_to_end(self._finish(removal, within=OF_A_REQUEST))
+            return await self.background.run_to_end(self._finish(removal, within=OF_A_REQUEST))
         except StoreUnavailable as error:
             _log.warning("the deletion of %s is left to the housekeeper: %s", account.id, error)
             return None
-        if deleted is not None and deleted.left:
-            _log.warning("%s is deleted, and %s is left", account.id, ", ".join(deleted.left))
-        return deleted
 
     async def finish_removals(self) -> int:
         """Go on for a while with the deletions of accounts that were cut short; return how many have ended."""
@@ -258,9 +255,11 @@ class AccountDeletion:
         by = Actor(removal.actor, removal.address)
         await self.audit.record(account_id, Act.ACCOUNT_DELETED, by, entry="deleted")
         await self.records.remove_account(account_id, removal.name)
-        images = await self.images.names(self.images.account_folder(account_id))
+        left += await self.images.names(self.images.account_folder(account_id))
         await self.records.end_removal(account_id)
-        return DeletedAccount(jobs, keys, [*left, *images])
+        if left:
+            _log.warning("%s is deleted, and %s is left", account_id, ", ".join(left))
+        return DeletedAccount(jobs, keys, left)
 
     async def _delete_job(self, account_id: str, job_id: str) -> None:
         if await self.deletions.delete_job(job_id, account_id=account_id, force=True) is None:

@@ -21,8 +21,8 @@ from serve_app.store.redis_process import OLDEST
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
 
-
 CORRECT = "correct ATELIER_REDIS_URL"
+IN_CLUSTER = "is in Cluster mode, where what a script changes lies on several servers: use one primary, with Sentinels"
 
 
 def require_usable(url: str) -> None:
@@ -35,18 +35,20 @@ def require_usable(url: str) -> None:
         raise StoreUnavailable(f"Redis at {place_of(url)} {found}")
 
 
-def require_durable(url: str) -> None:
+def require_durable(url: str, *, may_lose_jobs: bool) -> None:
     """Ask the server once whether it keeps what it acknowledges, as far as `INFO` tells: managed ones tell no more.
 
-    Raises `StoreUnavailable` as `require_usable` does, but not for a server that does not answer now.
+    Raises `StoreUnavailable` as `require_usable` does, but for nothing that passes: a start waits until it has.
     """
     try:
         info = _asked(url)
     except StoreUnavailable:
         return
-    if found := _why_lossy(info):
-        insist = "or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost"
-        raise StoreUnavailable(f"Redis at {place_of(url)} {found}, {insist}")
+    found = IN_CLUSTER if info.get("cluster_enabled") else ""
+    if not may_lose_jobs and (lossy := _why_lossy(info)):
+        found = found or f"{lossy}, or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost"
+    if found:
+        raise StoreUnavailable(f"Redis at {place_of(url)} {found}")
 
 
 def _asked(url: str) -> Mapping[str, Any]:
@@ -88,9 +90,7 @@ def _why_unusable(info: Mapping[str, Any]) -> str:
     if info.get("role") == "slave":
         return f"is a replica, which takes no writes: {CORRECT} to name the primary, or its Sentinels"
     if info.get("cluster_enabled"):
-        return (
-            "is in Cluster mode, where what a script changes lies on several servers: use one primary, with Sentinels"
-        )
+        return IN_CLUSTER
     if info.get("loading"):
         return "is still reading its file: start again when it has"
     if info.get("aof_last_write_status", "ok") != "ok":

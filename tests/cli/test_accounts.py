@@ -202,7 +202,7 @@ def _usable(atelier: Atelier) -> set[str]:
 
 
 @pytest.mark.slow
-def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier) -> None:
+def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier, redis_db: redis.Redis) -> None:
     account = atelier.json("accounts", "create", "acme")
     refused = atelier("accounts", "delete", "acme")
     assert refused.code == 2
@@ -212,3 +212,7 @@ def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier) -> None:
     assert atelier.json("accounts", "list")["accounts"] == []
     acts = [row["act"] for row in atelier.json("audit", "--account", account["id"])["rows"]]
     assert acts == ["account_created", "key_created", "account_deleted"]
+    offered_to = redis_key("loras_offered", atelier.json("accounts", "create", "zeta")["id"])
+    redis_db.zadd(offered_to, {"model_mine": 1})
+    reported = atelier("accounts", "delete", "zeta", "--yes")
+    assert (reported.code, "Still there: loras_offered:" in reported.out) == (1, True)

@@ -12,6 +12,7 @@ from deployments.local import only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import ENVIRONMENT
 from tests.forked import Interpreter, interpreter
+from tests.store.test_usable_redis import GOOD, server
 from tests.support import ROOT, free_port, mounted_disk
 
 Ends = Callable[..., tuple[int, str]]
@@ -139,9 +140,11 @@ def test_a_redis_url_of_another_scheme(start_error: StartError) -> None:
     assert "REDIS_URL" in start_error("--redis-url", "http://127.0.0.1:6379")
 
 
-def test_with_json_an_unreachable_redis_is_one_line_on_stderr(start_error: StartError) -> None:
+def test_with_json_an_unreachable_or_lossy_redis_is_one_line_on_stderr(start_error: StartError) -> None:
     """Nothing is printed on stdout before the ready line."""
     assert "cannot be reached" in start_error("--json", "--redis-url", "redis://127.0.0.1:9", code=1)
+    with server(GOOD | {"aof_enabled": "0"}) as url:
+        assert "forgets accepted jobs when it ends" in start_error("--json", "--redis-url", url, code=1)
 
 
 def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:

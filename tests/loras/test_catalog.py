@@ -109,7 +109,8 @@ async def test_a_list_follows_more_changes_than_one_answer_has_and_those_that_no
 ) -> None:
     acme = await resources.accounts.create("acme")
     before = await _usable(resources, acme.id)
-    added = [replace(REGISTERED, id=f"model_{number:03}", owner="", accounts=None) for number in range(2 * 200 + 1)]
+    facts: dict[str, Any] = {"name": "two\0words", "owner": "", "accounts": None}
+    added = [replace(REGISTERED, id=f"model_{number:03}", **facts) for number in range(2 * 200 + 1)]
     for each in added:
         await other.adapter_registry.register(each)
     assert sorted(await _usable(resources, acme.id)) == sorted([*before, *(each.id for each in added)])
@@ -124,6 +125,17 @@ async def test_a_list_follows_more_changes_than_one_answer_has_and_those_that_no
     await other.adapter_registry.register(added[1])
     assert sorted(await _usable(resources, acme.id)) == sorted([*before, added[1].id])
     assert redis_db.zcard(redis_key("loras_changed")) == 1, "the log begins anew"
+
+    await other.adapter_registry.register(added[2])
+    cut_at = redis_db.incrby(redis_key("loras_revision"), 9_998)
+    redis_db.hset(redis_key("loras_log"), "last", str(cut_at))
+    redis_db.zadd(redis_key("loras_changed"), {f"gone_{ago}": cut_at - ago for ago in range(9_998)})
+    for each in added[3:5]:
+        await other.adapter_registry.register(each)
+    assert sorted(await _usable(resources, acme.id)) == sorted([*before, *(each.id for each in added[1:5])])
+
+    redis_db.flushdb()
+    assert await _usable(resources, acme.id) == [], "Redis was set back, as by a failover"
 
 
 async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resources, settings: Settings) -> None:

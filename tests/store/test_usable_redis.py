@@ -5,17 +5,19 @@ import socketserver
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import redis
 
+from deployments.start_checks import check_start
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.operations.checks import Level
 from serve_app.operations.store_checks import check_redis
 from serve_app.settings import Settings
-from serve_app.store.redis_inspection import require_durable, require_usable
+from serve_app.store.redis_inspection import require_usable
 
 HELLO_OF_REDIS_5 = b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
 GOOD = {"redis_version": "7.2.4", "role": "master", "loading": "0", "aof_last_write_status": "ok"}
@@ -60,6 +62,11 @@ def server(facts: dict[str, str]) -> Generator[str]:
         thread.join()
 
 
+def start(url: str, **settings: Any) -> None:
+    """Start a service as Serve does, up to the replicas."""
+    check_start([], Settings(redis_url=url, **settings), spread=False)
+
+
 def why_not(url: str, require: Callable[[str], None] = require_usable) -> str:
     with pytest.raises(StoreUnavailable) as refused:
         require(url)
@@ -85,7 +92,7 @@ def test_a_server_that_cannot_be_used(facts: dict[str, str], message: str) -> No
 def test_a_server_that_can_be_used() -> None:
     with server(GOOD) as url:
         require_usable(url)
-        require_durable(url)
+        start(url)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +107,14 @@ def test_a_server_that_loses_jobs_is_refused_at_a_start_without_asking_for_its_c
 ) -> None:
     with server(GOOD | facts) as url:
         require_usable(url)
-        refused = why_not(url, require_durable)
+        refused = why_not(url, start)
+        start(url, redis_may_lose_jobs=True)
     assert refused.startswith(f"Redis at {url.removeprefix('redis://')} {message}")
     assert refused.endswith("or ATELIER_REDIS_MAY_LOSE_JOBS=true, if jobs may be lost")
-    require_durable(url)  # it is gone: a start waits for it
+    start(url)  # it is gone: a start waits for it
+
+    with server(GOOD | facts | {"cluster_enabled": "1"}) as url:
+        assert "is in Cluster mode" in why_not(url, partial(start, redis_may_lose_jobs=True))
 
 
 def test_the_doctor_judges_a_managed_server_by_what_it_tells(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.api.test_documents import document_of, validator
 from tests.composition import Resources
 from tests.faults.clock import by_the_callers_clock
 from tests.made_jobs import ACCOUNT, accept
-from tests.support import end_tasks, wait_until
+from tests.support import end_tasks, plain_redis, wait_until
 from tests.webhooks.names import naming
 from tests.webhooks.receiver import receiving
 
@@ -256,6 +256,11 @@ async def test_what_an_endpoint_answers_decides_whether_it_is_told_again(service
         assert (await service.client.delete(path, headers=member.a)).status_code == 204
         for method, rest in (("DELETE", ""), ("GET", "/deliveries"), ("POST", f"/deliveries/{row['id']}/redeliver")):
             refused(await service.client.request(method, path + rest, headers=member.a), 404, "not_found")
+
+        tomorrow = _delivery(service.resources, rewrite=by_the_callers_clock(timedelta(days=1)))
+        with plain_redis(service.resources.redis_url) as redis:
+            async with _delivering(tomorrow):
+                await wait_until(lambda: not redis.keys(f"*webhook*{member.account.id}*"))
 
 
 async def test_a_delivery_whose_housekeeper_died_before_it_noted_the_answer_is_made_again_with_its_id(

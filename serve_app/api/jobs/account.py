@@ -60,8 +60,8 @@ class AccountDeleted(ResponseBody):
         bool | SkipJsonSchema[None],
         Field(
             description=(
-                "Its records and images were looked for afterwards, and none is left. Answered calls, links and counts of "
-                "tries go within a day by themselves."
+                "Its records and images were looked for afterwards: none is left, and no LoRA is offered to its id. "
+                "Answered calls, links and counts of tries go within a day by themselves."
             )
         ),
     ] = None

@@ -1,4 +1,3 @@
--- include permission
 -- include lora
 -- include pools
 -- args: rows, kept, set_aside, new_base_models, widths, digests

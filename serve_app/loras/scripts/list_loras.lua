@@ -4,11 +4,11 @@
 -- they are those of revision `own_known`. Of what everyone may use it reads the changed records alone.
 -- Returns {revision, {{id, its revision, record or {}} of each changed one, in order}, {{id, record} of each own one},
 -- {ids of LoRAs that are denied}}; no own ones and denied ones where these are known. Of at most `AT_ONCE` changed ones,
--- after which a call goes on. Where the log does not go back to `followed`, the revision alone.
+-- after which a call goes on. Where the log does not have `followed`, as after a failover, the revision alone.
 local AT_ONCE = 200
 local revision = num(redis.call('GET', K('loras_revision')), 0)
 local log = redis.call('HMGET', K('loras_log'), 'last', 'from')
-local is_logged = num(log[1], 0) == revision and num(log[2], 0) <= (followed or -1)
+local is_logged = num(log[1], 0) == revision and num(log[2], 0) <= (followed or -1) and followed <= revision
 if followed ~= revision and not is_logged then return {revision} end
 
 local changed = {}

@@ -15,8 +15,8 @@ end
 local function log_change(id)
   local log = K('loras_changed')
   redis.call('ZADD', log, next_revision(), id)
-  local oldest = redis.call('ZRANGE', log, 0, 0, 'WITHSCORES')
   if redis.call('ZCARD', log) > LOGGED then
+    local oldest = redis.call('ZRANGE', log, 0, 0, 'WITHSCORES')
     redis.call('ZREM', log, oldest[1])
     redis.call('HSET', K('loras_log'), 'from', oldest[2])
   end

@@ -17,13 +17,13 @@ redis.call('HSET', delivery, 'state', state)
 redis.call('HINCRBY', K('measures'), 'webhooks|' .. state, 1)
 
 local webhook, log = K('webhook:' .. account .. ':' .. endpoint), K('webhook_log:' .. account .. ':' .. endpoint)
+local is_listed = endpoint == 'jobs' or redis.call('EXISTS', webhook) == 1
+if not is_listed then kept = 0 end -- the endpoint was deleted, and no list would lead to its deliveries
 redis.call('ZADD', log, now, message)
 redis.call('PEXPIRE', log, WEBHOOK_LIFE)
 for _, old in ipairs(redis.call('ZRANGE', log, 0, -kept - 1)) do
   redis.call('ZREM', log, old)
   redis.call('DEL', delivery_of(account, endpoint, old))
 end
-if outcome == 'gone' and endpoint ~= 'jobs' and redis.call('EXISTS', webhook) == 1 then
-  redis.call('HSET', webhook, 'disabled', now)
-end
+if outcome == 'gone' and endpoint ~= 'jobs' and is_listed then redis.call('HSET', webhook, 'disabled', now) end
 return state
