@@ -37,11 +37,7 @@ class Row:
     def read(cls, row: Mapping[str, Any]) -> Self:
         """Read what a row has of the fields; those that it lacks, as an older service's may, take their defaults."""
         given = {each.name: (each.type, row[each.name]) for each in fields(cls) if row.get(each.name) is not None}
-        return cls(**{name: _FROM_JSON.get(kind, _as_it_is)(value) for name, (kind, value) in given.items()})
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+        return cls(**{name: _FROM_JSON.get(kind, lambda same: same)(value) for name, (kind, value) in given.items()})
 
 
 @dataclass(frozen=True)
