@@ -126,8 +126,7 @@ def _saved(client: Client, job: Job, asked: Namespace, doing: str) -> Result:
     try:
         client.execute(client.ended(job, doing, progress=True, timeout=asked.timeout))
     except WaitTimeout as over:
-        stop = f"atelier jobs cancel {job.id} --url {client.service.base_url}"
-        raise WaitTimeout(f"{over}, and goes on: `{stop}` stops it") from None
+        raise WaitTimeout(f"{over}: `atelier jobs cancel {job.id} --url {client.service.base_url}` stops it") from None
     facts: dict[str, Any] = {**_facts(job), "seconds": round(time.monotonic() - began, 2)}
     written: list[dict[str, Any]] = facts["images"]
     for index, (image, fact) in enumerate(zip(job.images, written, strict=True), 1):

@@ -75,9 +75,7 @@ def verify_webhook(body: bytes | str, headers: Mapping[str, str], secret: str) -
     if not any(hmac.compare_digest(each.encode(), expected.encode()) for each in signatures.split()):
         raise InvalidSignature("no signature is by this secret, of the body as it came")
     if abs(time.time() - float(sent)) > TOLERANCE_S:
-        raise InvalidSignature(
-            f"it was signed more than {TOLERANCE_S:g} s ago or ahead: is this machine's clock right?"
-        )
+        raise InvalidSignature(f"signed more than {TOLERANCE_S:g} s ago or ahead: is this machine's clock right?")
     return json.loads(content)
 
 

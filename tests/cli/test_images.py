@@ -124,6 +124,7 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
         (("generate", "x", "--out", "x.gif"), 2, "--out: x.gif says gif, and the images are png, jpeg or webp"),
         (("generate", "x", "--neg", "boats"), 2, "unrecognized arguments: --neg"),
         (("generate", "x", "--url", "nowhere", "--key", "x"), 2, "--url: must be an http"),
+        (("generate", "x", "--url", "http://127.0.0.1:port", "--key", "x"), 2, "--url: Invalid port: 'port'"),
         (("generate",), 2, "prompt"),
         (("upscale", "img_" + "a" * 26), 1, "404"),
         (("upscale", "data:image/png;base64,abc"), 1, "the picture's data address is not base64"),
@@ -145,7 +146,7 @@ def test_a_failed_or_slow_run_ends_with_its_reason(atelier: Atelier, live: Live,
     assert "the brush broke" in ended.err
     live.outcome = "leave"
     ended = atelier("generate", "a lighthouse", "--timeout", "0.1")
-    assert re.search(rf"and goes on: `atelier jobs cancel job_\w+ --url {live.base_url}` stops it$", ended.err)
+    assert re.search(rf"after 0.1 s: `atelier jobs cancel job_\w+ --url {live.base_url}` stops it$", ended.err)
 
 
 @pytest.mark.slow
