@@ -7,7 +7,7 @@ from typing import Literal
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Failure, Timings
+from serve_app.domain.jobs import Claim, Failure, Timings, Unread
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
@@ -44,7 +44,7 @@ class Live(Served):
         rows = claim.request.num_images if isinstance(claim.request, GenerationRequest) else 1
         images = [await store_image(self.resources.images, claim, index) for index in range(rows)]
         timings = Timings(load=0.1, denoise=0.3, store=0.1)
-        await self.resources.queue.finish(claim.lease, images, seconds=0.5, timings=timings)
+        await self.resources.queue.finish(claim.lease, images, seconds=0.5, timings=timings, unread=Unread(prompt=3))
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Client(AccountCalls[httpx.BaseTransport, Job, list[Job], list[BaseModel], 
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honoring `Retry-After`, while
     the delays add up to at most `retry_budget` seconds, or three where nothing has ever answered at the address. Every
     creating call sends an idempotency key, so a retry never creates a second job. `timeout` is how long an answer may
-    take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out.
+    take: seconds, a `timedelta`, httpx's own, None for any. A `/v1` at the end of `base_url` is left out.
     """
 
     _http: httpx.Client

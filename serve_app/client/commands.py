@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> Never:
     except ValueError as error:  # such as a file that is too large
         sys.exit(_told(BAD_USAGE, re.sub(r"^(base_)?(url|key): ", r"--\2: ", str(error))))
     except (AtelierClientError, OSError) as error:
-        sys.exit(_told(FAILED, str(error)))
+        sys.exit(_told(FAILED, re.sub(r"Client\(…, interface='(.)'\)", r"--interface \1", str(error))))
     result = json.dumps(facts, indent=2, ensure_ascii=False, default=datetime.isoformat) if asked.as_json else shown
     sys.stdout.write(f"{result}\n")
     sys.exit(0)
@@ -74,8 +74,7 @@ def _client(asked: Namespace) -> Client:
             raise ValueError(f"--out: {asked.out} says {named}, and the images are {wanted or 'png, jpeg or webp'}")
         asked.output_format = wanted or named or None
     ready_file = Path(asked.data_dir, READY_FILE) if asked.data_dir else None
-    interface: Any = getattr(asked, "interface", "a")
-    return Client(asked.url, asked.key, interface=interface, retry_budget=RETRY_BUDGET_S, ready_file=ready_file)
+    return Client(asked.url, asked.key, interface=asked.interface, retry_budget=RETRY_BUDGET_S, ready_file=ready_file)
 
 
 def _file(asked: Namespace, name: str, ending: str = "") -> Path:
@@ -127,14 +126,14 @@ def _saved(client: Client, job: Job, asked: Namespace, doing: str) -> Result:
     try:
         client.execute(client.ended(job, doing, progress=True, timeout=asked.timeout))
     except WaitTimeout as over:
-        raise WaitTimeout(f"{over}, and goes on: `atelier jobs cancel {job.id}` stops it") from None
+        raise WaitTimeout(f"{over}: `atelier jobs cancel {job.id} --url {client.service.base_url}` stops it") from None
     facts: dict[str, Any] = {**_facts(job), "seconds": round(time.monotonic() - began, 2)}
     written: list[dict[str, Any]] = facts["images"]
     for index, (image, fact) in enumerate(zip(job.images, written, strict=True), 1):
         ending = f"-{index}" if len(job.images) > 1 else ""
         fact["file"] = str(image.save(_file(asked, f"{job.id}{image.suffix}", ending)))
-        if asked.open and not webbrowser.open(Path(fact["file"]).resolve().as_uri()):
-            raise OSError(f"--open: this machine has no program that opens {fact['file']}")
+    if asked.open and not all(webbrowser.open(Path(fact["file"]).resolve().as_uri()) for fact in written):
+        _told(0, "--open: this machine has no program that opens the images")
     return facts, "\n".join(f"{fact['file']}  {fact['image_id']}" for fact in written)
 
 
@@ -146,6 +145,8 @@ def _loras(client: Client, asked: Namespace) -> Result:
 
 
 def _jobs(client: Client, asked: Namespace) -> Result:
+    if asked.limit < 1:
+        raise ValueError("--limit: must be at least 1")
     found = client.jobs(asked.limit)
     prompts = [" ".join(str(job.request.get("prompt", "")).split()) for job in found]
     rows = [(job.id, job.status, f"{job.progress} %", said[:60]) for job, said in zip(found, prompts, strict=True)]
@@ -209,7 +210,6 @@ PROMPTED = (
     option("--negative-prompt", help="What to avoid."),
     option("--prompt-weights", **FLAG, help="Read (red:1.5) and [green] in prompts as weights."),
     option("--embed-settings", **FLAG, help="Write prompt and settings into the files, as A1111 does."),
-    option("--interface", choices=("a", "b"), default="a", help="Send the key as a bearer key or as X-API-Key."),
 )
 ENLARGED = (
     option("image", help="An image of this account by its id, a file or an address."),
@@ -236,9 +236,9 @@ SHARED = (
     option("--json", dest="as_json", action="store_true", help="Result in JSON."),
     option("--url", "--base-url", help=f"Address of the service; by default {URL_VARIABLES[0]} or the local one."),
     option("--key", help=f"An API key; by default {KEY_VARIABLE} or that of the local service."),
+    option("--interface", choices=("a", "b"), default="a", help="Send the key as a bearer key or as X-API-Key."),
     option("--data-dir", help="Where the local service keeps its data; by default ATELIER_DATA_DIR or var."),
 )
-
 
 COMMANDS = {
     "generate": ("Generate images from a prompt, with LoRAs or without.", _generate, PROMPTED + DELIVERED),
@@ -266,6 +266,7 @@ def _parser() -> _Parser:
     groups = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
     for name, words in (("loras", "List and try LoRAs."), ("jobs", "List and cancel jobs.")):
         groups[name] = groups[""].add_parser(name, help=words).add_subparsers(metavar="COMMAND", required=True)
+    groups[""].add_parser("mcp", help="Serve an assistant by the Model Context Protocol; takes no options.")
     for name, (words, run, options) in COMMANDS.items():
         group, _, own = name.rpartition(" ")
         command = groups[group].add_parser(own, help=words, description=words, allow_abbrev=False)

@@ -130,7 +130,10 @@ def _content_of(picture: PictureFile) -> bytes:
         return picture
     if isinstance(picture, str) and picture.startswith("data:"):
         head, _, data = picture.partition(",")
-        return base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
+        try:
+            return base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
+        except ValueError as error:
+            raise OSError(f"the picture's data address is not base64: {error}") from None
     if isinstance(picture, str | Path):
         if not os.path.isfile(picture):  # which takes a text of any length for a name
             raise FileNotFoundError(f"{str(picture)[:200]}: no such file, and no image's id or address")

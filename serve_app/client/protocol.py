@@ -135,7 +135,10 @@ class Service:
         A `/v1` at the end of the address, which settings of other clients often have, is left out.
         """
         self.base_url = self.base_url.rstrip("/").removesuffix("/v1").rstrip("/")
-        address = httpx.URL(self.base_url)
+        try:
+            address = httpx.URL(self.base_url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"base_url: {error}") from None
         if address.scheme not in ("http", "https") or not address.host:
             raise ValueError(f"base_url: must be an http:// or https:// address, not {self.base_url!r}")
         if not (self.key.isascii() and self.key.isprintable() and self.key):

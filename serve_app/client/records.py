@@ -37,11 +37,7 @@ class Row:
     def read(cls, row: Mapping[str, Any]) -> Self:
         """Read what a row has of the fields; those that it lacks, as an older service's may, take their defaults."""
         given = {each.name: (each.type, row[each.name]) for each in fields(cls) if row.get(each.name) is not None}
-        return cls(**{name: _FROM_JSON.get(kind, _as_it_is)(value) for name, (kind, value) in given.items()})
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+        return cls(**{name: _FROM_JSON.get(kind, lambda same: same)(value) for name, (kind, value) in given.items()})
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ class BaseModel(Row):
     """A base model on offer; `id` is what `generate(base_model=…)` takes.
 
     `usual_side` (pixels), `steps`, `guidance_scale`, `guidance_start`, `guidance_end` and `sampler`, which is empty for
-    its own, are those of a job that names none. `longest_side` is the most that it draws, and `samplers` are what it takes, each also with a spacing as
-    in `dpm++2m-karras`. `prompt_weights` and `mask` say whether it takes these.
+    its own, are those of a job that names none. `longest_side` is the most that it draws, and `samplers` are what it
+    takes, each also with a spacing as in `dpm++2m-karras`. `prompt_weights` and `mask` say whether it takes these.
     """
 
     id: str
@@ -173,6 +169,7 @@ class Record(Row):
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
     marking: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    unread_characters: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def is_final(self) -> bool:
@@ -293,6 +290,11 @@ class JobState:
     def timings(self) -> Mapping[str, float]:
         """Seconds of a completed job by stage: `queue`, `load` its LoRAs, `denoise`, `store`; empty where unknown."""
         return self._record.timings
+
+    @property
+    def unread_characters(self) -> Mapping[str, int]:
+        """What a completed job's base model did not read of `prompt` and `negative_prompt`; empty where it read all."""
+        return self._record.unread_characters
 
     @property
     def request(self) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ CHECK_S = 180.0
 it."""
 
 CONNECT_S = 5.0
-Timeout = float | timedelta | httpx.Timeout
+Timeout = float | timedelta | httpx.Timeout | None
 TIMEOUT = httpx.Timeout(30.0, connect=CONNECT_S)
 
 OnSent = Callable[[int, int], object]
@@ -86,7 +86,7 @@ def read_timeout(timeout: Timeout) -> httpx.Timeout:
     if isinstance(timeout, httpx.Timeout):
         return timeout
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return httpx.Timeout(seconds, connect=min(seconds, CONNECT_S))
+    return httpx.Timeout(seconds, connect=CONNECT_S if seconds is None else min(seconds, CONNECT_S))
 
 
 def timeout_of(least: float | None, most: float | None, timeout: httpx.Timeout) -> httpx.Timeout:

@@ -75,9 +75,7 @@ def verify_webhook(body: bytes | str, headers: Mapping[str, str], secret: str) -
     if not any(hmac.compare_digest(each.encode(), expected.encode()) for each in signatures.split()):
         raise InvalidSignature("no signature is by this secret, of the body as it came")
     if abs(time.time() - float(sent)) > TOLERANCE_S:
-        raise InvalidSignature(
-            f"it was signed more than {TOLERANCE_S:g} s ago or ahead: is this machine's clock right?"
-        )
+        raise InvalidSignature(f"signed more than {TOLERANCE_S:g} s ago or ahead: is this machine's clock right?")
     return json.loads(content)
 
 
@@ -91,11 +89,8 @@ class WebhookCalls(Generic[WebhookT, WebhooksT, DeliveryT, DeliveriesT, NoneT]):
 
     def list(self) -> WebhooksT:
         """List the webhooks, oldest first."""
-        return self._execute(_all(self._service))
-
-    def get(self, webhook_id: str) -> WebhookT:
-        """Return a webhook. Raises `KeyError`."""
-        return self._execute(then(_all(self._service), lambda found: {each.id: each for each in found}[webhook_id]))
+        asked = self._service.ask("GET", PATH)
+        return self._execute(then(asked, lambda body: [Webhook.read(row) for row in body["webhooks"]]))
 
     def create(self, url: str, *, events: Sequence[str] | None = None, idempotency_key: str | None = None) -> WebhookT:
         """Be told at `url` when jobs end, or of `events` alone, as `["job.failed"]`: keep the `secret` it returns."""
@@ -131,7 +126,3 @@ class WebhookCalls(Generic[WebhookT, WebhooksT, DeliveryT, DeliveriesT, NoneT]):
         given = None if body is None else without_none(body)
         headers = without_none({"Idempotency-Key": key})
         return self._execute(then(self._service.ask(method, path_of(PATH, *place), given, headers), kind.read))
-
-
-def _all(service: Service) -> Operation[list[Webhook]]:
-    return then(service.ask("GET", PATH), lambda body: [Webhook.read(row) for row in body["webhooks"]])

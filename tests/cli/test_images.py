@@ -1,12 +1,13 @@
 """What an account's commands do over real HTTP, with the local service's key or a given one."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from serve_app.domain.requests import LoraUse
+from serve_app.domain.requests import LoraUse, Variant
 from tests.cli.conftest import Atelier
 from tests.live import Live
 from tests.made_jobs import generation_of
@@ -87,15 +88,19 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
 
 @pytest.mark.slow
 def test_interface_b_with_a_given_address_and_key(atelier: Atelier, live: Live, tmp_path: Path) -> None:
-    _, key = live.member()
-    ended = atelier(
-        "generate", "a lighthouse", "--lora", "outline", "--interface", "b", "--negative-prompt", "boats",
-        "--width", "256", "--height", "320", "--out", str(tmp_path / "x.png"),
-        env={"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key},
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
-    with Image.open(tmp_path / "x.png") as picture:
+    account, _ = live.member()
+    _, key = live.run(live.resources.api_keys.create(account.id, interfaces=frozenset({Variant.B})))
+    environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
+    for words in (
+        ("generate", "a lighthouse", "--negative-prompt", "boats", "--width", "256", "--height", "320"),
+        ("loras", "try", "outline"),
+    ):
+        out = tmp_path / f"{words[0]}.png"
+        ended = atelier(*words, "--interface", "b", "--out", str(out), env=environment)
+        assert (ended.code, out.is_file()) == (0, True), ended.err
+    with Image.open(tmp_path / "generate.png") as picture:
         assert picture.size == (256, 320)
+    assert atelier("upscale", str(out), env=environment).err.endswith(": --interface b uses this key\n")
 
 
 def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Live, ready_file: Path) -> None:
@@ -119,8 +124,10 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
         (("generate", "x", "--out", "x.gif"), 2, "--out: x.gif says gif, and the images are png, jpeg or webp"),
         (("generate", "x", "--neg", "boats"), 2, "unrecognized arguments: --neg"),
         (("generate", "x", "--url", "nowhere", "--key", "x"), 2, "--url: must be an http"),
+        (("generate", "x", "--url", "http://127.0.0.1:port", "--key", "x"), 2, "--url: Invalid port: 'port'"),
         (("generate",), 2, "prompt"),
         (("upscale", "img_" + "a" * 26), 1, "404"),
+        (("upscale", "data:image/png;base64,abc"), 1, "the picture's data address is not base64"),
     ],
 )
 def test_an_error_is_one_line_on_stderr(
@@ -132,11 +139,14 @@ def test_an_error_is_one_line_on_stderr(
     assert ended.err.count("\n") == 1
 
 
-def test_a_failed_run_ends_with_its_reason(atelier: Atelier, live: Live, ready_file: Path) -> None:
+def test_a_failed_or_slow_run_ends_with_its_reason(atelier: Atelier, live: Live, ready_file: Path) -> None:
     live.outcome = "fail"
     ended = atelier("generate", "a lighthouse", "--lora", "outline")
     assert ended.code == 1
     assert "the brush broke" in ended.err
+    live.outcome = "leave"
+    ended = atelier("generate", "a lighthouse", "--timeout", "0.1")
+    assert re.search(rf"after 0.1 s: `atelier jobs cancel job_\w+ --url {live.base_url}` stops it$", ended.err)
 
 
 @pytest.mark.slow

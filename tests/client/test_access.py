@@ -136,8 +136,9 @@ except ModuleNotFoundError as error:
 
 PICTURE = ROOT / "docs" / "images" / "compare.webp"
 COMMANDS = """
-import json
+import json, os
 from deployments.__main__ import main
+os.environ["PATH"] = ""  # so that no program is found that would open an image
 for words in json.loads({words!r}):
     sys.argv = ["atelier", *words]
     try:
@@ -151,7 +152,7 @@ for words in json.loads({words!r}):
 def test_the_command_of_a_base_install_draws_and_lists_and_names_what_else_to_install(
     live: Live, key: str, elsewhere: Path
 ) -> None:
-    there, file = ["--url", live.base_url, "--key", key], str(elsewhere / "x.jpg")
+    there, file, two = ["--url", live.base_url, "--key", key], str(elsewhere / "x.jpg"), str(elsewhere / "z.png")
     live.outcome = "leave"
     with Client(live.base_url, key) as client:
         waiting = client.upscale(PICTURE).id
@@ -160,9 +161,12 @@ def test_the_command_of_a_base_install_draws_and_lists_and_names_what_else_to_in
         ["generate", "a\nboat " * 20, "--lora", "neon=0.8", "--out", file, *there],
         ["loras", "list", "--search", "outli", *there],
         ["jobs", "list", "--limit", "3", *there],
+        ["jobs", "list", "--limit", "0", *there],
+        ["mcp", "--help"],
         ["jobs", "cancel", waiting, *there],
         ["jobs", "cancel", waiting, "--json", *there],
         ["upscale", file, "--out", str(elsewhere / "y.webp"), *there],
+        ["generate", "a boat", "--num-images", "2", "--open", "--out", two, *there],
         ["generate", "--help"],
         ["jobs"],
         [],
@@ -171,10 +175,13 @@ def test_the_command_of_a_base_install_draws_and_lists_and_names_what_else_to_in
     ]
     done = run_in_base_install(COMMANDS.format(words=json.dumps(calls)))
     ends = [line for line in done.stdout.splitlines() if line.startswith("ended with")]
-    assert ends == [f"ended with {code}" for code in (0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2)], done.stderr
-    drawn, loras, jobs, canceled, again, enlarged, usage, *_ = re.split(r"ended with \d\n", done.stdout)
+    assert ends == [f"ended with {code}" for code in (0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2)], done.stderr
+    drawn, loras, jobs, _, _, canceled, again, enlarged, opened, usage, *_ = re.split(r"ended with \d\n", done.stdout)
     assert (drawn[: len(file)], Path(file).read_bytes()[:3]) == (file, b"\xff\xd8\xff")
     assert "y.webp  img_" in enlarged
+    assert [line.split()[0] for line in opened.splitlines()] == [two.replace("z.", f"z-{index}.") for index in (1, 2)]
+    assert "atelier: --limit: must be at least 1\n" in done.stderr
+    assert "atelier: --open: this machine has no program that opens the images\n" in done.stderr
     assert [line.split()[:2] for line in loras.splitlines()] == [["NAME", "ID"], ["Outline", adapter_id("outline")]]
     rows = jobs.splitlines()
     assert [row.split()[1] for row in rows] == ["STATUS", "completed", "queued"]

@@ -42,6 +42,7 @@ def test_one_call_draws_with_a_lora_by_its_name(client: Client, tmp_path: Path) 
     assert [(image.seed, image.caption) for image in job.images] == [(7, "seed 7"), (8, "seed 8")]
     assert (job.request["loras"][0]["id"], job.request["loras"][0]["weight"]) == (LORA, 0.8)
     assert {**job.timings, "queue": 0} == {"queue": 0, "load": 0.1, "denoise": 0.3, "store": 0.1}
+    assert job.unread_characters == {"prompt": 3, "negative_prompt": 0}
     file = job.images[1].save(tmp_path / "x.png")
     assert file.read_bytes() == job.images[1].download()
     assert client.generate("a red dragon", loras=LORA).unknown_words == ("dragon",)

@@ -153,11 +153,11 @@ def test_a_page_in_place_of_an_image_is_not_taken_for_it(client: Client, tmp_pat
     assert not (tmp_path / "x.png").exists()
 
 
-@pytest.mark.parametrize("timeout", [5, 5.0, timedelta(seconds=5), httpx.Timeout(5)], ids=repr)
+@pytest.mark.parametrize("timeout", [5, 5.0, timedelta(seconds=5), httpx.Timeout(5), None], ids=repr)
 async def test_a_timeout_is_given_in_seconds_or_as_a_duration(
     live: Live,
     key: str,
-    timeout: float | timedelta | httpx.Timeout,  # noqa: ASYNC109 — what is tested
+    timeout: float | timedelta | httpx.Timeout | None,  # noqa: ASYNC109 — what is tested
 ) -> None:
     with Client(live.base_url, key, timeout=timeout) as client:
         assert client.base_models()
