@@ -331,6 +331,7 @@ def misfits_of_z_image(written: Written, sd: Path, file: Path) -> tuple[Sources,
         ({"x_pad_token": None}, "lacks weights .* x_pad_token"),
         ({"x_pad_token": torch.ones(1, 32, dtype=torch.uint8)}, "x_pad_token is quantized as uint8"),
         ({"lora_unet_layers_0_attention_qkv.lora_down.weight": torch.ones(2, 2)}, "is a LoRA"),
+        ({"text_encoders.t5xxl.transformer.shared.weight": torch.ones(2, 2)}, "reads: text_encoder_2.shared.weight"),
         ({"all_x_embedder.2-1.weight": torch.ones(2, 2)}, "holds all_x_embedder.2-1.weight twice, under diffusers'"),
     ]
 

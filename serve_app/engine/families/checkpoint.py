@@ -183,8 +183,12 @@ def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, want
         unneeded = {*given, "processor"} if "tokenizer" in given else given
         parts = _classes(folder, [name for name in parts if name not in unneeded])
         if file is not None:
-            for part, weights in read_parts(file, dtype, str(index["_class_name"])).items():
-                if part not in parts:
+            held = read_parts(file, dtype, str(index["_class_name"]))
+            refuse_unread(
+                file, [f"{part}.{name}" for part in held if part not in {*parts, *given} for name in held[part]]
+            )
+            for part, weights in held.items():
+                if part in given:
                     continue
                 if part in ("transformer", "text_conditioner"):
                     names = convert if part == "transformer" else dict
