@@ -143,16 +143,20 @@ def error_response(status: int, code: str, message: str, headers: Mapping[str, s
 
 def domain_error_response(error: errors.AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
     """Answer a domain error by the table; raise an error again that no caller may see."""
+    status, message = told_of(error)
+    context.error_code = error.code
+    return error_response(status, error.code, message, _headers(error, context, challenge))
+
+
+def told_of(error: errors.AtelierError) -> tuple[int, str]:
+    """Return the status and the message for a caller: why a store is away is the operator's alone to know.
+
+    Raises an error again that no caller may see.
+    """
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
-    context.error_code = error.code
-    return error_response(answer.status, error.code, message_of(error), _headers(error, context, challenge))
-
-
-def message_of(error: errors.AtelierError) -> str:
-    """Return what a caller is told: why a store is away is the operator's alone to know."""
-    return UNAVAILABLE if isinstance(error, errors.StoreUnavailable) else error.message
+    return answer.status, answer.example if isinstance(error, errors.StoreUnavailable) else error.message
 
 
 def internal_error(request_id: str) -> Response:

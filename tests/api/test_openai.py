@@ -389,7 +389,7 @@ async def test_a_wait_that_ends_before_the_job_is_to_be_repeated(
         await waiting
     told = error.value.response.headers
     assert (error.value.status_code, error.value.code, told["retry-after"]) == (503, "unavailable", "5")
-    assert "x-should-retry" not in told
+    assert ("x-should-retry" in told, "goes on with the same job" in error.value.message) == (False, True)
     if not key:
         await caller.all_are(JobState.CANCELED)
         return
@@ -404,8 +404,11 @@ async def test_a_caller_for_whom_there_is_no_place_to_wait_leaves_no_job(setting
     with live_service(settings.model_copy(update={"waiting_polls": 0})) as live:
         live.outcome = "leave"
         caller = Caller(live)
-        with caller.openai, pytest.raises(openai.InternalServerError) as error:
-            caller.openai.images.generate(prompt="a boat")
+        generate = partial(caller.openai.images.generate, prompt="a boat")
+        with pytest.raises(openai.InternalServerError, match="The service is overloaded") as error:
+            generate()
         assert (error.value.code, error.value.status_code) == ("overloaded", 503)
         assert "x-should-retry" not in error.value.response.headers
-        await caller.all_are(JobState.CANCELED)
+        with caller.openai, pytest.raises(openai.APIError, match="The service is overloaded"):
+            list(generate(stream=True))
+        await caller.all_are(*[JobState.CANCELED] * 2)

@@ -22,7 +22,7 @@ from starlette.types import Scope as AsgiScope
 from serve_app.api.body import read_json
 from serve_app.api.credentials import BEARER
 from serve_app.api.dependencies import authenticate, load_job, settings_of
-from serve_app.api.errors import INTERNAL_WORDS, message_of
+from serve_app.api.errors import INTERNAL_WORDS, told_of
 from serve_app.api.mcp.tools import Asked, call_tool, list_resources, list_tools, read_resource, refusal
 from serve_app.api.openapi import json_app
 from serve_app.api.request_context import RequestContext
@@ -59,11 +59,12 @@ def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, A
         try:
             return await answer(Asked(request, await authenticate(request), context.session.report_progress), params)
         except AtelierError as error:
+            _, message = told_of(error)
             if answer is call_tool:  # its result is what an assistant reads
-                return refusal(message_of(error))
+                return refusal(message)
             is_asked_wrongly = isinstance(error, NotFound | InvalidParameter)
             code = types.INVALID_PARAMS if is_asked_wrongly else types.INTERNAL_ERROR
-            raise MCPError(code, message_of(error)) from None
+            raise MCPError(code, message) from None
         except Exception as error:
             request_id = RequestContext.of(request).request_id
             log.error("request %s failed", request_id, exc_info=error)
