@@ -1,6 +1,7 @@
 """The one table from domain errors to HTTP answers, as exception handlers and as OpenAPI responses."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 
@@ -126,14 +127,28 @@ def shown_name(name: str) -> str:
     return name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
 
 
-def install(app: FastAPI) -> None:
-    """Make every exception an error response.
+def install(app: FastAPI, envelope: Callable[[Response], Response] = lambda plain: plain) -> None:
+    """Make every exception an error response, in the contract's envelope or in one that is made of it.
 
     The challenge of a 401 is that of `app.state.credentials`, else `Bearer`.
     """
-    app.add_exception_handler(errors.AtelierError, answer_domain_error)
-    app.add_exception_handler(HTTPException, answer_http_exception)
-    app.add_exception_handler(Exception, answer_unexpected_error)
+
+    def enveloped(answer: Callable[[Request, Exception], Awaitable[Response]]) -> Any:
+        async def answer_so(request: Request, error: Exception) -> Response:
+            return envelope(await answer(request, error))
+
+        return answer_so
+
+    app.add_exception_handler(errors.AtelierError, enveloped(answer_domain_error))
+    app.add_exception_handler(HTTPException, enveloped(answer_http_exception))
+    app.add_exception_handler(Exception, enveloped(answer_unexpected_error))
+
+
+def other_body(plain: Response, body_of: Callable[[int, str, str], dict[str, Any]]) -> JSONResponse:
+    """Return an error with the body that another API has for its status, code and message, and the same headers."""
+    error = json.loads(bytes(plain.body))["error"]
+    headers = {name: value for name, value in plain.headers.items() if not name.startswith("content-")}
+    return JSONResponse(body_of(plain.status_code, error["code"], error["message"]), plain.status_code, headers)
 
 
 def error_response(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

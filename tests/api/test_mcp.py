@@ -138,6 +138,8 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         ({"Host": "rebound.example"}, 403),
         ({"Origin": "https://page.example"}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://[page]"}, 403),
         ({"Content-Type": "text/plain"}, 415),
     ]
     for headers, status in refused:
@@ -146,7 +148,14 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         assert post(live, key, "tools/list", headers=headers).status_code == 200, headers
     assert httpx.get(f"{live.base_url}/mcp").headers["allow"] == "POST"
     large = httpx.post(f"{live.base_url}/mcp", content=b" " * 70_000, headers={"Authorization": f"Bearer {key}"})
-    assert (large.status_code, large.json()["error"]["code"]) == (413, "payload_too_large")
+    assert (large.status_code, large.json()["error"]["data"]) == (413, {"code": "payload_too_large"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_assistant_is_told_what_is_wrong_with_its_key(live: Live, kind: str) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="API key is not valid"), flatten_subgroups=True):
+        async with connect(live, "atl_wrong", kind) as client:
+            await client.list_tools()
 
 
 def test_names_that_the_operator_lists_are_let_in(settings: Settings) -> None:
