@@ -163,7 +163,10 @@ def test_the_bodies_of_other_clients_are_drawn(caller: Caller, body: dict[str, A
     assert answer.status_code == 200, answer.text
     rows, is_known = answer.json()["data"], body["model"] in caller.live.resources.settings.openai_models
     assert len(rows) == body["n"]
-    assert all(wanted in row for row in rows)
+    files = [base64.b64decode(row[wanted]) if wanted == "b64_json" else httpx.get(row[wanted]).content for row in rows]
+    asked = ("512x512" if body["size"] == "auto" else body["size"], body.get("output_format", "png").upper())
+    for picture in (Image.open(BytesIO(file)) for file in files):
+        assert ("{}x{}".format(*picture.size), picture.format) == asked
     if wanted == "b64_json":  # Open WebUI takes an address first, and opens none that is private
         assert "url" not in rows[0]
     assert caller.request().base_model == "pocket"
