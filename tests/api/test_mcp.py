@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ImageContent, ResourceLink, TextContent
 from PIL import Image
 
+from serve_app.api.mcp import tools
 from serve_app.domain.accounts import Account, Scope
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
@@ -168,7 +169,7 @@ def test_names_that_the_operator_lists_are_let_in(settings: Settings) -> None:
             )
 
 
-def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live) -> None:
+def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     _, key = live.member("counted", plan_a="single")
     assert [post(live, key, "tools/list").headers["x-ratelimit-remaining"] for _ in range(3)] == ["1"] * 3
     for words in ("Neon", "Your plan allows 1 requests per hour"):
@@ -178,4 +179,7 @@ def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live) -
     keys, reads = live.resources.api_keys, frozenset({Scope.READ})
     _, reader = live.run(keys.create(account.id, interfaces=frozenset(Variant), scopes=reads))
     assert "lacks the scope 'generate'" in post(live, reader, "tools/call", asked).text
-    assert "Neon" in post(live, reader, "tools/call", {"name": "list_loras"}).text
+    found = post(live, reader, "tools/call", {"name": "list_loras", "arguments": {"q": "NEON"}}).text
+    assert ("Neon" in found, "Outline" in found, '"left_out":0' in found) == (True, False, True)
+    monkeypatch.setattr(tools, "PAGE", 1)
+    assert '"left_out":0' not in post(live, reader, "tools/call", {"name": "list_loras"}).text
