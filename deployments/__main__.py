@@ -23,7 +23,7 @@ def _run() -> None:
     from serve_app.client.commands import is_of_account
     from serve_app.client.commands import main as ask
 
-    if is_of_account(sys.argv[1:]):  # the same
+    if is_of_account(sys.argv[1:]):  # which needs none of them either
         ask(sys.argv[1:])
     gc.disable()  # a tenth of the time went into looking for garbage among what is imported
     try:

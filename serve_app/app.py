@@ -21,7 +21,7 @@ from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
 from serve_app.api.middleware import OpenRequests, RequestContextMiddleware
-from serve_app.api.openapi import COMMON_HEADERS, GENERATION_HEADERS, POLL_HEADERS, json_app
+from serve_app.api.openapi import COMMON_HEADERS, GENERATION_HEADERS, POLL_HEADERS, UNREAD_HEADER, json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
@@ -122,9 +122,10 @@ def create_app(
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher: ASGIApp = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=site)
-    if settings.cors_origins:  # their pages send a key, and no cookie of ours
-        shown, methods = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS], ["GET", "POST", "PATCH", "DELETE"]
-        dispatcher = CORSMiddleware(dispatcher, settings.cors_origins, methods, ["*"], expose_headers=shown)
-    bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=site)
+    bounded: ASGIApp = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
+    if settings.cors_origins:  # their pages send a key, and no cookie of ours; an overload is told to them too
+        shown = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS, *UNREAD_HEADER]
+        methods = ["GET", "POST", "PATCH", "DELETE"]
+        bounded = CORSMiddleware(bounded, settings.cors_origins, methods, ["*"], expose_headers=shown)
     return RequestContextMiddleware(bounded, settings.plan_table, operations.measures, accounts.auth)

@@ -1,6 +1,7 @@
 """The one table from domain errors to HTTP answers, as exception handlers and as OpenAPI responses."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 
@@ -126,14 +127,28 @@ def shown_name(name: str) -> str:
     return name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
 
 
-def install(app: FastAPI) -> None:
-    """Make every exception an error response.
+def install(app: FastAPI, envelope: Callable[[Response], Response] = lambda plain: plain) -> None:
+    """Make every exception an error response, in the contract's envelope or in one that is made of it.
 
     The challenge of a 401 is that of `app.state.credentials`, else `Bearer`.
     """
-    app.add_exception_handler(errors.AtelierError, answer_domain_error)
-    app.add_exception_handler(HTTPException, answer_http_exception)
-    app.add_exception_handler(Exception, answer_unexpected_error)
+
+    def enveloped(answer: Callable[[Request, Exception], Awaitable[Response]]) -> Any:
+        async def answer_so(request: Request, error: Exception) -> Response:
+            return envelope(await answer(request, error))
+
+        return answer_so
+
+    app.add_exception_handler(errors.AtelierError, enveloped(answer_domain_error))
+    app.add_exception_handler(HTTPException, enveloped(answer_http_exception))
+    app.add_exception_handler(Exception, enveloped(answer_unexpected_error))
+
+
+def other_body(plain: Response, body_of: Callable[[int, str, str], dict[str, Any]]) -> JSONResponse:
+    """Return an error with the body that another API has for its status, code and message, and the same headers."""
+    error = json.loads(bytes(plain.body))["error"]
+    headers = {name: value for name, value in plain.headers.items() if not name.startswith("content-")}
+    return JSONResponse(body_of(plain.status_code, error["code"], error["message"]), plain.status_code, headers)
 
 
 def error_response(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -143,16 +158,20 @@ def error_response(status: int, code: str, message: str, headers: Mapping[str, s
 
 def domain_error_response(error: errors.AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
     """Answer a domain error by the table; raise an error again that no caller may see."""
+    status, message = told_of(error)
+    context.error_code = error.code
+    return error_response(status, error.code, message, _headers(error, context, challenge))
+
+
+def told_of(error: errors.AtelierError) -> tuple[int, str]:
+    """Return the status and the message for a caller: why a store is away is the operator's alone to know.
+
+    Raises an error again that no caller may see.
+    """
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
-    context.error_code = error.code
-    return error_response(answer.status, error.code, message_of(error), _headers(error, context, challenge))
-
-
-def message_of(error: errors.AtelierError) -> str:
-    """Return what a caller is told: why a store is away is the operator's alone to know."""
-    return UNAVAILABLE if isinstance(error, errors.StoreUnavailable) else error.message
+    return answer.status, answer.example if isinstance(error, errors.StoreUnavailable) else error.message
 
 
 def internal_error(request_id: str) -> Response:

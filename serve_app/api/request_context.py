@@ -112,7 +112,7 @@ class RequestContext:
     window: Window | None = None
     caller: Caller | None = None
     credential: Credential | None = None
-    """What came with a token in place of a header."""
+    """The key for which a token in the request's address stands; None where a header holds the key."""
     route: str = ""
     """The route that is measured for an answer that no application gave."""
     error_code: str = ""

@@ -134,7 +134,7 @@ async def answer_poll(
 def unread_header(job: Job) -> dict[str, str]:
     """Return the header that says how much of a job's texts its base model did not read, if anything."""
     told = [f"{text}={characters}" for text, characters in job.unread._asdict().items() if characters]
-    return {UNREAD: ", ".join(told)} if told else {}
+    return {"X-Unread-Characters": ", ".join(told)} if told else {}
 
 
 async def after_wait(request: Request, load: Callable[[], Awaitable[Job]]) -> tuple[Job, Mapping[str, str]]:
@@ -173,9 +173,6 @@ def _matches(if_none_match: str, tag: str) -> bool:
 NAME = "X-Unknown-Words"
 MOST_WORDS, LONGEST = 20, 500
 """The header's value has at most this many words and characters."""
-
-
-UNREAD = "X-Unread-Characters"
 
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:

@@ -75,11 +75,11 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AnyRequest:
-    """What a request of either kind says of its job and its files; only `POST /v1/jobs` asks for it."""
+    """What a request of either kind says of its job and its files; interfaces A and B ask for none of it."""
 
     output_format: ImageFormat = ImageFormat.PNG
     quality: int | None = None
-    """Of a JPEG or WebP, up to 100, as OpenAI's door asks for it; None is what is usual here."""
+    """How good a JPEG or WebP is, from 0 to 100. Only OpenAI's door asks for it; None means the usual."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """Texts that its caller keeps with it."""
     priority: Priority = Priority.NORMAL

@@ -77,7 +77,7 @@ async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
 LOOKED_AT_ONCE = 200
 """One call of `list_jobs.lua` looks at this many records, in less than 1 ms, so that no poll waits behind a search."""
 READ_AT_MOST = 1_000
-"""Of at most this many jobs a page reads the requests, which takes about 70 µs each."""
+"""A page with a filter that only requests can answer reads at most this many, each in about 70 µs."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """`list_all` reads at most the 10,000 newest jobs, 200 of them at once."""
 NO_KEY = "-"

@@ -50,7 +50,7 @@ class Call:
     webhook: str = ""
     """This checked address is told of the job's end."""
     base_url: str = ""
-    """Where the caller finds this service, for addresses of images in what that is told."""
+    """The caller's address of this service: those of images begin with it in what the webhook is told."""
     start_within: int | None = None
     """The door's own limit, for a draft that has none: a repeat need not come with it."""
 

@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ImageContent, ResourceLink, TextContent
 from PIL import Image
 
+from serve_app.api.mcp import tools
 from serve_app.domain.accounts import Account, Scope
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
@@ -138,6 +139,8 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         ({"Host": "rebound.example"}, 403),
         ({"Origin": "https://page.example"}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://[page]"}, 403),
         ({"Content-Type": "text/plain"}, 415),
     ]
     for headers, status in refused:
@@ -146,7 +149,13 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         assert post(live, key, "tools/list", headers=headers).status_code == 200, headers
     assert httpx.get(f"{live.base_url}/mcp").headers["allow"] == "POST"
     large = httpx.post(f"{live.base_url}/mcp", content=b" " * 70_000, headers={"Authorization": f"Bearer {key}"})
-    assert (large.status_code, large.json()["error"]["code"]) == (413, "payload_too_large")
+    assert (large.status_code, large.json()["error"]["data"]) == (413, {"code": "payload_too_large"})
+
+
+async def test_an_assistant_is_told_what_is_wrong_with_its_key(live: Live) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="API key is not valid"), flatten_subgroups=True):
+        async with connect(live, "atl_wrong", "standard input") as client:
+            await client.list_tools()
 
 
 def test_names_that_the_operator_lists_are_let_in(settings: Settings) -> None:
@@ -159,7 +168,7 @@ def test_names_that_the_operator_lists_are_let_in(settings: Settings) -> None:
             )
 
 
-def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live) -> None:
+def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     _, key = live.member("counted", plan_a="single")
     assert [post(live, key, "tools/list").headers["x-ratelimit-remaining"] for _ in range(3)] == ["1"] * 3
     for words in ("Neon", "Your plan allows 1 requests per hour"):
@@ -169,4 +178,7 @@ def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live) -
     keys, reads = live.resources.api_keys, frozenset({Scope.READ})
     _, reader = live.run(keys.create(account.id, interfaces=frozenset(Variant), scopes=reads))
     assert "lacks the scope 'generate'" in post(live, reader, "tools/call", asked).text
-    assert "Neon" in post(live, reader, "tools/call", {"name": "list_loras"}).text
+    found = post(live, reader, "tools/call", {"name": "list_loras", "arguments": {"q": "NEON"}}).text
+    assert ("Neon" in found, "Outline" in found, '"left_out":0' in found) == (True, False, True)
+    monkeypatch.setattr(tools, "PAGE", 1)
+    assert '"left_out":0' not in post(live, reader, "tools/call", {"name": "list_loras"}).text

@@ -163,7 +163,10 @@ def test_the_bodies_of_other_clients_are_drawn(caller: Caller, body: dict[str, A
     assert answer.status_code == 200, answer.text
     rows, is_known = answer.json()["data"], body["model"] in caller.live.resources.settings.openai_models
     assert len(rows) == body["n"]
-    assert all(wanted in row for row in rows)
+    files = [base64.b64decode(row[wanted]) if wanted == "b64_json" else httpx.get(row[wanted]).content for row in rows]
+    asked = ("512x512" if body["size"] == "auto" else body["size"], body.get("output_format", "png").upper())
+    for picture in (Image.open(BytesIO(file)) for file in files):
+        assert ("{}x{}".format(*picture.size), picture.format) == asked
     if wanted == "b64_json":  # Open WebUI takes an address first, and opens none that is private
         assert "url" not in rows[0]
     assert caller.request().base_model == "pocket"
@@ -257,6 +260,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None
     "too many": ({"n": 11}, openai.BadRequestError, "n"),
     "a PNG that loses something": ({"output_compression": 50}, openai.BadRequestError, "output_compression"),
     "an unknown LoRA": ({"extra_body": {"loras": [{"id": "x"}]}}, openai.BadRequestError, "loras"),
+    "LoRAs that are none": ({"extra_body": {"loras": "x"}}, openai.BadRequestError, "loras"),
+    "a LoRA's weight": ({"extra_body": {"loras": [{"id": "x", "weight": "1"}]}}, openai.BadRequestError, "loras"),
     "a background that is none": ({"background": "transparent"}, openai.BadRequestError, "background"),
     "an unknown field": ({"extra_body": {"negative": "x"}}, openai.BadRequestError, "negative"),
     "an unknown model": ({"model": "gpt-image-2"}, openai.NotFoundError, "model"),
@@ -389,7 +394,7 @@ async def test_a_wait_that_ends_before_the_job_is_to_be_repeated(
         await waiting
     told = error.value.response.headers
     assert (error.value.status_code, error.value.code, told["retry-after"]) == (503, "unavailable", "5")
-    assert "x-should-retry" not in told
+    assert ("x-should-retry" in told, "goes on with the same job" in error.value.message) == (False, True)
     if not key:
         await caller.all_are(JobState.CANCELED)
         return
@@ -404,8 +409,11 @@ async def test_a_caller_for_whom_there_is_no_place_to_wait_leaves_no_job(setting
     with live_service(settings.model_copy(update={"waiting_polls": 0})) as live:
         live.outcome = "leave"
         caller = Caller(live)
-        with caller.openai, pytest.raises(openai.InternalServerError) as error:
-            caller.openai.images.generate(prompt="a boat")
+        generate = partial(caller.openai.images.generate, prompt="a boat")
+        with pytest.raises(openai.InternalServerError, match="The service is overloaded") as error:
+            generate()
         assert (error.value.code, error.value.status_code) == ("overloaded", 503)
         assert "x-should-retry" not in error.value.response.headers
-        await caller.all_are(JobState.CANCELED)
+        with caller.openai, pytest.raises(openai.APIError, match="The service is overloaded"):
+            list(generate(stream=True))
+        await caller.all_are(*[JobState.CANCELED] * 2)

@@ -93,15 +93,17 @@ async def test_half_a_body_takes_no_place_from_others(tmp_path: Path) -> None:
 
 
 async def test_requests_beyond_those_that_may_wait_are_overloaded(tmp_path: Path) -> None:
-    async with open_service(tmp_path, open_requests=1, waiting_polls=0) as small:
+    origin = {"Origin": "https://app.example.com"}
+    async with open_service(tmp_path, open_requests=1, waiting_polls=0, cors_origins=(*origin.values(),)) as small:
         member = await small.member()
         path = f"/v1/generate/{await small.submit(member)}"
         async with client_of(small.resources.app(requests_waiting=2)) as client:
             with plain_redis(small.resources.redis_url) as admin:
                 admin.client_pause(PAUSE_MS)
-            answers = await asyncio.gather(*(client.get(path, headers=member.a) for _ in range(6)))
+            answers = await asyncio.gather(*(client.get(path, headers=member.a | origin) for _ in range(6)))
     assert [answer.status_code for answer in answers].count(200) == 3
     for answer in answers:
         if answer.status_code != 200:
             refused(answer, 503, "overloaded")
             assert answer.headers["retry-after"]
+            assert answer.headers["access-control-allow-origin"] == origin["Origin"], "or its page would see no answer"

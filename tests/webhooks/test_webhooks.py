@@ -193,6 +193,7 @@ async def test_an_endpoint_is_told_of_what_it_asked_for_can_be_changed_and_teste
         refused(answer, 400, "invalid_parameter", said)
     acts = [row.act for row in await service.resources.audit.rows(member.account.id)]
     assert acts == ["webhook_added"] * 2 + ["webhook_changed"] * 4
+    assert (await service.client.post("/v1/webhooks/jobs/secret", headers=member.a)).status_code == 200
     for path, whose in (("jobs", member), (chosen, await service.member())):
         answer = await service.client.patch(f"/v1/webhooks/{path}", json={"enabled": True}, headers=whose.a)
         refused(answer, 404, "not_found")

@@ -294,5 +294,10 @@ def _matches(adapter: Adapter, bases: Collection[str] | None, name: str | None, 
         return False
     if name is not None and adapter.name.casefold() != name.strip().casefold():
         return False
+    return q is None or is_named(adapter, q)
+
+
+def is_named(adapter: Adapter, q: str) -> bool:
+    """Whether this text is in the name, the description or a trigger word, in any case."""
     texts = (adapter.name, adapter.description, *adapter.trigger_words)
-    return q is None or any(q.casefold() in text.casefold() for text in texts)
+    return any(q.casefold() in text.casefold() for text in texts)

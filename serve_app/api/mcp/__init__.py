@@ -19,10 +19,10 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from serve_app.api import errors
 from serve_app.api.body import read_json
 from serve_app.api.credentials import BEARER
 from serve_app.api.dependencies import authenticate, load_job, settings_of
-from serve_app.api.errors import INTERNAL_WORDS, message_of
 from serve_app.api.mcp.tools import Asked, call_tool, list_resources, list_tools, read_resource, refusal
 from serve_app.api.openapi import json_app
 from serve_app.api.request_context import RequestContext
@@ -36,7 +36,9 @@ router = APIRouter(strict_content_type=False)
 
 
 def create_app() -> FastAPI:
+    """Build the application, whose errors have the contract's statuses in the envelope that the protocol's clients read."""
     app = json_app(routes=router.routes)
+    errors.install(app, lambda plain: errors.other_body(plain, _error_body))
     app.state.credentials = BEARER
     app.state.changing_scope = Scope.READ  # every message is a POST; tools that draw ask for more
     app.state.mcp = Server(
@@ -50,6 +52,11 @@ def create_app() -> FastAPI:
     return app
 
 
+def _error_body(status: int, code: str, message: str) -> dict[str, Any]:
+    number = types.INTERNAL_ERROR if status >= 500 else types.INVALID_REQUEST
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": number, "message": message, "data": {"code": code}}}
+
+
 def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
     """Count a message against its caller's plan, and tell errors: the library would show the words of an unexpected one."""
 
@@ -59,15 +66,16 @@ def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, A
         try:
             return await answer(Asked(request, await authenticate(request), context.session.report_progress), params)
         except AtelierError as error:
+            _, message = errors.told_of(error)
             if answer is call_tool:  # its result is what an assistant reads
-                return refusal(message_of(error))
+                return refusal(message)
             is_asked_wrongly = isinstance(error, NotFound | InvalidParameter)
             code = types.INVALID_PARAMS if is_asked_wrongly else types.INTERNAL_ERROR
-            raise MCPError(code, message_of(error)) from None
+            raise MCPError(code, message) from None
         except Exception as error:
             request_id = RequestContext.of(request).request_id
             log.error("request %s failed", request_id, exc_info=error)
-            raise MCPError(types.INTERNAL_ERROR, INTERNAL_WORDS.format(request_id)) from None
+            raise MCPError(types.INTERNAL_ERROR, errors.INTERNAL_WORDS.format(request_id)) from None
 
     return counted
 
@@ -88,11 +96,14 @@ def _check_names(request: Request) -> None:
     """
     settings, host = settings_of(request), request.headers.get("host", "").lower()
     names = {name.lower() for name in (*settings.mcp_hosts, urlsplit(settings.public_url).hostname) if name}
-    own, origin = urlsplit(f"//{host}").hostname or "", request.headers.get("origin", "").lower()
+    try:
+        own, origin = urlsplit(f"//{host}").hostname or "", urlsplit(request.headers.get("origin", "").lower())
+    except ValueError:
+        raise Forbidden("Host or Origin: is no address.") from None
     is_address = ":" in own or own.rpartition(".")[2].isdecimal()
     if own not in names and "." in own and not is_address:
         raise Forbidden(f"Host: {own} is neither in ATELIER_MCP_HOSTS nor the host of ATELIER_PUBLIC_URL.")
-    if origin and urlsplit(origin).netloc != host and urlsplit(origin).hostname not in names:
+    if any(origin) and origin.netloc != host and origin.hostname not in names:
         raise Forbidden("Origin: is neither this service's own nor in ATELIER_MCP_HOSTS.")
 
 

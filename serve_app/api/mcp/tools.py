@@ -5,17 +5,19 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from math import inf
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import mcp_types as types
 from anyio import CancelScope
 from fastapi import Request
+from pydantic import Field
 
 from serve_app.api.attended import attend, usable_loras
 from serve_app.api.dependencies import check_scope, image_signer, jobs_of, loras_of
 from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import base_model_record, with_webhook
 from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish
+from serve_app.api.loras.routes import is_named
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import failure_of
 from serve_app.api.routing import validate
@@ -30,7 +32,7 @@ from serve_app.jobs.submit import Call
 
 BASE_MODEL, LORA, JSON = "atelier://base-models/", "atelier://loras/", "application/json"
 PAGE = 200
-"""How many LoRAs one list of resources names."""
+"""How many LoRAs one answer names."""
 
 
 class Asked(NamedTuple):
@@ -41,8 +43,12 @@ class Asked(NamedTuple):
     report: Callable[[float, float, str], Awaitable[None]]
 
 
-class NoArguments(RequestBody):
-    """A tool that is asked for one thing only takes none."""
+class LoraSearch(RequestBody):
+    """Which LoRAs to list."""
+
+    q: Annotated[
+        str, Field(max_length=100, description="Only LoRAs with this text in their name, description or trigger words.")
+    ] = ""
 
 
 async def call_tool(asked: Asked, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -85,8 +91,10 @@ def refusal(words: str) -> types.CallToolResult:
     return types.CallToolResult(content=[_text(words)], is_error=True)
 
 
-async def _list_loras(asked: Asked, _: NoArguments) -> types.CallToolResult:
-    listed = {"loras": [_lora_row(lora) for lora in await usable_loras(asked.request, asked.caller)]}
+async def _list_loras(asked: Asked, search: LoraSearch) -> types.CallToolResult:
+    """Return as many LoRAs as an assistant can read, and how many more there are."""
+    found = [lora for lora in await usable_loras(asked.request, asked.caller) if is_named(lora, search.q)]
+    listed = {"loras": [_lora_row(lora) for lora in found[:PAGE]], "left_out": len(found[PAGE:])}
     return types.CallToolResult(content=[_text(json.dumps(listed, ensure_ascii=False))], structured_content=listed)
 
 
@@ -163,5 +171,5 @@ TOOLS = {
         "id, which upscale and image_id take, a small preview, and an address that opens in a browser.",
     ),
     "upscale": _Tool(UpscaleWish, {"kind": "upscale"}, _draw, "Enlarge an image by its id."),
-    "list_loras": _Tool(NoArguments, {}, _list_loras, "List LoRAs, with the words that a prompt should hold for each."),
+    "list_loras": _Tool(LoraSearch, {}, _list_loras, "List LoRAs, with the words that a prompt should hold for each."),
 }

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from serve_app.api.attended import attend, meant_by, usable_loras
 from serve_app.api.body import parse_json
 from serve_app.api.dependencies import CallDep, CallerDep, image_signer, jobs_of, loras_of, settings_of
-from serve_app.api.errors import ANSWERS
+from serve_app.api.errors import told_of
 from serve_app.api.multipart import read_multipart
 from serve_app.api.responses import encode, failure_of, record_response
 from serve_app.api.routing import ContractRoute, validate
@@ -277,8 +277,8 @@ async def _events(
         for image in await _images(request, job, "b64_json"):
             yield _event(f"{name}.completed", created | _drawn(job, body) | image | {"usage": _usage(job, 1)})
     except AtelierError as error:
-        status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
-        yield _event("error", error_body(status, error.code, error.message))
+        status, message = told_of(error)
+        yield _event("error", error_body(status, error.code, message))
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

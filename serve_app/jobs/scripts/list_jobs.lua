@@ -1,7 +1,7 @@
 -- include page
 -- args: account, state, kind, adapter, key_id, until_ms:number
 -- list_jobs: an account's jobs, newest first, that are in a state, are of a kind, use an adapter, were asked for with a
--- key ('' takes any; '-': without one), and were accepted from `since` and before `until_ms`. It looks at `most`.
+-- key ('' takes any; '-': without one), and were accepted from `since` and before `until_ms`; at most `most` are read.
 -- Returns {{id, time} of each, {id, time} of the last record looked at, or {} when there are no more}.
 local NO_KEY = '-'
 
