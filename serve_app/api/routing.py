@@ -105,7 +105,8 @@ def properties_of(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of each field, and of a list's items, with what they refer to written out."""
     whole = model.model_json_schema()
     for field in whole["properties"].values():
-        for schema in (field, field.get("items", {}), *field.get("anyOf", ())):
+        choices = (field, *field.get("anyOf", ()))
+        for schema in (*choices, *(choice.get("items", {}) for choice in choices)):
             schema |= whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     return whole["properties"]
 
@@ -165,7 +166,7 @@ class Rules:
         is_tagged = place[1] in self._kinds and len(place) > 2
         kind, place = (str(place[1]), place[2:]) if is_tagged else ("", place[1:])
         schemas, name = self._kinds.get(kind, self._schemas), str(place[0])
-        items = schemas.get(name, {}).get("items", {}).get("properties")
+        items = _of_value(schemas.get(name, {})).get("items", {}).get("properties")
         if items is not None and len(place) > 2:
             return Field(f"{name}[{place[1]}].", str(place[2]), items)
         return Field("", name, schemas, kind)

@@ -257,6 +257,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str | None
     "too many": ({"n": 11}, openai.BadRequestError, "n"),
     "a PNG that loses something": ({"output_compression": 50}, openai.BadRequestError, "output_compression"),
     "an unknown LoRA": ({"extra_body": {"loras": [{"id": "x"}]}}, openai.BadRequestError, "loras"),
+    "LoRAs that are no list": ({"extra_body": {"loras": "x"}}, openai.BadRequestError, "loras"),
+    "a LoRA of another API": ({"extra_body": {"loras": [{"path": "x"}]}}, openai.BadRequestError, "loras"),
     "a background that is none": ({"background": "transparent"}, openai.BadRequestError, "background"),
     "an unknown field": ({"extra_body": {"negative": "x"}}, openai.BadRequestError, "negative"),
     "an unknown model": ({"model": "gpt-image-2"}, openai.NotFoundError, "model"),
