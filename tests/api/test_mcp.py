@@ -137,6 +137,8 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Host": "rebound.example"}, 403),
         ({"Origin": "https://page.example"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Host": "[::1"}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
         ({"Content-Type": "text/plain"}, 415),
     ]

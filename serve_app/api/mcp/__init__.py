@@ -88,11 +88,15 @@ def _check_names(request: Request) -> None:
     """
     settings, host = settings_of(request), request.headers.get("host", "").lower()
     names = {name.lower() for name in (*settings.mcp_hosts, urlsplit(settings.public_url).hostname) if name}
-    own, origin = urlsplit(f"//{host}").hostname or "", request.headers.get("origin", "").lower()
+    origin = request.headers.get("origin", "").lower()
+    try:
+        own, page = urlsplit(f"//{host}").hostname or "", urlsplit(origin)
+    except ValueError:
+        raise Forbidden("Host or Origin: is no address.") from None
     is_address = ":" in own or own.rpartition(".")[2].isdecimal()
     if own not in names and "." in own and not is_address:
         raise Forbidden(f"Host: {own} is neither in ATELIER_MCP_HOSTS nor the host of ATELIER_PUBLIC_URL.")
-    if origin and urlsplit(origin).netloc != host and urlsplit(origin).hostname not in names:
+    if origin and page.netloc != host and page.hostname not in names:
         raise Forbidden("Origin: is neither this service's own nor in ATELIER_MCP_HOSTS.")
 
 
