@@ -193,6 +193,7 @@ def test_an_image_is_edited_where_the_mask_is_transparent(caller: Caller) -> Non
     assert pixels == [[(255, 0, 0)] * 2, [0, 255]]
     wrong: list[Any] = [({"mask": image}, "mask"), ({"mask": b""}, "mask"), ({"image": b"GIF"}, None), ({"n": 11}, "n")]
     wrong += [({"image": png_of((64, 640))}, "image"), ({"extra_body": {"n": "9" * 5000}}, "n")]
+    wrong += [({"extra_body": {"loras": "outline"}}, "loras")]
     for fields, param in (*wrong, ({"image": [image] * 2}, "image")):
         with pytest.raises(openai.APIStatusError) as error:
             edit(**{"image": [image], "prompt": "a boat", **fields})
