@@ -22,7 +22,7 @@ from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, LoraUse, Variant
 from serve_app.settings import Settings
 from tests.live import Live, live_service
-from tests.support import ROOT, adapter_id, wait_until
+from tests.support import ROOT, adapter_id, adapter_of, wait_until
 
 KINDS = ["HTTP", "HTTP of 2025", "standard input"]
 BOTH = {"Accept": "application/json, text/event-stream"}
@@ -172,3 +172,14 @@ def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live) -
     _, reader = live.run(keys.create(account.id, interfaces=frozenset(Variant), scopes=reads))
     assert "lacks the scope 'generate'" in post(live, reader, "tools/call", asked).text
     assert "Neon" in post(live, reader, "tools/call", {"name": "list_loras"}).text
+    for number in range(101):
+        live.run(live.resources.adapter_registry.register(adapter_of(account.id, name=f"Ink {number}")))
+    whole, found = (
+        json.loads(
+            post(live, reader, "tools/call", {"name": "list_loras", "arguments": asked}).text.partition("data: ")[2]
+        )
+        for asked in ({}, {"find": "100 INK"})
+    )
+    listed = whole["result"]["structuredContent"]
+    assert (len(listed["loras"]), listed["left_out"] > 0) == (100, True)
+    assert [lora["name"] for lora in found["result"]["structuredContent"]["loras"]] == ["Ink 100"]

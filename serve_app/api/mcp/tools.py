@@ -5,11 +5,12 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from math import inf
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import mcp_types as types
 from anyio import CancelScope
 from fastapi import Request
+from pydantic import Field
 
 from serve_app.api.attended import attend, usable_loras
 from serve_app.api.dependencies import check_scope, image_signer, jobs_of, loras_of
@@ -29,8 +30,8 @@ from serve_app.jobs.previews import thumbnail
 from serve_app.jobs.submit import Call
 
 BASE_MODEL, LORA, JSON = "atelier://base-models/", "atelier://loras/", "application/json"
-PAGE = 200
-"""How many LoRAs one list of resources names."""
+PAGE = 100
+"""How many LoRAs one list names at most: it is text that an assistant reads."""
 
 
 class Asked(NamedTuple):
@@ -41,8 +42,13 @@ class Asked(NamedTuple):
     report: Callable[[float, float, str], Awaitable[None]]
 
 
-class NoArguments(RequestBody):
-    """A tool that is asked for one thing only takes none."""
+class LorasWish(RequestBody):
+    """Which LoRAs to list."""
+
+    find: Annotated[
+        str,
+        Field(max_length=100, description="Words that a LoRA's name, description, trigger words or id hold all of."),
+    ] = ""
 
 
 async def call_tool(asked: Asked, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -85,8 +91,9 @@ def refusal(words: str) -> types.CallToolResult:
     return types.CallToolResult(content=[_text(words)], is_error=True)
 
 
-async def _list_loras(asked: Asked, _: NoArguments) -> types.CallToolResult:
-    listed = {"loras": [_lora_row(lora) for lora in await usable_loras(asked.request, asked.caller)]}
+async def _list_loras(asked: Asked, wish: LorasWish) -> types.CallToolResult:
+    found = [lora for lora in await usable_loras(asked.request, asked.caller) if lora.holds(wish.find)]
+    listed: dict[str, Any] = {"loras": [_lora_row(lora) for lora in found[:PAGE]], "left_out": len(found[PAGE:])}
     return types.CallToolResult(content=[_text(json.dumps(listed, ensure_ascii=False))], structured_content=listed)
 
 
@@ -163,5 +170,10 @@ TOOLS = {
         "id, which upscale and image_id take, a small preview, and an address that opens in a browser.",
     ),
     "upscale": _Tool(UpscaleWish, {"kind": "upscale"}, _draw, "Enlarge an image by its id."),
-    "list_loras": _Tool(NoArguments, {}, _list_loras, "List LoRAs, with the words that a prompt should hold for each."),
+    "list_loras": _Tool(
+        LorasWish,
+        {},
+        _list_loras,
+        f"List up to {PAGE} LoRAs, with the words that a prompt should hold for each. Where more are left_out, find some.",
+    ),
 }
