@@ -45,10 +45,7 @@ class Asked(NamedTuple):
 class LorasWish(RequestBody):
     """Which LoRAs to list."""
 
-    find: Annotated[
-        str,
-        Field(max_length=100, description="Words that a LoRA's name, description, trigger words or id hold all of."),
-    ] = ""
+    find: Annotated[str, Field(max_length=100, description="Words of its name, description, trigger words or id.")] = ""
 
 
 async def call_tool(asked: Asked, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -174,6 +171,6 @@ TOOLS = {
         LorasWish,
         {},
         _list_loras,
-        f"List up to {PAGE} LoRAs, with the words that a prompt should hold for each. Where more are left_out, find some.",
+        f"List {PAGE} LoRAs at most, and words that a prompt should hold for each; find some where more are left_out.",
     ),
 }
