@@ -112,7 +112,8 @@ def check_query(request: Request) -> None:
     for name in names:
         shown = name if _KEY_TEXT.fullmatch(name) else "query"
         if name not in known:
-            takes = f"the parameters are {', '.join(known)}" if known else "there are no parameters"
+            none = "there are no parameters" + (": send it in the body" if request.scope["route"].body_field else "")
+            takes = f"the parameters are {', '.join(known)}" if known else none
             raise InvalidParameter(f"{shown}: unknown query parameter; {takes}")
         if not known[name] and names.count(name) > 1:
             raise InvalidParameter(f"{shown}: must be sent once")

@@ -120,6 +120,11 @@ class Adapter:
     guidance_end: float | None = None
     """The fractions of its own steps between which an image has guidance; None twice means what its base model says."""
 
+    def holds(self, words: str) -> bool:
+        """Return whether its name, description, trigger words or id hold every word of a search."""
+        text = " ".join((self.name, self.description, *self.trigger_words, self.id)).casefold()
+        return all(word in text for word in words.casefold().split())
+
     def recommended(self, base_models: Iterable[BaseModel]) -> "Recommended":
         """Return what it says of steps and guidance, or else what its base model does."""
         base = next((model for model in base_models if model.id == self.base_model), None)

@@ -5,7 +5,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import (
     AtelierError,
     FailureCode,
+    InvalidJson,
     InvalidParameter,
     NotFound,
     UnsupportedMediaType,
@@ -174,7 +175,9 @@ async def _read_form(request: Request, caller: Caller, hold: Hold) -> tuple[Imag
         texts, files = await read_multipart(request, place, texts=names, files=most, may_be_empty=False)
         numbers = {name: int(text) for name, text in texts.items() if name in _NUMBERS and _NUMBER.fullmatch(text)}
         flags = {"stream": texts["stream"] == "true"} if texts.get("stream") in ("true", "false") else {}
-        listed = {"loras": parse_json(texts["loras"].encode())} if "loras" in texts else {}
+        listed = dict[str, Any]()
+        with suppress(InvalidJson):  # the field is refused as it came then, by its name
+            listed = {"loras": parse_json(texts["loras"].encode())} if "loras" in texts else {}
         texts.pop(_FIDELITY, None)
         body = validate(ImagesRequest, texts | numbers | flags | listed)
         for name in (each for each in _PICTURES if each in files):

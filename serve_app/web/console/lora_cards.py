@@ -123,7 +123,7 @@ async def choose_cards(
     find = find.strip()[:LONGEST_SEARCH]
     jobs = (await jobs_of(request).history.page(account_id, limit=RECENT)).jobs
     used = [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]
-    fitting = [each for each in adapters if matches(each, find)] if find else adapters
+    fitting = [each for each in adapters if each.holds(find)] if find else adapters
     shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=used)
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
     return LoraCards(shown, len(adapters), len(fitting), find, pictures, await drawn_on(request))
@@ -153,12 +153,6 @@ async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapp
         **{lora_id: f"{site}/static/samples/{name}.webp" for lora_id, name in bundled.items() if name},
         **{lora_id: f"{root}/loras/{lora_id}/sample" for lora_id in drawn},
     }
-
-
-def matches(adapter: Adapter, find: str) -> bool:
-    """Return whether the LoRA's name, description, trigger words or id hold every word of the search."""
-    text = " ".join((adapter.name, adapter.description, *adapter.trigger_words, adapter.id)).casefold()
-    return all(word in text for word in find.casefold().split())
 
 
 def _few(

@@ -32,7 +32,6 @@ from serve_app.web.console.lora_cards import (
     drawn_on,
     form_error,
     found_parts,
-    matches,
     own_pictures,
     sample_pictures,
     suggested_words,
@@ -77,7 +76,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
     account_id = session.who.id
     adapters = await loras_of(request).catalog.adapters(account_id)
     find = request.query_params.get("find", "").strip()[:LONGEST_SEARCH]
-    fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
+    fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if adapter.holds(find)]
     page = min(page_number(request), max(1, ceil(len(fitting) / MOST)))
     shown = fitting[(page - 1) * MOST : page * MOST]
     newest = await jobs_of(request).history.page(account_id, limit=RECENT)
