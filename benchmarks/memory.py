@@ -18,8 +18,10 @@ from serve_app.engine.families.weights import GB, encoder_bytes, encoders_on_hos
 from serve_app.engine_options import EngineOptions
 from tests.engine.hollow_models import write_hollow
 
-MODELS = {"sd15": "SD 1.5", "sdxl": "SDXL", "z-image": "Z-Image", "klein": "FLUX.2 klein 4B", "anima": "Anima"}
-MODELS |= {"flux1": "FLUX.1", "krea2": "Krea 2"}
+MODELS = {
+    "sd15": "SD 1.5", "sdxl": "SDXL", "z-image": "Z-Image", "klein": "FLUX.2 klein 4B", "anima": "Anima",
+    "flux1": "FLUX.1", "krea2": "Krea 2",
+}  # fmt: skip
 BLOCKS = ("blocks.", "layers.", "refiner.")
 """Parts of the names of layers in transformer blocks; of a UNet's, behind `.attentions.`."""
 CARDS_GIB = (12, 16, 24, 48, 80)

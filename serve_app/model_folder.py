@@ -1,4 +1,4 @@
-"""Reads what a diffusers folder says of a base model: the classes of its pipeline and parts, and how wide layers are."""
+"""Reads what a diffusers folder says of a base model: classes of its pipeline and parts, and how wide layers are."""
 
 import json
 import re

@@ -32,7 +32,7 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
         self._service, self._execute = service, execute
 
     def list(self, *, base_model: str | None = None, q: str | None = None) -> LorasT:
-        """List the LoRAs, newest first; those of one base model, or with `q` in name, description or trigger words."""
+        """List the LoRAs, newest first; those of one base model, or with words of `q` in name, description or id."""
         asked = without_none({"base_model": base_model, "q": q})
         return self._execute(rows_of(self._service, "/v1/loras", "loras", Lora.read, asked))
 

@@ -118,8 +118,7 @@ async def list_loras(
     base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs that it draws with.")] = None,
     name: Annotated[str | None, Query(max_length=100, description="Only LoRAs of this name, in any case.")] = None,
     q: Annotated[
-        str | None,
-        Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
+        str | None, Query(max_length=100, description="Words of name, description, trigger words or id.")
     ] = None,
 ) -> Response:
     catalog, base_models = loras_of(request).catalog, await loras_of(request).applied_catalog.applied_base_models()
@@ -294,10 +293,4 @@ def _matches(adapter: Adapter, bases: Collection[str] | None, name: str | None, 
         return False
     if name is not None and adapter.name.casefold() != name.strip().casefold():
         return False
-    return q is None or is_named(adapter, q)
-
-
-def is_named(adapter: Adapter, q: str) -> bool:
-    """Whether this text is in the name, the description or a trigger word, in any case."""
-    texts = (adapter.name, adapter.description, *adapter.trigger_words)
-    return any(q.casefold() in text.casefold() for text in texts)
+    return q is None or adapter.holds(q)

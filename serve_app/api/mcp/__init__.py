@@ -36,7 +36,7 @@ router = APIRouter(strict_content_type=False)
 
 
 def create_app() -> FastAPI:
-    """Build the application, whose errors have the contract's statuses in the envelope that the protocol's clients read."""
+    """Build the application, whose errors have the contract's statuses in the envelope that its clients read."""
     app = json_app(routes=router.routes)
     errors.install(app, lambda plain: errors.other_body(plain, _error_body))
     app.state.credentials = BEARER

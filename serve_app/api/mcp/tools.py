@@ -17,7 +17,6 @@ from serve_app.api.dependencies import check_scope, image_signer, jobs_of, loras
 from serve_app.api.jobs.records import job_record
 from serve_app.api.jobs.routes import base_model_record, with_webhook
 from serve_app.api.jobs.schemas import GenerationWish, UpscaleWish
-from serve_app.api.loras.routes import is_named
 from serve_app.api.request_context import RequestContext
 from serve_app.api.responses import failure_of
 from serve_app.api.routing import validate
@@ -46,9 +45,7 @@ class Asked(NamedTuple):
 class LoraSearch(RequestBody):
     """Which LoRAs to list."""
 
-    q: Annotated[
-        str, Field(max_length=100, description="Only LoRAs with this text in their name, description or trigger words.")
-    ] = ""
+    q: Annotated[str, Field(max_length=100, description="Words of name, description, trigger words or id.")] = ""
 
 
 async def call_tool(asked: Asked, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -92,8 +89,7 @@ def refusal(words: str) -> types.CallToolResult:
 
 
 async def _list_loras(asked: Asked, search: LoraSearch) -> types.CallToolResult:
-    """Return as many LoRAs as an assistant can read, and how many more there are."""
-    found = [lora for lora in await usable_loras(asked.request, asked.caller) if is_named(lora, search.q)]
+    found = [lora for lora in await usable_loras(asked.request, asked.caller) if lora.holds(search.q)]
     listed = {"loras": [_lora_row(lora) for lora in found[:PAGE]], "left_out": len(found[PAGE:])}
     return types.CallToolResult(content=[_text(json.dumps(listed, ensure_ascii=False))], structured_content=listed)
 

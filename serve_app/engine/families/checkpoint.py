@@ -184,9 +184,7 @@ def load_dit_pipeline(source: Source, dtype: torch.dtype, convert: Convert, want
         parts = _classes(folder, [name for name in parts if name not in unneeded])
         if file is not None:
             held = read_parts(file, dtype, str(index["_class_name"]))
-            refuse_unread(
-                file, [f"{part}.{name}" for part in held if part not in {*parts, *given} for name in held[part]]
-            )
+            refuse_unread(file, [f"{part}.{name}" for part in held.keys() - {*parts, *given} for name in held[part]])
             for part, weights in held.items():
                 if part in given:
                     continue
