@@ -28,4 +28,4 @@ def test_a_cluster_that_does_not_answer_is_waited_for_a_bounded_time() -> None:
             timeout=60,
             check=False,
         )
-    assert done.stderr.splitlines()[-1].endswith("no answer within 0.5 s")
+    assert "no answer within 0.5 s\n" in done.stderr

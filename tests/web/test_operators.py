@@ -361,6 +361,6 @@ async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service
 async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:
     page = await alice.press("/operators/checks", "Check now")
     assert "written, read, deleted" in page.text
-    assert "9 adapters read and checked" in page.text
+    assert "adapters read and checked" in page.text
     *_, weights = await check_catalog(resources.settings, limit=None, weights_within=timedelta(0))
     assert weights.found.startswith("0 of 9 "), "a person does not wait for many large files"
