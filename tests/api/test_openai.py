@@ -143,17 +143,25 @@ CLIENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"model": "dall-e-3", "quality": "standard", "style": "vivid", "size": "1024x1024", "n": 1}, "url",
     ),
     "SillyTavern": (
-        {"model": "dall-e-3", "size": "512x512", "n": 1, "quality": "standard", "style": "vivid",
+        {"model": "dall-e-3", "size": "1024x1024", "n": 1, "quality": "standard", "style": "vivid",
          "response_format": "b64_json"},
         "b64_json",
     ),
-    "SillyTavern, gpt-image": ({"model": "gpt-image-1", "size": "512x512", "n": 1, "moderation": "low"}, "b64_json"),
+    "SillyTavern, gpt-image": (
+        {"model": "gpt-image-1", "size": "1024x1024", "n": 1, "quality": "auto", "moderation": "low"}, "b64_json",
+    ),
     "AI SDK": ({"model": "pocket", "n": 1, "size": "512x512", "response_format": "b64_json"}, "b64_json"),
-    "LangChain": ({"model": "dall-e-2", "n": 1, "size": "256x256", "quality": "standard"}, "url"),
+    "LangChain": ({"model": "dall-e-2", "n": 1, "size": "1024x1024"}, "url"),
+    "LangChain.js": (
+        {"model": "dall-e-3", "n": 1, "size": "1024x1024", "response_format": "url", "style": "vivid",
+         "quality": "standard"},
+        "url",
+    ),
 }  # fmt: skip
 """What each client sends besides the prompt, and what it looks for, in November 2026.
 
-Open WebUI's, LibreChat's first and the AI SDK's were read in their source; the others are what their pages say.
+`make soak` sees the AI SDK and LangChain's wrappers send it (`test_installed_clients.py`); the others' was read in the
+source of Open WebUI 0.12.4, SillyTavern 1.19 (which has OpenAI's address built in) and LibreChat.
 """
 
 
