@@ -301,6 +301,13 @@ def test_a_wrong_key_is_refused_before_the_body(live: Live) -> None:
             client.files.list()
 
 
+@pytest.mark.parametrize("base", ["", "/v1", "/openai"])
+def test_another_address_is_answered_with_the_right_one(live: Live, base: str) -> None:
+    client = OpenAI(base_url=f"{live.base_url}{base}", api_key="any")
+    with client, pytest.raises(openai.APIStatusError, match="images API is below /openai/v1"):
+        client.images.generate(prompt="a boat")
+
+
 def test_a_failed_job_is_told_once(caller: Caller) -> None:
     caller.live.outcome = "fail"
     with pytest.raises(openai.InternalServerError) as error:
