@@ -181,7 +181,7 @@ def test_calls_are_counted_and_a_key_that_only_reads_draws_nothing(live: Live, m
     keys, reads = live.resources.api_keys, frozenset({Scope.READ})
     _, reader = live.run(keys.create(account.id, interfaces=frozenset(Variant), scopes=reads))
     assert "lacks the scope 'generate'" in post(live, reader, "tools/call", asked).text
-    found = post(live, reader, "tools/call", {"name": "list_loras", "arguments": {"q": "tubes NEON"}}).text
+    found = post(live, reader, "tools/call", {"name": "list_loras", "arguments": {"q": "model_ NEON"}}).text
     assert ("Neon" in found, "Outline" in found, '"left_out":0' in found) == (True, False, True)
     monkeypatch.setattr(tools, "PAGE", 1)
     assert '"left_out":0' not in post(live, reader, "tools/call", {"name": "list_loras"}).text
