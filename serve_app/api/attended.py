@@ -74,7 +74,7 @@ async def usable_loras(request: Request, caller: Caller) -> list[Adapter]:
 
 
 def meant_by(name: str, loras: Iterable[Adapter], field: str) -> str | None:
-    """Return the id of the LoRA that has this id, or else this name. Raises `InvalidParameter` where several have it."""
+    """Return the id of the LoRA that has this id, or else this name. Raises `InvalidParameter` for several."""
     by_id = {lora.id: lora.name.strip().casefold() for lora in loras}
     ids = [name] if name in by_id else [lora_id for lora_id, each in by_id.items() if each == name.strip().casefold()]
     if len(ids) > 1:
