@@ -73,10 +73,13 @@ async def usable_loras(request: Request, caller: Caller) -> list[Adapter]:
     return [lora for lora in await loras_of(request).catalog.adapters(caller.account_id) if caller.may_use(lora.id)]
 
 
-def meant_by(name: str, loras: Iterable[Adapter]) -> list[str]:
-    """Return the id of the LoRA that has this id, or else of each that has this name."""
+def meant_by(name: str, loras: Iterable[Adapter], field: str) -> str | None:
+    """Return the id of the LoRA that has this id, or else this name. Raises `InvalidParameter` for several."""
     by_id = {lora.id: lora.name.strip().casefold() for lora in loras}
-    return [name] if name in by_id else [lora_id for lora_id, each in by_id.items() if each == name.strip().casefold()]
+    ids = [name] if name in by_id else [lora_id for lora_id, each in by_id.items() if each == name.strip().casefold()]
+    if len(ids) > 1:
+        raise InvalidParameter(f"{field}: several LoRAs have this name; send {' or '.join(ids)}")
+    return ids[0] if ids else None
 
 
 async def _with_ids(request: Request, caller: Caller, draft: Draft) -> Draft:
@@ -87,10 +90,8 @@ async def _with_ids(request: Request, caller: Caller, draft: Draft) -> Draft:
 
 
 def _with_id(place: int, use: LoraUse, usable: list[Adapter]) -> LoraUse:
-    ids = meant_by(use.id, usable)
-    if len(ids) == 1:
-        return replace(use, id=ids[0])
-    if ids:
-        raise InvalidParameter(f"loras[{place}].id: several LoRAs have this name; send {' or '.join(ids)}")
+    field = f"loras[{place}].id"
+    if lora_id := meant_by(use.id, usable, field):
+        return replace(use, id=lora_id)
     names = ", ".join(sorted(lora.name for lora in usable)[:SHOWN_NAMES]) or "none"
-    raise InvalidParameter(f"loras[{place}].id: must be the id or name of a LoRA that you may use, as {names}")
+    raise InvalidParameter(f"{field}: must be the id or name of a LoRA that you may use, as {names}")

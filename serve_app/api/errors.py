@@ -23,6 +23,9 @@ _RETRY_S = {errors.Overloaded: 2, errors.StoreUnavailable: 5, errors.PollLimitEx
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 OVERLOADED = "The service is overloaded. Try again in a moment."
 WAIT_ENDED = "This request can wait no longer. Repeat it: with an Idempotency-Key it goes on with the same job."
+_OPENAI, _JOBS = " OpenAI's images API is below /openai/v1.", " Here it is POST /v1/jobs."
+ELSEWHERE = {"/images/generations": _OPENAI, "/images/edits": _OPENAI, "/predictions": _JOBS, "/txt2img": _JOBS}
+"""What an address is answered with that ends as another service's does."""
 INTERNAL_ERROR = "internal_error"
 INTERNAL_WORDS = "Internal error; include request id {} when you report it."
 
@@ -207,11 +210,13 @@ async def answer_domain_error(request: Request, error: Exception) -> Response:
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     """Answer the router's 404 and 405, with `Allow` in a fixed order and HEAD wherever there is GET."""
     assert isinstance(error, HTTPException)
+    hint = next((words for end, words in ELSEWHERE.items() if request.url.path.endswith(end)), "")
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-        return error_response(404, errors.NotFound.code, "There is nothing at this address.")
+        return error_response(404, errors.NotFound.code, f"There is nothing at this address.{hint}")
     allowed = {method.strip() for method in (error.headers or {}).get("Allow", "").split(",")} | _methods_of(request)
     allow = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
-    return error_response(405, errors.MethodNotAllowed.code, ANSWERS[errors.MethodNotAllowed].example, {"Allow": allow})
+    message = f"{ANSWERS[errors.MethodNotAllowed].example}{hint}"
+    return error_response(405, errors.MethodNotAllowed.code, message, {"Allow": allow})
 
 
 def _methods_of(request: Request) -> set[str]:

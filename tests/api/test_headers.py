@@ -204,6 +204,12 @@ async def test_any_other_path_is_404_and_nothing_redirects(
     assert_headers(answer)
 
 
+@pytest.mark.parametrize("path", ["/v1/predictions", "/v1/models/outline/predictions", "/sdapi/v1/txt2img"])
+async def test_another_service_s_path_is_answered_with_its_like_here(service: TestService, path: str) -> None:
+    answer = await service.client.post(path, json={})
+    assert (answer.status_code, error_of(answer)["message"].endswith("Here it is POST /v1/jobs.")) == (404, True)
+
+
 @pytest.fixture
 async def broken(service: TestService, member: Member) -> AsyncIterator[httpx.AsyncClient]:
     """The application without a queue and a catalog: every use of them raises."""

@@ -126,10 +126,12 @@ async def test_nothing_that_an_assistant_asks_for_is_swallowed(live: Live, field
     assert not list(live.run(live.resources.job_history.list(account.id)))
 
 
-def post(live: Live, key: str, method: str, params: Any = None, headers: Any = None) -> httpx.Response:
+def post(
+    live: Live, key: str, method: str, params: Any = None, headers: Any = None, path: str = "/mcp"
+) -> httpx.Response:
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
     given = {"Authorization": f"Bearer {key}", **BOTH, **(headers or {})}
-    return httpx.post(f"{live.base_url}/mcp", json=message, headers=given)
+    return httpx.post(f"{live.base_url}{path}", json=message, headers=given)
 
 
 def test_pages_and_strangers_are_kept_out(live: Live) -> None:
@@ -147,6 +149,7 @@ def test_pages_and_strangers_are_kept_out(live: Live) -> None:
         assert post(live, key, "tools/list", headers=headers).status_code == status, headers
     for headers in ({"Origin": live.base_url}, {"Host": "gpu-box"}, {"Host": "[::1]:8000"}):
         assert post(live, key, "tools/list", headers=headers).status_code == 200, headers
+    assert post(live, key, "tools/list", path="/mcp/").status_code == 200, "as many write it"
     assert httpx.get(f"{live.base_url}/mcp").headers["allow"] == "POST"
     large = httpx.post(f"{live.base_url}/mcp", content=b" " * 70_000, headers={"Authorization": f"Bearer {key}"})
     assert (large.status_code, large.json()["error"]["data"]) == (413, {"code": "payload_too_large"})

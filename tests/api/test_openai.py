@@ -143,17 +143,25 @@ CLIENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"model": "dall-e-3", "quality": "standard", "style": "vivid", "size": "1024x1024", "n": 1}, "url",
     ),
     "SillyTavern": (
-        {"model": "dall-e-3", "size": "512x512", "n": 1, "quality": "standard", "style": "vivid",
+        {"model": "dall-e-3", "size": "1024x1024", "n": 1, "quality": "standard", "style": "vivid",
          "response_format": "b64_json"},
         "b64_json",
     ),
-    "SillyTavern, gpt-image": ({"model": "gpt-image-1", "size": "512x512", "n": 1, "moderation": "low"}, "b64_json"),
+    "SillyTavern, gpt-image": (
+        {"model": "gpt-image-1", "size": "1024x1024", "n": 1, "quality": "auto", "moderation": "low"}, "b64_json",
+    ),
     "AI SDK": ({"model": "pocket", "n": 1, "size": "512x512", "response_format": "b64_json"}, "b64_json"),
-    "LangChain": ({"model": "dall-e-2", "n": 1, "size": "256x256", "quality": "standard"}, "url"),
+    "LangChain": ({"model": "dall-e-2", "n": 1, "size": "1024x1024"}, "url"),
+    "LangChain.js": (
+        {"model": "dall-e-3", "n": 1, "size": "1024x1024", "response_format": "url", "style": "vivid",
+         "quality": "standard"},
+        "url",
+    ),
 }  # fmt: skip
 """What each client sends besides the prompt, and what it looks for, in November 2026.
 
-Open WebUI's, LibreChat's first and the AI SDK's were read in their source; the others are what their pages say.
+`make soak` sees the AI SDK and LangChain's wrappers send it (`test_installed_clients.py`); the others' was read in the
+source of Open WebUI 0.12.4, SillyTavern 1.19 (which has OpenAI's address built in) and LibreChat.
 """
 
 
@@ -291,6 +299,13 @@ def test_a_wrong_key_is_refused_before_the_body(live: Live) -> None:
         assert error.value.code == "unauthorized"
         with pytest.raises(openai.NotFoundError):
             client.files.list()
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/openai"])
+def test_another_address_is_answered_with_the_right_one(live: Live, base: str) -> None:
+    client = OpenAI(base_url=f"{live.base_url}{base}", api_key="any")
+    with client, pytest.raises(openai.APIStatusError, match="images API is below /openai/v1"):
+        client.images.generate(prompt="a boat")
 
 
 def test_a_failed_job_is_told_once(caller: Caller) -> None:

@@ -166,7 +166,7 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     status_code=201,
     response_model=Lora,
     responses={
-        200: success("Your account already has these weights for this base model.", LORA),
+        200: success("Your account already has these weights for this base model.", LORA, model=Lora),
         201: success("Added.", LORA, headers=CREATED_HEADERS),
         **error_responses(
             *BODY_ERRORS,

@@ -187,7 +187,14 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_lengt
 class LoraReference(NewLora):
     """Weights that are not sent: those of a LoRA that the account has, or at an allowed address."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["sha256"]}, {"required": ["source"]}]})
+    # openapi-python-client would take `oneOf` for an `Any`, and its `add_lora` would fail whatever it is given.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"required": ["sha256"]},
+            "then": {"not": {"required": ["source"]}},
+            "else": {"required": ["source"]},
+        }
+    )
 
     trigger_words: Annotated[Words, Field(description="Words that activate it in a prompt.")] = Field(
         default_factory=list[str]

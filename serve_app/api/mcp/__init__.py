@@ -81,6 +81,7 @@ def _counted(answer: Callable[[Asked, Any], Awaitable[Any]]) -> Callable[[Any, A
 
 
 @router.post("/mcp")
+@router.post("/mcp/")
 async def exchange(request: Request) -> Response:
     """Answer one message. Its key is checked at once, but what it asks for is counted by whoever answers it."""
     _check_names(request)

@@ -18,6 +18,7 @@ from serve_app.api.attended import attend, meant_by, usable_loras
 from serve_app.api.body import parse_json
 from serve_app.api.dependencies import CallDep, CallerDep, image_signer, jobs_of, loras_of, settings_of
 from serve_app.api.errors import told_of
+from serve_app.api.images import MAX_FILE_BYTES
 from serve_app.api.multipart import read_multipart
 from serve_app.api.responses import encode, failure_of, record_response
 from serve_app.api.routing import ContractRoute, validate
@@ -51,7 +52,6 @@ _PICTURES, _FIDELITY = ("image", "image[]", "mask"), "input_fidelity"
 _NUMBERS = ("n", "partial_images", "output_compression", "seed", "steps")
 TOKEN_PIXELS, TOKEN_BYTES = 16 * 16, 4
 """What `usage` counts as a token: a square of pixels, as transformers see it, and bytes of a text."""
-MAX_FILE_BYTES = 20 * 1000 * 1000
 
 Ignored = Annotated[str, Field(max_length=512)] | None
 
@@ -231,12 +231,9 @@ async def _model_of(request: Request, caller: Caller, model: str | None) -> tupl
     model = settings_of(request).openai_models.get(model, model)
     if any(base.id == model for base in await loras_of(request).applied_catalog.applied_base_models()):
         return model, None
-    ids = meant_by(model, await usable_loras(request, caller))
-    if not ids:
-        raise NotFound("model: must be the id of a base model, or the id or name of a LoRA that you may use")
-    if len(ids) > 1:
-        raise InvalidParameter(f"model: several LoRAs have this name; send {' or '.join(ids)}")
-    return None, ids[0]
+    if lora_id := meant_by(model, await usable_loras(request, caller), "model"):
+        return None, lora_id
+    raise NotFound("model: must be the id of a base model, or the id or name of a LoRA that you may use")
 
 
 def _size(size: str | None) -> tuple[int | None, int | None]:
