@@ -74,7 +74,11 @@ DIT_FORMS = [(folder_of, "float32"), (transformer_file, "bfloat16"), (with_varia
 @pytest.mark.parametrize(
     ("family", "form", "dtype"),
     [(family, *form) for family in ("sd", "sdxl") for form in FORMS]
-    + [(family, *form) for family in ("z_image", "klein", "flux1", "anima") for form in DIT_FORMS],
+    + [
+        (family, *form)
+        for family in ("z_image", "klein", "flux1", "krea2", "anima", "qwen_image21")
+        for form in DIT_FORMS
+    ],
 )
 def test_headers_tell_what_a_loaded_model_weighs(
     form: Callable[[Path, Path], Source], family: str, dtype: str, tmp_path: Path, request: pytest.FixtureRequest
