@@ -573,7 +573,7 @@ def test_mixed_runs_have_the_bytes_that_they_have_alone(
 def test_neighbours_of_other_captions_and_pictures_change_no_bit(
     tiny: TinyTransformer, device: str, written: Written, loras: list[AdapterFile]
 ) -> None:
-    """On a GPU all passes have one shape."""
+    """On a GPU all passes have one shape. Of the last company each caption's `z`s are tokens: 1, 30 and 300 of them."""
     simulated_device.register()
     model = load(written(tiny, tiny.mixed), replace(OPTIONS, device=device, adapter_memory=2**26))
     picture = noise(64, 32) if tiny.sees_pictures else None
@@ -586,6 +586,11 @@ def test_neighbours_of_other_captions_and_pictures_change_no_bit(
     for company in ([*others, one], [one, *reversed(others)], [one]):
         assert torch.equal(final_latents(model, company)["r"], alone)
     assert device == "cpu" or {*passes} == {OPTIONS.max_rows}
+    counted = [
+        replace(one, run_id=f"{i}", prompt="z" * i, negative_prompt="z" * (301 - i), guidance=3.0) for i in (1, 30, 300)
+    ]
+    together = final_latents(model, counted)
+    assert all(torch.equal(final_latents(model, [each])[each.run_id], together[each.run_id]) for each in counted)
 
 
 def test_it_serves_beside_another_family_and_each_refuses_the_others_samplers(
