@@ -20,7 +20,7 @@ from tests.engine.hollow_models import write_hollow
 
 MODELS = {
     "sd15": "SD 1.5", "sdxl": "SDXL", "z-image": "Z-Image", "klein": "FLUX.2 klein 4B", "anima": "Anima",
-    "flux1": "FLUX.1", "krea2": "Krea 2",
+    "flux1": "FLUX.1", "krea2": "Krea 2", "qwen-image-2.1": "Qwen-Image 2.1",
 }  # fmt: skip
 BLOCKS = ("blocks.", "layers.", "refiner.")
 """Parts of the names of layers in transformer blocks; of a UNet's, behind `.attentions.`."""

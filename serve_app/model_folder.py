@@ -50,6 +50,14 @@ def index_of(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
+def is_distilled(folder: Path) -> bool:
+    """Return whether a base model draws in few steps without guidance: its index says so, or it is a schnell, the FLUX.1
+    that is told no guidance."""
+    index, transformer = index_of(folder), _read(folder / "transformer" / "config.json")
+    is_schnell = index.get("_class_name") == "FluxPipeline" and transformer.get("guidance_embeds") is False
+    return is_schnell or bool(index.get("is_distilled"))
+
+
 def _part(entry: list[Any]) -> list[Any]:
     """Return the library and the class of a part; a list of numbers, such as Qwen-Image 2.1's noise levels, as it is."""
     if any(isinstance(each, int | float) for each in entry):

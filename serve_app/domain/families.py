@@ -40,7 +40,7 @@ class Abilities(NamedTuple):
     """Each byte of the prompt adds this many megapixels to a step: in a transformer, those of a token of the image."""
     usual: Usual = Usual()
     usual_distilled: Usual = Usual()
-    """What images of a base model look best with whose `model_index.json` says `is_distilled`."""
+    """What images of a base model look best with that draws in few steps without guidance."""
 
     def text_bytes(self, prompt: str) -> int:
         """Return the number of bytes that a prompt's encoding is priced by; a token has at least one."""
@@ -98,7 +98,8 @@ FAMILIES: Mapping[str, Family] = {
         Marks("SDXL", declared="sdxl|stable-diffusion-xl", repository="stable-diffusion-xl-", text_width=2048),
     ]),
     "flux1": Family(
-        ["FluxPipeline"], Abilities(text=range(512, 513), megapixels_per_byte=0.0), [
+        ["FluxPipeline"],
+        Abilities(text=range(512, 513), megapixels_per_byte=0.0, usual=Usual(28, 3.5), usual_distilled=Usual(4, 1.0)), [
             Marks("FLUX.1", declared=r"flux([._-]?1(?!\d)|[_-]?(dev|schnell|krea|kontext))", repository=r"FLUX\.1",
                   checkpoint=r"double_blocks\.\d+\.img_mod\..+",
                   layers=r"(img|txt)_mod[._]lin\b|single_blocks[._]\d+[._]modulation[._]"

@@ -53,7 +53,7 @@ from serve_app.domain.guidance import GuidancePart
 from serve_app.domain.jobs import DEFAULT_GROUP, GROUP_NAME
 from serve_app.domain.samplers import parse_sampler, passes_of
 from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
-from serve_app.model_folder import index_of, widths_of
+from serve_app.model_folder import index_of, is_distilled, widths_of
 from serve_app.store.storage import storage_errors
 
 
@@ -168,10 +168,9 @@ class BaseModelRow(_Drawn):
     def read(self, catalog: Path) -> BaseModel:
         config = "" if self.file is None else self.config or self.file.removesuffix(".safetensors")
         described_by = Path(_resolve(catalog, config or self.folder or ""))
-        index = index_of(described_by)
-        pipeline = str(index.get("_class_name", ""))
+        pipeline = str(index_of(described_by).get("_class_name", ""))
         abilities = abilities_of(pipeline)
-        usual = abilities.usual_distilled if index.get("is_distilled") else abilities.usual
+        usual = abilities.usual_distilled if is_distilled(described_by) else abilities.usual
         return BaseModel(
             id=self.id,
             source=_resolve(catalog, self.file or self.folder or ""),

@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile, Engine, EngineOptions, base_model
 from serve_app.engine.families import dit, unet
 from tests.engine import tiny_models
 from tests.engine.latent_comparison import Base
-from tests.engine.tiny_transformers import ANIMA, FLUX1, FLUX2_KLEIN, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import ANIMA, FLUX1, FLUX2_KLEIN, KREA_2, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
@@ -117,6 +117,11 @@ def klein(written: Callable[[TinyTransformer, str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def flux1(written: Callable[[TinyTransformer, str], Path]) -> Path:
     return written(FLUX1, "dev")
+
+
+@pytest.fixture(scope="session")
+def krea2(written: Callable[[TinyTransformer, str], Path]) -> Path:
+    return written(KREA_2, "base")
 
 
 @pytest.fixture(scope="session")

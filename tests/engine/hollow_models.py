@@ -16,23 +16,21 @@ from tests.engine.true_models import (
     random_flux2_klein,
     random_krea2,
     random_pipeline,
+    random_qwen_image21,
     random_z_image,
 )
 
 KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+TRANSFORMERS = {
+    "z-image": random_z_image, "klein": random_flux2_klein, "krea2": random_krea2, "anima": random_anima,
+    "flux1": random_flux1, "qwen-image-2.1": random_qwen_image21,
+}  # fmt: skip
 
 
 def write_hollow(folder: Path, name: str, dtype: torch.dtype = torch.float16) -> Path:
-    """Write `sd15`, `sdxl`, `z-image`, `klein`, `krea2`, `anima` or `flux1` as diffusers does, with holes for weights."""
+    """Write `sd15`, `sdxl` or a model of `TRANSFORMERS` as diffusers does, with holes for weights."""
     meta = torch.device("meta")
-    transformers = {
-        "z-image": random_z_image,
-        "klein": random_flux2_klein,
-        "krea2": random_krea2,
-        "anima": random_anima,
-        "flux1": random_flux1,
-    }
-    pipeline = transformers[name](meta) if name in transformers else random_pipeline(name, meta)
+    pipeline = TRANSFORMERS[name](meta) if name in TRANSFORMERS else random_pipeline(name, meta)
     folder.mkdir(parents=True)
     (folder / pipeline.config_name).write_text(
         json.dumps({"_class_name": type(pipeline).__name__, **pipeline.config}, default=str)

@@ -18,7 +18,7 @@ from serve_app.engine.families.autoencoder import begun
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
 from tests.engine.run_engine import final_latents, finish, load
-from tests.engine.tiny_transformers import ANIMA, FLUX1, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
+from tests.engine.tiny_transformers import ANIMA, FLUX1, KREA_2, QWEN_IMAGE21, Z_IMAGE, TinyTransformer
 
 TOLERANCE = 1e-4
 STRENGTHS = (0.2, 0.5, 0.9)
@@ -43,11 +43,11 @@ def as_diffusers_has_it(family: str, request: RunRequest) -> RunRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image", "flux1", "anima", "qwen_image21"])
+@pytest.mark.parametrize("family", ["sd", "sdxl", "z_image", "flux1", "krea2", "anima", "qwen_image21"])
 def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pytest.FixtureRequest) -> None:
     """All are in one batch here, beside one without an image, and one at a time in the pipelines.
 
-    diffusers' Anima takes no mask.
+    diffusers' Anima takes no mask. Its Krea 2 and Qwen-Image 2.1 begin from latents that its scheduler has noised.
     """
     folder: Path = request.getfixturevalue(family)
     requests = [
@@ -64,7 +64,7 @@ def test_an_image_and_a_mask_end_where_diffusers_does(family: str, request: pyte
     ]  # of the steps that are left
     requests += [replace(each, run_id=f"{each.run_id}, partly") for each in partly]
     model = load(folder, WIDE_FLOAT32)
-    own = {"flux1": FLUX1, "anima": ANIMA, "qwen_image21": QWEN_IMAGE21}.get(family)
+    own = {"flux1": FLUX1, "krea2": KREA_2, "anima": ANIMA, "qwen_image21": QWEN_IMAGE21}.get(family)
     reference = (own.reference if own else DiffusersReference)(folder)
     made = final_latents(model, requests)
     for one in requests:

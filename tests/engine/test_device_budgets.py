@@ -130,6 +130,7 @@ def hollow(family: str, file: Path) -> tuple[Callable[[EngineOptions], Family], 
         targets = tiny_flux1.BLOCK_LINEARS
     elif family == "qwen_image21":
         pipeline, kind = true_models.random_qwen_image21(meta), QwenImage21Family
+        pipeline.tokenizer = pipeline.processor.tokenizer
         targets = (*true_models.ATTENTION, "gate_layer", "proj", "img_mlp.out")
     else:
         pipeline, kind = true_models.random_anima(meta), AnimaFamily

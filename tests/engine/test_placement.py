@@ -28,7 +28,7 @@ def images(engine: Engine, requests: list[RunRequest]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["small_sd", "sdxl", "z_image", "klein", "flux1", "anima", "qwen_image21"])
+@pytest.mark.parametrize("name", ["small_sd", "sdxl", "z_image", "klein", "flux1", "krea2", "anima", "qwen_image21"])
 def test_text_encoders_that_do_not_fit_beside_the_denoiser_compute_in_host_memory(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -211,6 +211,8 @@ REFERENCES: Mapping[TinyTransformer, Reference] = {
 class Base:
     """A base model in the engine and in diffusers' pipeline. An answer is the velocity of one step."""
 
+    tolerance = 1e-5
+
     def __init__(self, tiny: TinyTransformer, folder: Path) -> None:
         self.tiny, self.reference = tiny, REFERENCES[tiny]
         self.family = load_family(folder, OPTIONS)

@@ -47,7 +47,7 @@ def with_another_vae(model: Path, into: Path) -> Source:
     return file._replace(vae=into / "vae")
 
 
-def with_variants(model: Path, into: Path) -> Source:
+def with_variants(model: Path, into: Path) -> Path:
     """Return a folder that holds each part twice, as published ones do."""
     folder = shutil.copytree(model, into / "twice")
     for file in folder.glob("*/*.safetensors"):
@@ -55,6 +55,13 @@ def with_variants(model: Path, into: Path) -> Source:
             name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in load_file(file).items()
         }
         save_file(halves, file.with_name(f"{file.stem}.fp16.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def variants_alone(model: Path, into: Path) -> Source:
+    folder = with_variants(model, into)
+    for file in {*folder.glob("*/*.safetensors")} - {*folder.glob("*/*.fp16.safetensors")}:
+        file.unlink()
     return folder
 
 
@@ -67,14 +74,19 @@ def transformer_file(model: Path, into: Path) -> Source:
 
 
 FORMS = [(folder_of, "float16"), (single_file, "float32"), (with_another_vae, "float16"), (with_variants, "bfloat16")]
-DIT_FORMS = [(folder_of, "float32"), (transformer_file, "bfloat16"), (with_variants, "bfloat16")]
+DIT_FORMS = [(folder_of, "float32"), (transformer_file, "bfloat16"), (with_variants, "bfloat16"),
+             (variants_alone, "bfloat16")]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "form", "dtype"),
     [(family, *form) for family in ("sd", "sdxl") for form in FORMS]
-    + [(family, *form) for family in ("z_image", "klein", "flux1", "anima") for form in DIT_FORMS],
+    + [
+        (family, *form)
+        for family in ("z_image", "klein", "flux1", "krea2", "anima", "qwen_image21")
+        for form in DIT_FORMS
+    ],
 )
 def test_headers_tell_what_a_loaded_model_weighs(
     form: Callable[[Path, Path], Source], family: str, dtype: str, tmp_path: Path, request: pytest.FixtureRequest

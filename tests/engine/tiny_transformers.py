@@ -38,13 +38,20 @@ class ZImageReference(PeftReference):
 class TwoPassReference(PeftReference):
     """A pipeline that computes the negative prompt in a pass of its own, with latents of its own shape."""
 
+    patch = 1
+    """Cells of an image's latents per side of a token."""
+
     def latents(self, request: RunRequest) -> Tensor:
         self._call(request, "latent")
         return self.trace[-1]
 
     def unpacked(self, latents: Tensor, height: int, width: int) -> Tensor:
         """Return latents [tokens, channels] of an image in the shape that the engine has them in."""
-        return latents.T.unflatten(1, (height // 16, width // 16)).clone()
+        return torch.pixel_shuffle(latents.T.unflatten(1, (height // 16, width // 16)), self.patch).clone()
+
+    def packed(self, latents: Tensor) -> Tensor:
+        """Return latents as the pipeline has them."""
+        return torch.pixel_unshuffle(latents, self.patch).flatten(1).T
 
     def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
         """Return the pipeline that draws the request, and what it takes besides what all requests have."""
@@ -71,6 +78,38 @@ class TwoPassReference(PeftReference):
                 callback_on_step_end=keep,
                 **{"generator": torch.Generator().manual_seed(request.seed), **arguments},
             ).images
+
+    def begun(self, request: RunRequest, kind: str) -> dict[str, Any]:
+        """Return the generator, levels and latents of a run that begins from its image, of a size that needs no edges.
+
+        It is for a pipeline that has no class of its own for that; `kind` is of the pixels that its VAE takes.
+        """
+        assert request.image is not None
+        generator, vae = torch.Generator().manual_seed(request.seed), self.pipeline.vae
+        pixels = torch.tensor(np.asarray(Image.fromarray(request.image).convert(kind))).permute(2, 0, 1)
+        mean, deviation = (torch.tensor(vae.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))
+        encoded = vae.encode(pixels[None, :, None] / 127.5 - 1).latent_dist.sample(generator)[0, :, 0]
+        clean, noise = (encoded - mean) / deviation, torch.randn(1, *encoded.shape, generator=generator)[0]
+        scheduler, side = self.pipeline.scheduler, request.height // clean.shape[1]
+        few, many = scheduler.config.base_image_seq_len, scheduler.config.max_image_seq_len
+        low, high = scheduler.config.base_shift, scheduler.config.max_shift
+        levels = np.linspace(1.0, 1 / request.steps, request.steps)[int(request.steps * (1 - request.strength)) :]
+        mu = low + (high - low) * (clean[0].numel() / self.patch**2 - few) / (many - few)
+        scheduler.set_timesteps(sigmas=levels, mu=mu)
+        mask = np.full((request.height, request.width), 255) if request.mask is None else request.mask
+        drawn = (torch.tensor(mask) >= 128)[::side, ::side]
+
+        def noised() -> Tensor:
+            """Return what the scheduler makes of the image before the first step, and then before its next one."""
+            return scheduler.scale_noise(clean, scheduler.timesteps[:1], noise)
+
+        self.kept = lambda latents: self.packed(
+            torch.where(drawn, self.unpacked(latents, request.height, request.width), noised())
+        )
+        return {"generator": generator, "sigmas": levels, "latents": self.packed(noised())[None]}
+
+    def acts(self, request: RunRequest, pipeline: Any) -> bool:
+        return super().acts(replace(request, steps=pipeline.num_timesteps), pipeline)
 
     def is_guided(self, request: RunRequest) -> bool:
         return request.guidance > 1
@@ -105,6 +144,8 @@ class Flux2KleinReference(TwoPassReference):
 class Flux1Reference(TwoPassReference):
     """diffusers' pipeline, which is told no guidance where a negative prompt guides it truly."""
 
+    patch = 2
+
     @property
     def tokens(self) -> int:
         """How many tokens of a prompt the original code reads, of dev and of schnell."""
@@ -112,9 +153,6 @@ class Flux1Reference(TwoPassReference):
 
     def caption(self, prompt: str) -> Tensor:
         return self.pipeline.encode_prompt(prompt, max_sequence_length=self.tokens)[0][0]
-
-    def unpacked(self, latents: Tensor, height: int, width: int) -> Tensor:
-        return torch.pixel_shuffle(super().unpacked(latents, height, width), 2)
 
     def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
         guided = self.is_guided(request)
@@ -132,24 +170,19 @@ class Flux1Reference(TwoPassReference):
         return request.guidance > 1 and request.negative_prompt != ""
 
 
-class Krea2Reference(PeftReference):
-    """diffusers' pipeline, which counts guidance from 0, and whose latents are packed into tokens."""
+class Krea2Reference(TwoPassReference):
+    """diffusers' pipeline, which counts guidance from 0."""
+
+    patch = 2
 
     def caption(self, prompt: str) -> Tensor:
         states, is_read = self.pipeline.encode_prompt(prompt)
         return states[0, is_read[0]].flatten(1)
 
-    def latents(self, request: RunRequest) -> Tensor:
-        self._call(request, "latent")
-        return self.trace[-1]
-
-    def _call(self, request: RunRequest, output: str) -> Any:
-        height, width = (_multiple_of_16(side) for side in (request.height, request.width))
-        one = replace(request, adapter=None, guidance=request.guidance - 1, width=width, height=height)
-        with second_output_replaced(self, one, self.pipeline, is_guided=request.guidance > 1):
-            made = super()._call(one, output)
-        self.trace = [self.pipeline._unpack_latents(each[None], height, width)[0, :, 0] for each in self.trace]
-        return made
+    def arguments(self, request: RunRequest) -> tuple[Any, dict[str, Any]]:
+        asked = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        begun = {} if request.image is None else self.begun(request, "RGB")
+        return self.pipeline, {**asked, "guidance_scale": request.guidance - 1, **begun}
 
 
 class AnimaReference(PeftReference):
@@ -253,36 +286,10 @@ class QwenImage21Reference(Flux2KleinReference):
             "negative_prompt_embeds": self._encoded(request.negative_prompt) if self.is_guided(request) else None,
             "true_cfg_scale": request.guidance,
         }
-        if (levels := self.pipeline.config.sample_sigmas) and request.steps < len(levels):
-            asked["sigmas"] = levels[:: len(levels) // request.steps]
-        return self.pipeline, asked if request.image is None else asked | self._begun(request)
-
-    def acts(self, request: RunRequest, pipeline: Any) -> bool:
-        return super().acts(replace(request, steps=pipeline.num_timesteps), pipeline)
-
-    def _begun(self, request: RunRequest) -> dict[str, Any]:
-        """Return the generator, the levels and the latents of a run that begins from its image, of a size of 32."""
-        assert request.image is not None
-        generator, vae = torch.Generator().manual_seed(request.seed), self.pipeline.vae
-        pixels = torch.tensor(np.asarray(Image.fromarray(request.image).convert("RGBA"))).permute(2, 0, 1)
-        mean, deviation = (torch.tensor(vae.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))
-        encoded = vae.encode(pixels[None, :, None] / 127.5 - 1).latent_dist.sample(generator)[0, :, 0]
-        clean, noise = (encoded - mean) / deviation, torch.randn(1, *encoded.shape, generator=generator)[0]
-        scheduler, few, many = self.pipeline.scheduler, 256, 4096
-        low, high = scheduler.config.base_shift, scheduler.config.max_shift
-        levels = np.linspace(1.0, 1 / request.steps, request.steps)[int(request.steps * (1 - request.strength)) :]
-        mu = low + (high - low) * (encoded[0].numel() - few) / (many - few)
-        scheduler.set_timesteps(sigmas=levels, mu=mu)
-        shifted = scheduler.sigmas.clone()
-
-        def noised(step: int) -> Tensor:
-            return (1 - shifted[step]) * clean + shifted[step] * noise
-
-        mask = np.full((request.height, request.width), 255) if request.mask is None else request.mask
-        drawn = (torch.tensor(mask) >= 128)[::16, ::16].flatten()[:, None]
-        self.kept = lambda latents: torch.where(drawn, latents, noised(len(self.trace) + 1).flatten(1).T)
-        begun = noise if request.mask is not None and request.strength == 1 else noised(0)
-        return {"generator": generator, "sigmas": levels, "latents": begun.flatten(1).T[None]}
+        if levels := self.pipeline.config.sample_sigmas:  # of which other steps take what lies between
+            places = np.arange(request.steps) * len(levels) / request.steps
+            asked["sigmas"] = np.interp(places, range(len(levels) + 1), [*levels, 0.0])
+        return self.pipeline, asked if request.image is None else asked | self.begun(request, "RGBA")
 
 
 def _multiple_of_16(side: int) -> int:

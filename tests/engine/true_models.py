@@ -6,7 +6,6 @@ The pipelines are those of the published configs. Where they are made on `meta` 
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from serve_app.engine.lora_layers import LoRALayer
 from tests.engine.tiny_anima import t5_tokenizer
 from tests.engine.tiny_flux1 import letter_tokenizer
 from tests.engine.tiny_krea2 import tokenizer as krea2_tokenizer
+from tests.engine.tiny_qwen_image21 import Words
 from tests.engine.tiny_z_image import VAE, byte_tokenizer
 
 diffusers: Any = importlib.import_module("diffusers")
@@ -79,14 +79,14 @@ def random_flux2_klein(device: torch.device) -> Any:
 
 
 def random_qwen_image21(device: torch.device) -> Any:
-    """Return the parts of Qwen-Image 2.1 with random weights, from diffusers' defaults and Qwen3-VL-8B's config."""
+    """Return Qwen-Image 2.1 with random weights, from diffusers' defaults and Qwen3-VL-8B's config."""
     with torch.device(device):
         transformer = diffusers.QwenImage21Transformer2DModel()
         vae = diffusers.AutoencoderKLQwenImage21()
         encoder = transformers.Qwen3VLForConditionalGeneration(QWEN3_VL_8B)
-    return SimpleNamespace(
+    return diffusers.QwenImage21Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
-        vae=vae, text_encoder=encoder, tokenizer=byte_tokenizer(), transformer=transformer, config={},
+        vae=vae, text_encoder=encoder, processor=Words(byte_tokenizer()), transformer=transformer,
     )  # fmt: skip
 
 

@@ -131,14 +131,19 @@ def test_base_models_and_adapters_may_say_what_they_are_drawn_with(tmp_path: Pat
     ({"_class_name": "Krea2Pipeline", "is_distilled": True}, {}, 8, 1.0),
     ({"_class_name": "Krea2Pipeline", "is_distilled": True}, {"steps": 12}, 12, 1.0),
     ({"_class_name": "Flux2KleinPipeline", "is_distilled": True}, {}, 4, 1.0),
+    ({"_class_name": "FluxPipeline", "guidance_embeds": True}, {}, 28, 3.5),
+    ({"_class_name": "FluxPipeline", "guidance_embeds": False}, {}, 4, 1.0),
+    ({"_class_name": "FluxPipeline", "guidance_embeds": False}, {"guidance": 2}, 4, 2.0),
     ({"_class_name": "ZImagePipeline"}, {}, None, None),
     ([], {}, None, None),
 ])  # fmt: skip
 def test_a_base_model_is_drawn_as_its_family_and_its_folder_say_unless_its_row_does(
     tmp_path: Path, index: object, said: Row, steps: int | None, guidance: float | None
 ) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "model_index.json").write_text(json.dumps(index))
+    """The index and the transformer's configuration say the same here."""
+    (tmp_path / "m" / "transformer").mkdir(parents=True)
+    for name in ("model_index.json", "transformer/config.json"):
+        (tmp_path / "m" / name).write_text(json.dumps(index))
     row = {"id": "m", "folder": "m", **said}
     model = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models["m"]
     assert (model.steps, model.guidance) == (steps, guidance)

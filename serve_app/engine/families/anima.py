@@ -155,12 +155,3 @@ class AnimaFamily(TransformerFamily):
 
     def make_autoencoder(self) -> Autoencoder:
         return normalized(self.vae, sure=True)
-
-    def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        height, width = self.tokens(request)
-        return self.transformer.config.in_channels, PATCH * height, PATCH * width
-
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        time = timesteps.to(self.dtype) / 1000
-        context, rope = conditioning.context, conditioning.added["rope"]
-        return self.lanes[lane].module(latents.to(self.dtype), time, context, rope).float()

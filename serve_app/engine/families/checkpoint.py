@@ -270,13 +270,13 @@ def _load_encoder(path: Path, folder: Path, part: str, dtype: torch.dtype) -> An
     with torch.device("meta"):
         described = make_part(folder, part)
     other = ValueError(f"text_encoder: {path}: is not of the architecture at {folder / part}")
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"variant": variant_of(path.parent, [path.name])}
     if described.config.model_type == "qwen3_vl":
         described = language_model(described)
         whole = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if "text_config" not in whole:
             raise other
-        own = {"config": type(described.config).from_dict(whole["text_config"]), "key_mapping": {_OF_LANGUAGE: ""}}
+        own |= {"config": type(described.config).from_dict(whole["text_config"]), "key_mapping": {_OF_LANGUAGE: ""}}
     try:
         encoder, info = type(described).from_pretrained(
             str(path), local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True, **own

@@ -29,7 +29,7 @@ from serve_app.engine.families.single_file import Convert
 from serve_app.engine.kernels import transformer_kernels
 from serve_app.engine.lanes import Component, lanes_over
 from serve_app.engine.lora_layers import wrap_layers
-from serve_app.engine.run import RunRequest
+from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import MAX_SCHEDULES, Schedule, make_schedule, make_scheduler
 from serve_app.engine_options import EngineOptions
 
@@ -158,9 +158,10 @@ class TransformerFamily(ABC):
         """Return the noise levels of so many steps, before the scheduler shifts them."""
         return torch.linspace(1.0, 1 / steps, steps).tolist()
 
-    @abstractmethod
     def make_autoencoder(self) -> Autoencoder:
         """Return the VAE with this family's scaling."""
+        config = self.vae.config
+        return Autoencoder(self.vae, factor=config.scaling_factor, mean=config.shift_factor or 0.0)
 
     @abstractmethod
     def hidden_states(self, prompt: str) -> Tensor:
@@ -227,6 +228,14 @@ class TransformerFamily(ABC):
         """Return the image's height and width in tokens, rounded up."""
         side = PATCH * 2 ** (len(self.vae.config.block_out_channels) - 1)
         return -(-request.height // side), -(-request.width // side)
+
+    def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
+        height, width = self.tokens(request)
+        return self.vae.config.latent_channels, PATCH * height, PATCH * width
+
+    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
+        time, context = timesteps.to(self.dtype) / 1000, conditioning.context
+        return self.lanes[lane].module(latents.to(self.dtype), time, context, **conditioning.added).float()
 
     def schedule(self, request: RunRequest) -> Schedule:
         height, width = self.tokens(request)

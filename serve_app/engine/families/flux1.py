@@ -13,7 +13,6 @@ from torch import Tensor
 
 from serve_app.domain.guidance import WHOLE
 from serve_app.engine.device import upload
-from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import MAX_TOKENS, PATCH, TransformerFamily, read_characters, refuse_wrong_vae
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.flux1_transformer import Flux1Transformer
@@ -241,18 +240,3 @@ class Flux1Family(TransformerFamily):
         return conditioning._replace(
             context=context, added={"constant": torch.cat([*constants]), "rope": added["rope"]}
         )
-
-    # -- noise, steps and pixels -----------------------------------------------------------------------------------
-
-    def make_autoencoder(self) -> Autoencoder:
-        config = self.vae.config
-        return Autoencoder(self.vae, factor=config.scaling_factor, mean=config.shift_factor or 0.0)
-
-    def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        height, width = self.tokens(request)
-        return self.transformer.config.in_channels // PATCH**2, PATCH * height, PATCH * width
-
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        context, added = conditioning.context, conditioning.added
-        time = timesteps.to(self.dtype) / 1000
-        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["constant"], added["rope"]).float()

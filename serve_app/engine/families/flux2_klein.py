@@ -158,8 +158,3 @@ class Flux2KleinFamily(TransformerFamily):
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
         return self.transformer.config.in_channels, *self.tokens(request)
-
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        context, added = conditioning.context, conditioning.added
-        time = timesteps.to(self.dtype) / 1000
-        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["rope"]).float()

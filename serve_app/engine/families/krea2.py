@@ -159,10 +159,6 @@ class Krea2Family(TransformerFamily):
     def make_autoencoder(self) -> Autoencoder:
         return normalized(self.vae)
 
-    def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        height, width = self.tokens(request)
-        return self.vae.config.latent_channels, PATCH * height, PATCH * width
-
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
         time = (timesteps / 1000).to(self.dtype)

@@ -144,11 +144,6 @@ class QwenImage21Family(TransformerFamily):
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
         return self.transformer.config.in_channels, *self.tokens(request)
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
-        context, added = conditioning.context, conditioning.added
-        time = timesteps.to(self.dtype) / 1000
-        return self.lanes[lane].module(latents.to(self.dtype), time, context, added["rope"], added["masked"]).float()
-
 
 class PictureVAE(nn.Module):
     """diffusers' VAE, which takes and makes single frames with an alpha channel, as one of pictures in RGB."""

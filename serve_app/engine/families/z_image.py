@@ -6,7 +6,6 @@ import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor
 
-from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.dit import (
     PATCH,
     TransformerFamily,
@@ -87,14 +86,6 @@ class ZImageFamily(TransformerFamily):
         return conditioning._replace(context=refined, added={name: added[name] for name in ("rope", "masked")})
 
     # -- noise, steps and pixels -----------------------------------------------------------------------------------
-
-    def make_autoencoder(self) -> Autoencoder:
-        config = self.vae.config
-        return Autoencoder(self.vae, factor=config.scaling_factor, mean=config.shift_factor or 0.0)
-
-    def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        height, width = self.tokens(request)
-        return self.transformer.config.in_channels, PATCH * height, PATCH * width
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning, *, lane: int = 0) -> Tensor:
         context, added = conditioning.context, conditioning.added
