@@ -188,14 +188,18 @@ class JobQueue:
             await self.fail(lease, DAMAGED, retry=False)
 
     async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
-        """Extend the lease and store the progress.
+        (reply,) = await self.heartbeats({lease: progress})
+        return HeartbeatReply(reply)
+
+    async def heartbeats(self, progress: Mapping[Lease, int]) -> list[str]:
+        """Extend the leases of a worker and store the progress of each; return their `HeartbeatReply`s, in order.
 
         Progress never falls, and is at most 99 until the job is completed.
         """
-        reply = await self.scripts["heartbeat"](
-            job_id=lease.job_id, attempt=lease.attempt, lease_ms=self._lease_ms, progress=progress
-        )
-        return HeartbeatReply(reply)
+        attempts: list[str | int] = []
+        for lease, percent in progress.items():
+            attempts += [lease.job_id, lease.attempt, percent]
+        return await self.scripts["heartbeat"](lease_ms=self._lease_ms, attempts=attempts)
 
     async def finish(
         self,

@@ -37,6 +37,7 @@ from serve_app.marking.marker import Marker, marks_of
 from serve_app.marking.xmp import SourceType
 from serve_app.store.process import Process
 from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, Pixels, RunFailed, generation_failed
+from serve_app.worker.heartbeats import Heartbeats
 from serve_app.worker.image_files import encode, generator_name, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
@@ -131,6 +132,7 @@ class Attempt:
         parts: WorkerParts,
         executor: Executor,
         steps: StepThread,
+        heartbeats: Heartbeats,
         encoders: ThreadPoolExecutor,
         timing: WorkerTiming,
         draining: asyncio.Future[None],
@@ -139,6 +141,7 @@ class Attempt:
         self._parts = parts
         self._executor = executor
         self._steps = steps
+        self._heartbeats = heartbeats
         self._encoders = encoders
         self._timing = timing
         self._drain_requested = draining
@@ -167,7 +170,7 @@ class Attempt:
 
     async def _run(self) -> None:
         making = asyncio.create_task(self._make())
-        heartbeats = asyncio.create_task(self._heartbeat_until_lost())
+        heartbeats = asyncio.create_task(self._keep_lease())
         previews = self._write_previews()
         try:
             outcome = await self._wait_for_outcome(making, heartbeats)
@@ -285,23 +288,14 @@ class Attempt:
         source = SourceType.COMPOSITE if is_composite(request) else SourceType.GENERATED
         return parts.marker.mark(pixels, request.output_format, source, write)
 
-    async def _heartbeat_until_lost(self) -> Outcome:
-        every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
-        while True:
-            await asyncio.sleep(every)
-            if self._steps.step_age > self._timing.step_limit:
-                continue  # a hung step must not keep its jobs from another worker
-            try:
-                reply = await self._parts.queue.heartbeat(self._claim.lease, progress=self._progress())
-            except StoreUnavailable:
-                continue
-            if reply is HeartbeatReply.CANCEL:
-                return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
-            if reply is HeartbeatReply.FORBIDDEN:
-                message = "The account may no longer use this LoRA."
-                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=message), retry=False)
-            if reply is HeartbeatReply.FENCED:
-                return LeaseLost()
+    async def _keep_lease(self) -> Outcome:
+        reply = HeartbeatReply(await self._heartbeats.until_lost(self._claim.lease, self._progress))
+        if reply is HeartbeatReply.CANCEL:
+            return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
+        if reply is HeartbeatReply.FORBIDDEN:
+            message = "The account may no longer use this LoRA."
+            return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=message), retry=False)
+        return LeaseLost()
 
     def _write_previews(self) -> asyncio.Task[None] | None:
         """Start to write previews, except where moderation has yet to see the images."""

@@ -15,6 +15,7 @@ from serve_app.marking.marker import Marker
 from serve_app.store.process import repeat
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor
+from serve_app.worker.heartbeats import Heartbeats
 from serve_app.worker.prefetch import AdapterPrefetch
 from serve_app.worker.reports import REPORT_EVERY_S, report
 from serve_app.worker.step_thread import StepThread
@@ -49,6 +50,7 @@ class Worker:
         self._timing = timing or WorkerTiming()
         self._wake = asyncio.Event()
         self._steps = StepThread(executor, on_finished=self._wake.set)
+        self._heartbeats = Heartbeats(parts.queue, self._steps, step_limit=self._timing.step_limit)
         self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encoders")
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._draining = False
@@ -61,6 +63,9 @@ class Worker:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
+        every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
+        beating = repeat("sending heartbeats", self._heartbeats.send, every, log.warning)
+        self._beating = asyncio.create_task(beating, name=f"{self._name} heartbeats")
         reporting = partial(report, self._parts.measures, self._executor, worker=self._name, marker=self._parts.marker)
         self._reporting = asyncio.create_task(
             repeat("reporting", reporting, REPORT_EVERY_S, log.debug), name=f"{self._name} reports"
@@ -106,6 +111,7 @@ class Worker:
         for task in self._attempts:
             task.cancel()
         self._reporting.cancel()
+        self._beating.cancel()
         await self._steps.close(timedelta(seconds=max(0.0, deadline - loop.time())))
         self._executor.measure(self._parts.measures)
         self._encoders.shutdown(wait=False, cancel_futures=True)
@@ -172,6 +178,7 @@ class Worker:
             parts=self._parts,
             executor=self._executor,
             steps=self._steps,
+            heartbeats=self._heartbeats,
             encoders=self._encoders,
             timing=self._timing,
             draining=self._drain_requested,

@@ -51,7 +51,7 @@ local function guided_share(lora_start, lora_end, model)
   return (1 + num(model.guidance_end, 1) - num(model.guidance_start, 0)) / 2
 end
 
--- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
+-- Write a job; what is '' or nil of it has no field. The catalog says of its base model which pool
 -- takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or its
 -- LoRA says it. Its owner is told the work without price: `shown`, where that differs.
 local function write_job(job)
@@ -106,12 +106,11 @@ local function write_job(job)
   redis.call('PEXPIRE', account_jobs, index_ms)
   redis.call('ZADD', K('recent'), now, job.id)
   redis.call('ZREMRANGEBYRANK', K('recent'), 0, -RECENT - 1)
-  return written
 end
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. new.id)) == 1 then
-  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras, new.base)}
+  return {'ok', snapshot(read_record(new.id)), lora_facts(new.loras, new.base)}
 end
 local answer = forbidden_or_repeat(new.loras, new.base)
 if answer then return answer end
@@ -123,9 +122,9 @@ local full = no_space()
 if full then return {full, {}, {}} end
 
 new.idempotency = idempotency_digest -- kept, so that deleting the job deletes its idempotency key
-local job = write_job(new)
+write_job(new)
 if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', new.id, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
-return {'ok', snapshot(job), lora_facts(new.loras, new.base)}
+return {'ok', snapshot(read_record(new.id)), lora_facts(new.loras, new.base)}

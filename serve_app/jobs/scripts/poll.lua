@@ -1,4 +1,4 @@
--- include queue
+-- include snapshot
 -- include accounts/window
 -- include accounts/caller
 -- args: job_id, job_interface
@@ -6,8 +6,9 @@
 -- ''.
 -- Returns {caller, snapshot}; the snapshot is empty for a job that is not the caller's: an unknown caller has no
 -- account.
-local caller, job = authenticate(), read_job(job_id)
+local caller = authenticate()
+local job, row = read_record(job_id)
 if not job or job.account ~= caller[2] or (job_interface ~= '' and job.variant ~= job_interface) then
   return {caller, {}}
 end
-return {caller, snapshot(job)}
+return {caller, snapshot(job, row)}

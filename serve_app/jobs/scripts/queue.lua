@@ -1,4 +1,4 @@
--- include loras/permission
+-- include record
 -- include loras/pools
 -- include webhooks
 -- include image_uses
@@ -46,28 +46,6 @@ local function stored_of(account, variant) return K('stored:' .. account .. ':' 
 local function count_stored(job, bytes)
   local stored, day = stored_of(job.account, job.variant), math.floor(job.created / DAY)
   if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
-end
-
-local function read_job(id)
-  local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
-    'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures')
-  if not field[1] then return nil end
-  -- The field `kind` names the pool, and `group` the weights; the record of an ended job has neither.
-  local pool = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
-  local adapters = {field[20] or nil}
-  for adapter in string.gmatch(field[23] or '', '[^\n]+') do adapters[#adapters + 1] = adapter end
-  local pictures = {}
-  for image_id in string.gmatch(field[26] or '', '[^\n]+') do pictures[#pictures + 1] = image_id end
-  return {
-    id = id, state = field[1], pool = pool, account = field[3], weights = field[4] or '', attempt = num(field[5], 0),
-    tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
-    waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
-    rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
-    num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapters = adapters, plan = field[21] or '', created = num(field[22], 0), base = field[24],
-    start_by = tonumber(field[25]), pictures = pictures,
-  }
 end
 
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
@@ -240,14 +218,6 @@ local function refund_charge(job)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
--- Whether the account may still use the job's adapters, asked again while it waits and runs; an upscale has none.
-local function keeps_adapters(job)
-  for _, adapter in ipairs(job.adapters) do
-    if not may_use_adapter(job.account, adapter) then return false end
-  end
-  return true
-end
-
 -- Let the reaper end a job that waits again although its account may no longer use its adapters.
 local function look_at_waiting(job)
   for _, adapter in ipairs(job.adapters) do
@@ -312,25 +282,4 @@ end
 
 local function end_forbidden(job, retention_ms)
   end_failed(job, 'lora_unavailable', 'The account may no longer use this LoRA.', retention_ms)
-end
-
-local function holds_lease(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
-
--- Count a call of a worker that lost its lease, which must stay rare; by pcall, since a full server refuses to count.
-local function fenced()
-  redis.pcall('HINCRBY', K('count'), 'fenced', 1)
-  return 'fenced'
-end
-
--- Return the record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers,
--- accounts, place, now, start_seconds}}.
-local function snapshot(job)
-  if not job then return {} end
-  local load = redis.call('HMGET', K('load:' .. job.pool), 'seconds_per_unit', 'ready', 'ready_work', 'work',
-    'start_seconds')
-  local place = redis.call('ZRANK', queue_of(job), job.id)
-  local fields = redis.call('HGETALL', K('job:' .. job.id))
-  return {job.id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
-    redis.call('ZCARD', K('workers:' .. job.pool)), redis.call('ZCARD', K('vtime:' .. job.pool)), place or -1, now,
-    load[5] or ''}}
 end

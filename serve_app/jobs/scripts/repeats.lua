@@ -1,3 +1,4 @@
+-- include snapshot
 -- args: account, variant, idempotency_digest, given_digest, body_digest
 -- The answer to a call that may not use a LoRA, or whose idempotency key was used before. The key must come with the
 -- same `given_digest`, or `body_digest` (if known) where a version up to aec29b3e (27 November 2026) accepted the job.
@@ -27,5 +28,5 @@ local function forbidden_or_repeat(loras, base)
   if not previous[2] and body_digest == '' then return nil end
   local is_repeat = previous[2] == given_digest or not previous[2] and previous[3] == body_digest
   if not is_repeat then return {'conflict', {}, {}} end
-  return {'replay', snapshot(read_job(previous[1])), lora_facts(loras, base)}
+  return {'replay', snapshot(read_record(previous[1])), lora_facts(loras, base)}
 end
