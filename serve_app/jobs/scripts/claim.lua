@@ -15,8 +15,6 @@ local MAX_ENDED = 32       -- jobs that one claim ends because their account may
 
 local last_claim = K('claim:' .. pool .. ':' .. worker)
 local load, workers, capacities = K('load:' .. pool), K('workers:' .. pool), K('capacity:' .. pool)
-local seconds_per_unit = num(redis.call('HGET', load, 'seconds_per_unit'), default_seconds_per_unit)
-
 local function claimed_job(id, attempt) return {id, attempt, redis.call('HGETALL', K('job:' .. id))} end
 
 local function repeat_last_claim()
@@ -96,18 +94,19 @@ local function nearest_weights()
   return best
 end
 
--- What an average waiting job costs, in seconds: the measure of how far ahead is too far, on any hardware.
-local average_cost
-local function allowed_lead()
-  if not average_cost then
-    local waiting = redis.call('HMGET', load, 'ready', 'ready_work')
-    average_cost = num(waiting[2], 0) / math.max(1, num(waiting[1], 1)) / 1000 * seconds_per_unit
-  end
-  return max_lead * average_cost
+-- How many jobs waited when the claim began, and the seconds that a unit of work takes and an average waiting job: the
+-- measure of how far ahead is too far, on any hardware.
+local waiting
+local function read_load()
+  if waiting then return waiting end
+  local found = redis.call('HMGET', load, 'seconds_per_unit', 'ready', 'ready_work')
+  waiting = {seconds_per_unit = num(found[1], default_seconds_per_unit), jobs = num(found[2], 1)}
+  waiting.average = num(found[3], 0) / math.max(1, waiting.jobs) / 1000 * waiting.seconds_per_unit
+  return waiting
 end
 
 local function leads_too_far(account, global)
-  return num(redis.call('ZSCORE', K('vtime:' .. pool), account), global) - global > allowed_lead()
+  return num(redis.call('ZSCORE', K('vtime:' .. pool), account), global) - global > max_lead * read_load().average
 end
 
 -- The oldest job of a held adapter whose account is not further ahead than the lead allows.
@@ -173,9 +172,16 @@ local function skip(head)
   redis.call('HSETNX', K('job:' .. head.id), 'skipped_at', now)
 end
 
+local has_begun_to_write = false
+local function begin_to_write()
+  if not has_begun_to_write then write_also_when_full() end
+  has_begun_to_write = true
+end
+
 local function next_job()
   local head, vtime = fair_head()
   if not head then return nil end
+  begin_to_write()
   local global = global_vtime(pool)
   if vtime > global then
     global = vtime
@@ -184,10 +190,11 @@ local function next_job()
   end
   if head.weights == '' or is_resident(head.weights) then return head end
   if head.skips >= max_skips or (head.skipped_at and now - head.skipped_at >= max_wait_ms) then return head end
-  local other = job_of_resident_weights(global)
+  local is_alone = read_load().jobs == 1
+  local other = not is_alone and job_of_resident_weights(global)
   if not other then
     if not is_left_to_owner(head) then return head end
-    other = job_without_owner(global)
+    other = not is_alone and job_without_owner(global) or nil
   end
   if other and other.id ~= head.id then skip(head) end
   return other
@@ -225,15 +232,11 @@ local function hold_weights_of(weights)
 end
 
 local function lease_to_worker(job)
-  local cost = job.work / 1000 * seconds_per_unit
-  -- The charge comes before the job leaves the queue, so that an account's last job counts too.
-  charge(pool, job.account, cost / job.queue_share)
-  dequeue(job)
-  local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
-  redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)
+  local cost, attempt = job.work / 1000 * read_load().seconds_per_unit, job.attempt + 1
+  dequeue(job, cost / job.queue_share)
   if attempt == 1 then observe_job('job_wait_seconds', job.pool, now - job.waiting_since) end
   redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now - job.created,
-    'charge', string.format('%.17g', cost))
+    'charge', string.format('%.17g', cost), 'attempt', attempt, 'tries', job.tries + 1)
   redis.call('ZADD', K('lease:' .. pool), now + lease_ms, job.id)
   redis.call('SADD', claimed_key(pool, worker), job.id)
   redis.call('PEXPIRE', claimed_key(pool, worker), CLAIMED_LIFE)
@@ -241,10 +244,12 @@ local function lease_to_worker(job)
   return attempt
 end
 
-write_also_when_full()
-promote_due(pool, 32)
-local out, claimed, ended = {}, {}, 0
-local quarantined, is_quarantine_worker = next_quarantined()
+local out, claimed, ended, quarantined, is_quarantine_worker = {}, {}, 0, nil, false
+if redis.call('EXISTS', K('delay:' .. pool), K('quarantine:' .. pool), K('quarantine_worker:' .. pool)) > 0 then
+  begin_to_write()
+  promote_due(pool, 32)
+  quarantined, is_quarantine_worker = next_quarantined()
+end
 while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   local job
   if is_quarantine_worker then job = quarantined else job = next_job() end
@@ -263,8 +268,13 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
 end
 
 if is_quarantine_worker then capacity = 0 end -- this worker has no capacity for other jobs
-local seen = num(redis.call('ZSCORE', workers, worker), 0)
-if now - seen >= SEEN_EVERY or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
+local function has_been_seen()
+  return now - num(redis.call('ZSCORE', workers, worker), 0) < SEEN_EVERY
+    and num(redis.call('HGET', capacities, worker), -1) == capacity
+end
+
+if claimed[1] or not has_been_seen() then
+  begin_to_write()
   redis.call('ZADD', workers, now, worker)
   redis.call('HSET', capacities, worker, capacity)
   know_pool(pool)

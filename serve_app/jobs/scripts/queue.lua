@@ -12,9 +12,15 @@ local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
 local WAITING_LIFE = 30 * 86400000
 
-local function global_vtime(pool) return num(redis.call('GET', K('global_vtime:' .. pool)), 0) end
+local global_vtimes = {} -- by pool, as this script has read or set them
+
+local function global_vtime(pool)
+  global_vtimes[pool] = global_vtimes[pool] or num(redis.call('GET', K('global_vtime:' .. pool)), 0)
+  return global_vtimes[pool]
+end
 
 local function set_global_vtime(pool, vtime)
+  global_vtimes[pool] = vtime
   redis.call('SET', K('global_vtime:' .. pool), string.format('%.17g', vtime))
 end
 
@@ -104,34 +110,46 @@ end
 -- run ahead.
 local function activate_account(pool, account)
   if redis.call('ZSCORE', K('vtime:' .. pool), account) then return end
-  local vtime = math.max(global_vtime(pool), num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), 0))
-  redis.call('ZREM', K('idle_vtime:' .. pool), account)
-  redis.call('ZADD', K('vtime:' .. pool), vtime, account)
+  local ahead = redis.call('ZSCORE', K('idle_vtime:' .. pool), account)
+  if ahead then redis.call('ZREM', K('idle_vtime:' .. pool), account) end
+  redis.call('ZADD', K('vtime:' .. pool), math.max(global_vtime(pool), num(ahead, 0)), account)
 end
 
 -- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair
--- queuing).
-local function deactivate_account(pool, account)
-  local vtime = num(redis.call('ZSCORE', K('vtime:' .. pool), account), 0)
+-- queuing). The account's own counts with the `seconds` that it is charged.
+local function deactivate_account(pool, account, seconds)
+  local vtime = math.max(global_vtime(pool), num(redis.call('ZSCORE', K('vtime:' .. pool), account), 0) + seconds)
   redis.call('ZREM', K('vtime:' .. pool), account)
   if redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
     if vtime > global_vtime(pool) then redis.call('ZADD', K('idle_vtime:' .. pool), vtime, account) end
     return
   end
   local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. pool), 0, 0, 'WITHSCORES')
-  redis.call('DEL', K('idle_vtime:' .. pool))
-  set_global_vtime(pool, math.max(global_vtime(pool), vtime, num(ahead[2], 0)))
+  if ahead[1] then redis.call('DEL', K('idle_vtime:' .. pool)) end
+  set_global_vtime(pool, math.max(vtime, num(ahead[2], 0)))
 end
 
-local function count_ready(job, sign)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'ready', sign)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'ready_work', sign * job.work)
+-- Add to whole numbers of one hash, each named before its amount, in two calls.
+local function add_to(name, amounts)
+  local fields = {}
+  for i = 1, #amounts, 2 do fields[#fields + 1] = amounts[i] end
+  for i, value in ipairs(redis.call('HMGET', name, unpack(fields))) do
+    amounts[2 * i] = string.format('%.0f', num(value, 0) + amounts[2 * i])
+  end
+  redis.call('HSET', name, unpack(amounts))
 end
 
-local function enqueue(job)
+-- Count a job that waits in a queue from now on, or no more; `amounts` of its pool's load are counted with it.
+local function count_ready(job, sign, amounts)
+  amounts = amounts or {}
+  for _, each in ipairs({'ready', sign, 'ready_work', sign * job.work}) do amounts[#amounts + 1] = each end
+  add_to(K('load:' .. job.pool), amounts)
+end
+
+local function enqueue(job, amounts)
   start_waiting(job)
   redis.call('ZADD', K('age:' .. job.pool), job.waiting_since, job.id)
-  count_ready(job, 1)
+  count_ready(job, 1, amounts)
   if job.losses >= QUARANTINE_LOSSES then
     redis.call('ZADD', K('quarantine:' .. job.pool), job.sequence, job.id)
     return
@@ -139,24 +157,45 @@ local function enqueue(job)
   redis.call('ZADD', queue_of(job), job.sequence, job.id)
   if job.weights ~= '' then
     redis.call('ZADD', K('group:' .. job.pool .. ':' .. job.weights), job.sequence, job.id)
-    refresh_weights(job.pool, job.weights)
+    redis.call('ZADD', K('groups:' .. job.pool), 'LT', job.sequence, job.weights)
   end
   activate_account(job.pool, job.account)
 end
 
--- Take a job out of its queue; false when it was in none.
-local function dequeue(job)
-  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.pool), job.id) == 1
-  if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+-- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
+-- service.
+local function charge(pool, account, seconds)
+  local vtime = redis.call('ZSCORE', K('vtime:' .. pool), account)
+  local global = global_vtime(pool)
+  if vtime then
+    redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
+    return
+  end
+  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), global) + seconds
+  if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
+    redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
+  else
+    redis.call('ZREM', K('idle_vtime:' .. pool), account)
+  end
+end
+
+-- Take a job out of its queue, and charge its account `seconds`; false when it was in none.
+local function dequeue(job, seconds)
+  local is_quarantined = job.losses >= QUARANTINE_LOSSES
+  local index = is_quarantined and K('quarantine:' .. job.pool) or queue_of(job)
+  if redis.call('ZREM', index, job.id) == 0 then return false end
   redis.call('ZREM', K('age:' .. job.pool), job.id)
   count_ready(job, -1)
   stop_waiting(job)
-  if was_quarantined then return true end
-  if job.weights ~= '' then
+  if job.weights ~= '' and not is_quarantined then
     redis.call('ZREM', K('group:' .. job.pool .. ':' .. job.weights), job.id)
     refresh_weights(job.pool, job.weights)
   end
-  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.pool, job.account) end
+  if not is_quarantined and redis.call('EXISTS', queue_of(job)) == 0 then
+    deactivate_account(job.pool, job.account, seconds or 0)
+  elseif seconds then
+    charge(job.pool, job.account, seconds)
+  end
   return true
 end
 
@@ -193,23 +232,6 @@ local function promote_due(pool, limit)
     if job and job.state == 'queued' then enqueue(job) end
   end
   return #due
-end
-
--- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
--- service.
-local function charge(pool, account, seconds)
-  local vtime = redis.call('ZSCORE', K('vtime:' .. pool), account)
-  local global = global_vtime(pool)
-  if vtime then
-    redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
-    return
-  end
-  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), global) + seconds
-  if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
-    redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
-  else
-    redis.call('ZREM', K('idle_vtime:' .. pool), account)
-  end
 end
 
 -- Give back what was charged for an attempt that made no images.
