@@ -126,7 +126,7 @@ local function has_free_owner(weights)
   if free_owners[weights] ~= nil then return free_owners[weights] end
   free_owners[weights] = false
   local owners = redis.call('ZRANGE', K('owner:' .. pool .. ':' .. weights), 0, -1)
-  if #owners == 0 then return false end
+  if not owners[1] or (owners[1] == worker and not owners[2]) then return false end
   local seen = redis.call('ZMSCORE', workers, unpack(owners))
   local capacity_of = redis.call('HMGET', capacities, unpack(owners))
   for n, owner in ipairs(owners) do

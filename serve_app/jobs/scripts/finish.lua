@@ -25,38 +25,41 @@ end
 local function measure_speed()
   local load = K('load:' .. job.pool)
   local measured = seconds / (math.max(job.work, 1) / 1000)
-  local average = tonumber(redis.call('HGET', load, 'seconds_per_unit'))
-  average = average and SMOOTHING * average + (1 - SMOOTHING) * measured or measured
-  local busy = num(redis.call('HGET', load, 'busy_seconds_per_unit'), measured)
+  local known = redis.call('HMGET', load, 'seconds_per_unit', 'busy_seconds_per_unit')
+  local average = SMOOTHING * num(known[1], measured) + (1 - SMOOTHING) * measured
+  local busy = num(known[2], measured)
   busy = busy + (measured < busy and BUSY_FALL or BUSY_RISE) * (measured - busy)
   redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average),
     'busy_seconds_per_unit', string.format('%.17g', busy))
 end
 
+-- The first images of a field may be the first of the hash, which then has no expiry yet.
+local function count_images(name, field, life_ms)
+  if redis.call('HINCRBY', name, field, #image_ids) == #image_ids then redis.call('PEXPIRE', name, life_ms) end
+end
+
 -- Count the usage of a job, which happens once, since only one of its attempts commits, and only once.
 local function count_usage()
-  if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
+  if job.sample then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
-  local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
-  local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
-  redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
-  redis.call('HINCRBY', usage, 'work:' .. source, num(redis.call('HGET', K('job:' .. job_id), 'shown'), job.work))
+  local source = job.key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
+  count_images(usage, 'images:' .. source, USAGE_LIFE)
+  redis.call('HINCRBY', usage, 'work:' .. source, job.shown or job.work)
   redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
-  redis.call('PEXPIRE', usage, USAGE_LIFE)
-  local lora_use = K('lora_use:' .. math.floor(now / DAY))
-  for _, adapter in ipairs(job.adapters) do redis.call('HINCRBY', lora_use, adapter, #image_ids) end
-  redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
+  for _, adapter in ipairs(job.adapters) do
+    count_images(K('lora_use:' .. math.floor(now / DAY)), adapter, LORA_USE_LIFE)
+  end
 end
 
 -- Remember the adapters of completed jobs only, each with the base model that its job names, if it does: an adapter that
 -- ends its worker is never prefetched by others.
 local function remember_adapters()
   if not job.adapters[1] then return end
-  local recent = K('recent_adapters:' .. job.pool)
+  local recent, length = K('recent_adapters:' .. job.pool), 0
   for _, adapter in ipairs(job.adapters) do
-    redis.call('LPUSH', recent, job.base and adapter .. ' ' .. job.base or adapter)
+    length = redis.call('LPUSH', recent, job.base and adapter .. ' ' .. job.base or adapter)
   end
-  redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
+  if length > RECENT_ADAPTERS then redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1) end
   redis.call('PEXPIRE', recent, RECENT_LIFE)
 end
 
@@ -64,10 +67,13 @@ measure_speed()
 count_usage()
 remember_adapters()
 charge(job.pool, job.account, (seconds - job.charge) / job.queue_share)
-redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
-redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
-if marks ~= '' then redis.call('HSET', K('job:' .. job_id), 'marks', marks) end
-if unread ~= '' then redis.call('HSET', K('job:' .. job_id), 'unread', unread) end
+local fields = packed_fields('r', result)
+for name, value in pairs({marks = marks, unread = unread}) do
+  if value ~= '' then
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
+  end
+end
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
-end_job(job, 'completed', retention_ms)
+end_job(job, 'completed', retention_ms, fields)
 return 'ok'

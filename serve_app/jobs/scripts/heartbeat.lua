@@ -6,18 +6,19 @@
 local seen = {} -- workers by pool: a worker has one
 
 local function see(job)
-  if seen[job.pool] == job.worker then return end
+  if seen[job.pool] ~= job.worker then redis.call('ZADD', K('workers:' .. job.pool), now, job.worker) end
   seen[job.pool] = job.worker
-  redis.call('ZADD', K('workers:' .. job.pool), now, job.worker)
   local quarantine_worker = K('quarantine_worker:' .. job.pool)
-  if redis.call('GET', quarantine_worker) == job.worker then redis.call('PEXPIRE', quarantine_worker, lease_ms) end
+  if job.losses >= QUARANTINE_LOSSES and redis.call('GET', quarantine_worker) == job.worker then
+    redis.call('PEXPIRE', quarantine_worker, lease_ms)
+  end
 end
 
 local function extend(id, attempt, progress)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'attempt', 'kind', 'worker', 'account', 'cancel',
-    'progress', 'adapter', 'more_adapters')
+    'progress', 'losses', 'adapter', 'more_adapters')
   local job = {state = field[1], attempt = num(field[2], 0), pool = field[3], worker = field[4], account = field[5],
-    adapters = lines_of(field[8], field[9])}
+    losses = num(field[8], 0), adapters = lines_of(field[9], field[10])}
   if not holds_lease(job, attempt) then return fenced() end
   redis.call('ZADD', K('lease:' .. job.pool), now + lease_ms, id)
   see(job)

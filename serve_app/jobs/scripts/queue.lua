@@ -5,8 +5,6 @@
 -- Where jobs wait and what waiting costs: an account's queue, the index of its weights, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
--- A job that lost this many workers must run alone: then only the one at fault meets the attempt cap.
-local QUARANTINE_LOSSES = 2
 local LOW_PRIORITY = 1e12   -- added to a job's sequence: it waits behind all others of its account
 local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
@@ -24,11 +22,6 @@ local function set_global_vtime(pool, vtime)
   redis.call('SET', K('global_vtime:' .. pool), string.format('%.17g', vtime))
 end
 
--- Nobody reads these fields once a job has ended; without OF_WAITING it cannot be queued again, as a failed one may be.
-local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
-  'cancel'}
-local OF_WAITING = {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan',
-  'sample', 'request_id', 'traceparent', 'base', 'start_by', 'ends'}
 -- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
 local PART, LONGEST_IN_PARTS = 63, 1024
 
@@ -55,9 +48,9 @@ local function count_stored(job, bytes)
 end
 
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
-local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
 
 local function observe_job(metric, pool, ms)
+  local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
   local bucket = '+Inf'
   for i = #JOB_SECONDS, 1, -1 do
     if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
@@ -171,10 +164,11 @@ local function charge(pool, account, seconds)
     redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
     return
   end
-  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), global) + seconds
+  local known = redis.call('ZSCORE', K('idle_vtime:' .. pool), account)
+  local ahead = num(known, global) + seconds
   if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
     redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
-  else
+  elseif known then
     redis.call('ZREM', K('idle_vtime:' .. pool), account)
   end
 end
@@ -270,14 +264,24 @@ local function refund_request(job)
   if job.rate_token == '' then return end
   local window = K('rate:' .. job.account .. ':' .. job.variant)
   redis.call('ZREM', window, job.rate_token)
-  redis.call('ZREM', window .. ':' .. (redis.call('HGET', K('job:' .. job.id), 'key') or ''), job.rate_token)
+  redis.call('ZREM', window .. ':' .. job.key, job.rate_token)
 end
 
-local function end_job(job, state, retention_ms)
+-- Return the fields that nobody reads once a job has ended. A failed one may be queued again, and keeps what it needs to
+-- wait; of a completed one, the state says that its progress is 100.
+local function fields_over(state)
+  local over = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
+  if state == 'failed' then return over end
+  if state == 'completed' then over[#over + 1] = 'progress' end
+  return {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
+    'request_id', 'traceparent', 'base', 'start_by', 'ends', unpack(over)}
+end
+
+-- End a job; `fields` are written with its state, each name before its value.
+local function end_job(job, state, retention_ms, fields)
   tell_webhooks(job, state)
-  redis.call('HDEL', K('job:' .. job.id), unpack(OF_ATTEMPTS))
-  if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
-  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
+  redis.call('HDEL', K('job:' .. job.id), unpack(fields_over(state)))
+  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created, unpack(fields or {}))
   redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
   for _, image_id in ipairs(job.pictures) do use_image(image_id, job.id, now + retention_ms, retention_ms) end
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then
@@ -289,10 +293,9 @@ local function end_job(job, state, retention_ms)
 end
 
 local function end_failed(job, code, message, retention_ms)
-  redis.call('HSET', K('job:' .. job.id), 'code', code, 'message', message)
   refund_charge(job)
   refund_request(job)
-  end_job(job, 'failed', retention_ms)
+  end_job(job, 'failed', retention_ms, {'code', code, 'message', message})
   redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.pool .. '|' .. code, 1)
   redis.call('ZADD', K('dead'), now, job.id)
 end

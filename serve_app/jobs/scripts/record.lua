@@ -1,5 +1,7 @@
 -- include loras/permission
 -- A job's record as the scripts read it that change it, and what holds of an attempt.
+-- A job that lost this many workers must run alone: then only the one at fault meets the attempt cap.
+local QUARANTINE_LOSSES = 2
 
 -- Return a list of what a field has, if there is one, and of the lines of another.
 local function lines_of(first, more)
@@ -11,7 +13,8 @@ end
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures')
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures',
+    'sample', 'key', 'shown', 'w0')
   if not field[1] then return nil end
   -- The field `kind` names the pool, and `group` the weights; the record of an ended job has neither.
   local pool = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
@@ -22,7 +25,8 @@ local function read_job(id)
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
     adapters = lines_of(field[20], field[23]), plan = field[21] or '', created = num(field[22], 0), base = field[24],
-    start_by = tonumber(field[25]), pictures = lines_of(nil, field[26]),
+    start_by = tonumber(field[25]), pictures = lines_of(nil, field[26]), sample = field[27], key = field[28] or '',
+    shown = tonumber(field[29]), webhook = field[30],
   }
 end
 
