@@ -17,20 +17,20 @@ SOONEST = timedelta(seconds=1)
 
 
 class QueuePosition(NamedTuple):
-    """What an estimate needs, in the order in which `snapshot.lua` answers it; all but the time is of a waiting job.
+    """What an estimate needs, in the order in which `snapshot` in `record.lua` answers it; all but the time is of a waiting job.
 
     Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
     those with waiting jobs, `start_seconds` is how long the last worker took to start; 0 is what was never measured.
     """
 
     now_ms: int
-    seconds_per_unit: float = 0.0
-    ready: int = 0
-    ready_work: int = 0
-    work: int = 0
     workers: int = 0
     accounts: int = 0
     place: int = -1
+    seconds_per_unit: float = 0.0
+    ready: float = 0.0
+    ready_work: float = 0.0
+    work: float = 0.0
     start_seconds: float = 0.0
 
     @property
@@ -39,11 +39,7 @@ class QueuePosition(NamedTuple):
 
 
 def read_position(answer: Sequence[Any]) -> QueuePosition:
-    now_ms, *waiting = answer
-    if not waiting:
-        return QueuePosition(now_ms)
-    speed, *counts, start_seconds = waiting
-    return QueuePosition._make((now_ms, float(speed or 0), *map(int, counts), float(start_seconds or 0)))
+    return QueuePosition(*answer[:4], *map(float, answer[4:]))
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:

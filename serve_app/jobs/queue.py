@@ -5,7 +5,7 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -99,6 +99,8 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
+        self._permitted: tuple[int, Set[Lease]] = 0, frozenset()
+        """A revision of LoRAs and grants, and the leases whose accounts could use their adapters then."""
         names = ("accept", "find_accepted", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
@@ -199,7 +201,12 @@ class JobQueue:
         attempts: list[str | int] = []
         for lease, percent in progress.items():
             attempts += [lease.job_id, lease.attempt, percent]
-        return await self.scripts["heartbeat"](lease_ms=self._lease_ms, attempts=attempts)
+        revision, permitted = self._permitted
+        revision, *replies = await self.scripts["heartbeat"](
+            lease_ms=self._lease_ms, permitted_at=revision if progress.keys() <= permitted else None, attempts=attempts
+        )
+        self._permitted = revision, {lease for lease, reply in zip(progress, replies, strict=True) if reply == "ok"}
+        return replies
 
     async def finish(
         self,

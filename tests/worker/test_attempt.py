@@ -134,7 +134,7 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     async with working(stores, executor):
         if not is_committed:
             await wait_until(lambda: _stored(resources))
-            redis_db.hset(redis_key("grants", ACCOUNT), NEON, "deny")
+            await resources.adapter_grants.revoke(NEON, ACCOUNT)
         await until(resources, job_id, JobState.FAILED)
         await wait_until(lambda: not _stored(resources))
     assert (await failure_of(resources, job_id)).code is FailureCode.LORA_UNAVAILABLE
@@ -185,7 +185,7 @@ async def test_heartbeats_go_in_one_call_which_is_sent_again_without_an_answer(
 ) -> None:
     together = "redis.call('HSET', K('count'), 'together', #attempts / 3)\n"
     full = "if redis.call('INCR', K('job_sequence')) < 6 then return redis.error_reply('OOM command not allowed') end\n"
-    start = "local replies = {}\n"
+    start = "local answer = {revision}\n"
     refusing = with_queue(resources, replacing("jobs/heartbeat", start, together + full + start))
     job_ids = [await accept(resources) for _ in range(3)]
     async with working(refusing, ScriptedExecutor("hang", "hang", "hang")):

@@ -96,9 +96,10 @@ local function write_job(job)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
   begin_uses(job)
   enqueue(job, {'work', job.work, 'accepted_work', job.work})
-  count_stored(job, job_bytes + #job.request)
+  local bytes = job_bytes + #job.request
+  local is_first_of_day = count_stored(job, bytes) == bytes
   if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
-  redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
+  if is_first_of_day then redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY) end
 
   local account_jobs = K('jobs:' .. account)
   redis.call('ZADD', account_jobs, now, job.id)

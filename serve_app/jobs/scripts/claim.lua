@@ -15,14 +15,12 @@ local MAX_ENDED = 32       -- jobs that one claim ends because their account may
 
 local last_claim = K('claim:' .. pool .. ':' .. worker)
 local load, workers, capacities = K('load:' .. pool), K('workers:' .. pool), K('capacity:' .. pool)
-local function claimed_job(id, attempt) return {id, attempt, redis.call('HGETALL', K('job:' .. id))} end
-
 local function repeat_last_claim()
   local out = {}
   for _, claimed in ipairs(cjson.decode(redis.call('HGET', last_claim, 'jobs'))) do
     local job = read_job(claimed[1])
     if holds_lease(job, claimed[2]) and job.worker == worker then
-      out[#out + 1] = claimed_job(claimed[1], claimed[2])
+      out[#out + 1] = {job.id, job.attempt, job.row}
     end
   end
   return out
@@ -172,16 +170,9 @@ local function skip(head)
   redis.call('HSETNX', K('job:' .. head.id), 'skipped_at', now)
 end
 
-local has_begun_to_write = false
-local function begin_to_write()
-  if not has_begun_to_write then write_also_when_full() end
-  has_begun_to_write = true
-end
-
 local function next_job()
   local head, vtime = fair_head()
   if not head then return nil end
-  begin_to_write()
   local global = global_vtime(pool)
   if vtime > global then
     global = vtime
@@ -245,8 +236,8 @@ local function lease_to_worker(job)
 end
 
 local out, claimed, ended, quarantined, is_quarantine_worker = {}, {}, 0, nil, false
+write_also_when_full()
 if redis.call('EXISTS', K('delay:' .. pool), K('quarantine:' .. pool), K('quarantine_worker:' .. pool)) > 0 then
-  begin_to_write()
   promote_due(pool, 32)
   quarantined, is_quarantine_worker = next_quarantined()
 end
@@ -257,7 +248,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   if keeps_adapters(job) then
     local attempt = lease_to_worker(job)
     claimed[#claimed + 1] = {job.id, attempt}
-    out[#out + 1] = claimed_job(job.id, attempt)
+    out[#out + 1] = {job.id, attempt, job.row}
     capacity = capacity - job.num_images
   else
     dequeue(job)
@@ -268,13 +259,8 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
 end
 
 if is_quarantine_worker then capacity = 0 end -- this worker has no capacity for other jobs
-local function has_been_seen()
-  return now - num(redis.call('ZSCORE', workers, worker), 0) < SEEN_EVERY
-    and num(redis.call('HGET', capacities, worker), -1) == capacity
-end
-
-if claimed[1] or not has_been_seen() then
-  begin_to_write()
+if claimed[1] or now - num(redis.call('ZSCORE', workers, worker), 0) >= SEEN_EVERY
+  or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
   redis.call('ZADD', workers, now, worker)
   redis.call('HSET', capacities, worker, capacity)
   know_pool(pool)

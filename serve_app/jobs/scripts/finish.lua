@@ -33,22 +33,17 @@ local function measure_speed()
     'busy_seconds_per_unit', string.format('%.17g', busy))
 end
 
--- The first images of a field may be the first of the hash, which then has no expiry yet.
-local function count_images(name, field, life_ms)
-  if redis.call('HINCRBY', name, field, #image_ids) == #image_ids then redis.call('PEXPIRE', name, life_ms) end
-end
-
 -- Count the usage of a job, which happens once, since only one of its attempts commits, and only once.
 local function count_usage()
   if job.sample then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
   local source = job.key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
-  count_images(usage, 'images:' .. source, USAGE_LIFE)
-  redis.call('HINCRBY', usage, 'work:' .. source, job.shown or job.work)
-  redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
-  for _, adapter in ipairs(job.adapters) do
-    count_images(K('lora_use:' .. math.floor(now / DAY)), adapter, LORA_USE_LIFE)
-  end
+  add_to(usage, {'images:' .. source, #image_ids, 'work:' .. source, num(job.shown, job.work), 'ms:' .. source,
+    math.floor(seconds * 1000 + 0.5)})
+  redis.call('PEXPIRE', usage, USAGE_LIFE)
+  local lora_use = K('lora_use:' .. math.floor(now / DAY))
+  for _, adapter in ipairs(job.adapters) do redis.call('HINCRBY', lora_use, adapter, #image_ids) end
+  redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
 -- Remember the adapters of completed jobs only, each with the base model that its job names, if it does: an adapter that

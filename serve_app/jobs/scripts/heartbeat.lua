@@ -1,8 +1,10 @@
 -- include record
--- args: lease_ms:number, attempts:list
+-- args: lease_ms:number, permitted_at:number, attempts:list
 -- heartbeat: extend the leases of a worker's attempts, store the progress of each, learn of cancels. `attempts`: the id
--- of each one's job, its number and its progress. The first write frees memory, so that heartbeats go on when the server
--- is full. Returns of each ok, cancel, forbidden (its account may no longer use its adapter) or fenced.
+-- of each one's job, its number and its progress. `permitted_at`: the revision of LoRAs at which all accounts could use
+-- their adapters. Heartbeats go on when the server is full. Returns the revision now, and of each ok, cancel, forbidden
+-- (its account may no longer use its adapter) or fenced.
+local revision = num(redis.call('GET', K('loras_revision')), 0)
 local seen = {} -- workers by pool: a worker has one
 
 local function see(job)
@@ -20,17 +22,16 @@ local function extend(id, attempt, progress)
   local job = {state = field[1], attempt = num(field[2], 0), pool = field[3], worker = field[4], account = field[5],
     losses = num(field[8], 0), adapters = lines_of(field[9], field[10])}
   if not holds_lease(job, attempt) then return fenced() end
-  redis.call('ZADD', K('lease:' .. job.pool), now + lease_ms, id)
+  call_also_when_full('ZADD', K('lease:' .. job.pool), now + lease_ms, id)
   see(job)
   local shown = math.min(progress, 99)
   if shown > num(field[7], -1) then redis.call('HSET', K('job:' .. id), 'progress', shown) end
   if field[6] then return 'cancel' end
-  return keeps_adapters(job) and 'ok' or 'forbidden'
+  return (revision == permitted_at or keeps_adapters(job)) and 'ok' or 'forbidden'
 end
 
-write_also_when_full()
-local replies = {}
+local answer = {revision}
 for i = 1, #attempts, 3 do
-  replies[#replies + 1] = extend(attempts[i], tonumber(attempts[i + 1]), tonumber(attempts[i + 2]))
+  answer[#answer + 1] = extend(attempts[i], tonumber(attempts[i + 1]), tonumber(attempts[i + 2]))
 end
-return replies
+return answer

@@ -1,4 +1,4 @@
--- include snapshot
+-- include record
 -- include accounts/window
 -- include accounts/caller
 -- args: job_id, job_interface

@@ -42,9 +42,12 @@ local DAY = 86400000 -- ms
 
 local function stored_of(account, variant) return K('stored:' .. account .. ':' .. variant) end
 
+-- Count bytes of a job; return those of its day.
 local function count_stored(job, bytes)
   local stored, day = stored_of(job.account, job.variant), math.floor(job.created / DAY)
-  if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
+  local of_day = redis.call('HINCRBY', stored, day, bytes)
+  if of_day <= 0 then redis.call('HDEL', stored, day) end
+  return of_day
 end
 
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py

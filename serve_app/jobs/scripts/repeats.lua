@@ -1,4 +1,3 @@
--- include snapshot
 -- args: account, variant, idempotency_digest, given_digest, body_digest
 -- The answer to a call that may not use a LoRA, or whose idempotency key was used before. The key must come with the
 -- same `given_digest`, or `body_digest` (if known) where a version up to aec29b3e (27 November 2026) accepted the job.
