@@ -205,7 +205,10 @@ class JobQueue:
         revision, *replies = await self.scripts["heartbeat"](
             lease_ms=self._lease_ms, permitted_at=revision if progress.keys() <= permitted else None, attempts=attempts
         )
-        self._permitted = revision, {lease for lease, reply in zip(progress, replies, strict=True) if reply == "ok"}
+        self._permitted = (
+            revision,
+            {lease for lease, reply in zip(progress, replies, strict=True) if reply == HeartbeatReply.OK},
+        )
         return replies
 
     async def finish(

@@ -17,6 +17,7 @@ from serve_app.domain.jobs import (
     CommitReply,
     Failure,
     HeartbeatReply,
+    Lease,
     StoredImage,
     Timings,
     Unread,
@@ -37,7 +38,6 @@ from serve_app.marking.marker import Marker, marks_of
 from serve_app.marking.xmp import SourceType
 from serve_app.store.process import Process
 from serve_app.worker.executor import Executor, FinishedRun, NotLoaded, Pixels, RunFailed, generation_failed
-from serve_app.worker.heartbeats import Heartbeats
 from serve_app.worker.image_files import encode, generator_name, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
@@ -132,7 +132,6 @@ class Attempt:
         parts: WorkerParts,
         executor: Executor,
         steps: StepThread,
-        heartbeats: Heartbeats,
         encoders: ThreadPoolExecutor,
         timing: WorkerTiming,
         draining: asyncio.Future[None],
@@ -141,7 +140,6 @@ class Attempt:
         self._parts = parts
         self._executor = executor
         self._steps = steps
-        self._heartbeats = heartbeats
         self._encoders = encoders
         self._timing = timing
         self._drain_requested = draining
@@ -150,7 +148,12 @@ class Attempt:
         self._started = False
         self._written: list[str] = []
         self._times = AttemptTimes()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._unread = ALL_READ
+
+    @property
+    def lease(self) -> Lease:
+        return self._claim.lease
 
     @property
     def pending_runs(self) -> int:
@@ -170,10 +173,9 @@ class Attempt:
 
     async def _run(self) -> None:
         making = asyncio.create_task(self._make())
-        heartbeats = asyncio.create_task(self._keep_lease())
         previews = self._write_previews()
         try:
-            outcome = await self._wait_for_outcome(making, heartbeats)
+            outcome = await self._wait_for_outcome(making)
             self._times.committing = time.monotonic()
             reply = await self._commit(outcome)
             name = type(outcome).__name__
@@ -183,21 +185,20 @@ class Attempt:
                 await self._discard()
         finally:
             making.cancel()
-            heartbeats.cancel()
             if previews is not None:
                 previews.cancel()
 
-    async def _wait_for_outcome(self, making: asyncio.Task[Outcome], heartbeats: asyncio.Task[Outcome]) -> Outcome:
+    async def _wait_for_outcome(self, making: asyncio.Task[Outcome]) -> Outcome:
         limit = self._timing.job_limit.total_seconds()
         done, _ = await asyncio.wait(
-            {making, heartbeats, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            {making, self._lost, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
         )
         if making in done:
             return self._outcome_of(making)
         making.cancel()
         await asyncio.wait({making})
-        if heartbeats in done:
-            return heartbeats.result()
+        if self._lost in done:
+            return self._outcome_of_loss(HeartbeatReply(self._lost.result()))
         if self._drain_requested in done:
             return Released()
         return Failed(Failure(code=FailureCode.TIMEOUT, message=f"Not finished within {limit:g} s."), retry=False)
@@ -288,8 +289,12 @@ class Attempt:
         source = SourceType.COMPOSITE if is_composite(request) else SourceType.GENERATED
         return parts.marker.mark(pixels, request.output_format, source, write)
 
-    async def _keep_lease(self) -> Outcome:
-        reply = HeartbeatReply(await self._heartbeats.until_lost(self._claim.lease, self._progress))
+    def hear(self, reply: str) -> None:
+        """Take the reply to a heartbeat: any but `OK` ends the attempt."""
+        if reply != HeartbeatReply.OK and not self._lost.done():
+            self._lost.set_result(reply)
+
+    def _outcome_of_loss(self, reply: HeartbeatReply) -> Outcome:
         if reply is HeartbeatReply.CANCEL:
             return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
         if reply is HeartbeatReply.FORBIDDEN:
@@ -306,7 +311,7 @@ class Attempt:
         writing = write_previews(job_id, self._run_ids, executor, parts.previews, self._encoders)
         return asyncio.create_task(writing)
 
-    def _progress(self) -> int:
+    def progress(self) -> int:
         """Return the percentage over all images, at most 99."""
         live = self._executor.progress()
         done = 0.0

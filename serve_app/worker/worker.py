@@ -15,7 +15,6 @@ from serve_app.marking.marker import Marker
 from serve_app.store.process import repeat
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor
-from serve_app.worker.heartbeats import Heartbeats
 from serve_app.worker.prefetch import AdapterPrefetch
 from serve_app.worker.reports import REPORT_EVERY_S, report
 from serve_app.worker.step_thread import StepThread
@@ -50,7 +49,6 @@ class Worker:
         self._timing = timing or WorkerTiming()
         self._wake = asyncio.Event()
         self._steps = StepThread(executor, on_finished=self._wake.set)
-        self._heartbeats = Heartbeats(parts.queue, self._steps, step_limit=self._timing.step_limit)
         self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encoders")
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._draining = False
@@ -64,7 +62,7 @@ class Worker:
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
         every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
-        beating = repeat("sending heartbeats", self._heartbeats.send, every, log.warning)
+        beating = repeat("sending heartbeats", self._send_heartbeats, every, log.warning)
         self._beating = asyncio.create_task(beating, name=f"{self._name} heartbeats")
         reporting = partial(report, self._parts.measures, self._executor, worker=self._name, marker=self._parts.marker)
         self._reporting = asyncio.create_task(
@@ -178,7 +176,6 @@ class Worker:
             parts=self._parts,
             executor=self._executor,
             steps=self._steps,
-            heartbeats=self._heartbeats,
             encoders=self._encoders,
             timing=self._timing,
             draining=self._drain_requested,
@@ -186,6 +183,14 @@ class Worker:
         task = asyncio.create_task(attempt.run(), name=claim.lease.job_id)
         self._attempts[task] = attempt
         task.add_done_callback(self._forget)
+
+    async def _send_heartbeats(self) -> None:
+        """Extend the leases of all attempts, unless a step hangs, which must not keep its jobs from another worker."""
+        attempts = list(self._attempts.values())
+        if attempts and self._steps.step_age <= self._timing.step_limit:
+            replies = await self._parts.queue.heartbeats({each.lease: each.progress() for each in attempts})
+            for attempt, reply in zip(attempts, replies, strict=True):
+                attempt.hear(reply)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._attempts[task]

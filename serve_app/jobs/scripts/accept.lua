@@ -33,7 +33,7 @@ end
 local function weights_of(loras)
   local parts = {}
   for i, lora in ipairs(loras) do
-    parts[i] = {digest = lora_of(lora[1]).digest, weight = lora[2]}
+    parts[i] = {digest = lora_of(lora[1]).sha256, weight = lora[2]}
   end
   if #parts < 2 then return parts[1] and parts[1].digest or '' end
   table.sort(parts, function(a, b)
@@ -51,12 +51,9 @@ local function guided_share(lora, model)
   return (1 + num(said.guidance_end, 1) - num(said.guidance_start, 0)) / 2
 end
 
--- Return a value as Redis keeps it.
-local function text(value) return type(value) == 'number' and string.format('%.17g', value) or value end
-
--- Write a job and return its fields in a row; what is '' or nil of it has none. The catalog says of its base model which pool
--- takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or its
--- LoRA says it. Its owner is told the work without price: `shown`, where that differs.
+-- Write a job and return its fields in a row; what is '' or nil of it has none. The catalog says of its base model which
+-- pool takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or
+-- its LoRA says it. Its owner is told the work without price: `shown`, where that differs.
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
@@ -88,7 +85,7 @@ local function write_job(job)
   }) do
     if value ~= '' then
       fields[#fields + 1] = name
-      fields[#fields + 1] = text(value)
+      fields[#fields + 1] = type(value) == 'number' and string.format('%.17g', value) or value
     end
   end
   redis.call('HSET', K('job:' .. job.id), unpack(fields))
@@ -96,10 +93,9 @@ local function write_job(job)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
   begin_uses(job)
   enqueue(job, {'work', job.work, 'accepted_work', job.work})
-  local bytes = job_bytes + #job.request
-  local is_first_of_day = count_stored(job, bytes) == bytes
+  count_stored(job, job_bytes + #job.request)
   if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
-  if is_first_of_day then redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY) end
+  redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
 
   local account_jobs = K('jobs:' .. account)
   redis.call('ZADD', account_jobs, now, job.id)

@@ -1,4 +1,5 @@
 -- include record
+-- include store/add_to
 -- include loras/pools
 -- include webhooks
 -- include image_uses
@@ -10,15 +11,9 @@ local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
 local WAITING_LIFE = 30 * 86400000
 
-local global_vtimes = {} -- by pool, as this script has read or set them
-
-local function global_vtime(pool)
-  global_vtimes[pool] = global_vtimes[pool] or num(redis.call('GET', K('global_vtime:' .. pool)), 0)
-  return global_vtimes[pool]
-end
+local function global_vtime(pool) return num(redis.call('GET', K('global_vtime:' .. pool)), 0) end
 
 local function set_global_vtime(pool, vtime)
-  global_vtimes[pool] = vtime
   redis.call('SET', K('global_vtime:' .. pool), string.format('%.17g', vtime))
 end
 
@@ -42,12 +37,9 @@ local DAY = 86400000 -- ms
 
 local function stored_of(account, variant) return K('stored:' .. account .. ':' .. variant) end
 
--- Count bytes of a job; return those of its day.
 local function count_stored(job, bytes)
   local stored, day = stored_of(job.account, job.variant), math.floor(job.created / DAY)
-  local of_day = redis.call('HINCRBY', stored, day, bytes)
-  if of_day <= 0 then redis.call('HDEL', stored, day) end
-  return of_day
+  if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
 end
 
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
@@ -58,8 +50,8 @@ local function observe_job(metric, pool, ms)
   for i = #JOB_SECONDS, 1, -1 do
     if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
   end
-  redis.call('HINCRBY', MEASURES, metric .. '|' .. pool .. '|' .. bucket, 1)
-  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. pool .. '|sum', string.format('%.3f', ms / 1000))
+  metric = metric .. '|' .. pool .. '|'
+  add_to(MEASURES, {metric .. bucket, 1, metric .. 'sum', ms / 1000})
 end
 
 local function plan_age_of(job) return K('plan_age:' .. job.pool .. ':' .. job.plan) end
@@ -123,16 +115,6 @@ local function deactivate_account(pool, account, seconds)
   local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. pool), 0, 0, 'WITHSCORES')
   if ahead[1] then redis.call('DEL', K('idle_vtime:' .. pool)) end
   set_global_vtime(pool, math.max(vtime, num(ahead[2], 0)))
-end
-
--- Add to whole numbers of one hash, each named before its amount, in two calls.
-local function add_to(name, amounts)
-  local fields = {}
-  for i = 1, #amounts, 2 do fields[#fields + 1] = amounts[i] end
-  for i, value in ipairs(redis.call('HMGET', name, unpack(fields))) do
-    amounts[2 * i] = string.format('%.0f', num(value, 0) + amounts[2 * i])
-  end
-  redis.call('HSET', name, unpack(amounts))
 end
 
 -- Count a job that waits in a queue from now on, or no more; `amounts` of its pool's load are counted with it.

@@ -8,10 +8,10 @@ local loras_read = {}
 -- Return what the record of a LoRA says of it, read once.
 local function lora_of(id)
   if not loras_read[id] then
-    local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open', 'base_model', 'trigger_words', 'sha256',
-      'passes', 'added_cost', 'guidance_start', 'guidance_end')
-    record.base_model, record.trigger_words, record.digest = record[3], record[4], record[5]
-    record.passes, record.added_cost, record.guidance_start, record.guidance_end = unpack(record, 6)
+    local fields = {'owner', 'open', 'base_model', 'trigger_words', 'sha256', 'passes', 'added_cost', 'guidance_start',
+      'guidance_end'}
+    local record = redis.call('HMGET', K('lora:' .. id), unpack(fields))
+    for i, name in ipairs(fields) do record[name] = record[i] end
     loras_read[id] = record
   end
   return loras_read[id]
