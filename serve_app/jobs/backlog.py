@@ -17,21 +17,21 @@ SOONEST = timedelta(seconds=1)
 
 
 class QueuePosition(NamedTuple):
-    """What an estimate needs, in the order in which `snapshot` in `queue.lua` answers it.
+    """What an estimate needs, in the order in which `snapshot` in `record.lua` answers it; all but the time is of a waiting job.
 
     Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
     those with waiting jobs, `start_seconds` is how long the last worker took to start; 0 is what was never measured.
     """
 
-    seconds_per_unit: float
-    ready: int
-    ready_work: int
-    work: int
-    workers: int
-    accounts: int
-    place: int
     now_ms: int
-    start_seconds: float
+    workers: int = 0
+    accounts: int = 0
+    place: int = -1
+    seconds_per_unit: float = 0.0
+    ready: float = 0.0
+    ready_work: float = 0.0
+    work: float = 0.0
+    start_seconds: float = 0.0
 
     @property
     def now(self) -> datetime:
@@ -39,15 +39,19 @@ class QueuePosition(NamedTuple):
 
 
 def read_position(answer: Sequence[Any]) -> QueuePosition:
-    speed, *counts, start_seconds = answer
-    return QueuePosition._make((float(speed or 0), *map(int, counts), float(start_seconds or 0)))
+    return QueuePosition(*answer[:4], *map(float, answer[4:]))
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
-    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest."""
+    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest.
+
+    The rest of a running job is of the seconds that its claim took it to need.
+    """
+    share_left = 1 - int(fields.get("progress", 0)) / 100
+    if state is JobState.RUNNING:
+        return position.now + max(SOONEST, timedelta(seconds=share_left * float(fields["charge"])))
     own = int(fields["work"])
-    left = own * (1 - int(fields.get("progress", 0)) / 100)
-    ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
+    left, ahead = own * share_left, _work_ahead(own, position) / max(1, position.workers)
     seconds_per_unit = position.seconds_per_unit or DEFAULT_SECONDS_PER_UNIT[kind]
     starting = position.start_seconds if waits_for_worker(state, position) else 0.0
     return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))

@@ -5,7 +5,7 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -99,6 +99,8 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
+        self._permitted: tuple[int, Set[Lease]] = 0, frozenset()
+        """A revision of LoRAs and grants, and the leases whose accounts could use their adapters then."""
         names = ("accept", "find_accepted", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
@@ -188,14 +190,26 @@ class JobQueue:
             await self.fail(lease, DAMAGED, retry=False)
 
     async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
-        """Extend the lease and store the progress.
+        (reply,) = await self.heartbeats({lease: progress})
+        return HeartbeatReply(reply)
+
+    async def heartbeats(self, progress: Mapping[Lease, int]) -> list[str]:
+        """Extend the leases of a worker and store the progress of each; return their `HeartbeatReply`s, in order.
 
         Progress never falls, and is at most 99 until the job is completed.
         """
-        reply = await self.scripts["heartbeat"](
-            job_id=lease.job_id, attempt=lease.attempt, lease_ms=self._lease_ms, progress=progress
+        attempts: list[str | int] = []
+        for lease, percent in progress.items():
+            attempts += [lease.job_id, lease.attempt, percent]
+        revision, permitted = self._permitted
+        revision, *replies = await self.scripts["heartbeat"](
+            lease_ms=self._lease_ms, permitted_at=revision if progress.keys() <= permitted else None, attempts=attempts
         )
-        return HeartbeatReply(reply)
+        self._permitted = (
+            revision,
+            {lease for lease, reply in zip(progress, replies, strict=True) if reply == HeartbeatReply.OK},
+        )
+        return replies
 
     async def finish(
         self,

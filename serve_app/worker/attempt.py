@@ -17,6 +17,7 @@ from serve_app.domain.jobs import (
     CommitReply,
     Failure,
     HeartbeatReply,
+    Lease,
     StoredImage,
     Timings,
     Unread,
@@ -147,7 +148,12 @@ class Attempt:
         self._started = False
         self._written: list[str] = []
         self._times = AttemptTimes()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._unread = ALL_READ
+
+    @property
+    def lease(self) -> Lease:
+        return self._claim.lease
 
     @property
     def pending_runs(self) -> int:
@@ -167,10 +173,9 @@ class Attempt:
 
     async def _run(self) -> None:
         making = asyncio.create_task(self._make())
-        heartbeats = asyncio.create_task(self._heartbeat_until_lost())
         previews = self._write_previews()
         try:
-            outcome = await self._wait_for_outcome(making, heartbeats)
+            outcome = await self._wait_for_outcome(making)
             self._times.committing = time.monotonic()
             reply = await self._commit(outcome)
             name = type(outcome).__name__
@@ -180,21 +185,20 @@ class Attempt:
                 await self._discard()
         finally:
             making.cancel()
-            heartbeats.cancel()
             if previews is not None:
                 previews.cancel()
 
-    async def _wait_for_outcome(self, making: asyncio.Task[Outcome], heartbeats: asyncio.Task[Outcome]) -> Outcome:
+    async def _wait_for_outcome(self, making: asyncio.Task[Outcome]) -> Outcome:
         limit = self._timing.job_limit.total_seconds()
         done, _ = await asyncio.wait(
-            {making, heartbeats, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            {making, self._lost, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
         )
         if making in done:
             return self._outcome_of(making)
         making.cancel()
         await asyncio.wait({making})
-        if heartbeats in done:
-            return heartbeats.result()
+        if self._lost in done:
+            return self._outcome_of_loss(HeartbeatReply(self._lost.result()))
         if self._drain_requested in done:
             return Released()
         return Failed(Failure(code=FailureCode.TIMEOUT, message=f"Not finished within {limit:g} s."), retry=False)
@@ -285,23 +289,18 @@ class Attempt:
         source = SourceType.COMPOSITE if is_composite(request) else SourceType.GENERATED
         return parts.marker.mark(pixels, request.output_format, source, write)
 
-    async def _heartbeat_until_lost(self) -> Outcome:
-        every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
-        while True:
-            await asyncio.sleep(every)
-            if self._steps.step_age > self._timing.step_limit:
-                continue  # a hung step must not keep its jobs from another worker
-            try:
-                reply = await self._parts.queue.heartbeat(self._claim.lease, progress=self._progress())
-            except StoreUnavailable:
-                continue
-            if reply is HeartbeatReply.CANCEL:
-                return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
-            if reply is HeartbeatReply.FORBIDDEN:
-                message = "The account may no longer use this LoRA."
-                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=message), retry=False)
-            if reply is HeartbeatReply.FENCED:
-                return LeaseLost()
+    def hear(self, reply: str) -> None:
+        """Take the reply to a heartbeat: any but `OK` ends the attempt."""
+        if reply != HeartbeatReply.OK and not self._lost.done():
+            self._lost.set_result(reply)
+
+    def _outcome_of_loss(self, reply: HeartbeatReply) -> Outcome:
+        if reply is HeartbeatReply.CANCEL:
+            return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
+        if reply is HeartbeatReply.FORBIDDEN:
+            message = "The account may no longer use this LoRA."
+            return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=message), retry=False)
+        return LeaseLost()
 
     def _write_previews(self) -> asyncio.Task[None] | None:
         """Start to write previews, except where moderation has yet to see the images."""
@@ -312,7 +311,7 @@ class Attempt:
         writing = write_previews(job_id, self._run_ids, executor, parts.previews, self._encoders)
         return asyncio.create_task(writing)
 
-    def _progress(self) -> int:
+    def progress(self) -> int:
         """Return the percentage over all images, at most 99."""
         live = self._executor.progress()
         done = 0.0

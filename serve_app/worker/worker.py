@@ -61,6 +61,9 @@ class Worker:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
+        every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
+        beating = repeat("sending heartbeats", self._send_heartbeats, every, log.warning)
+        self._beating = asyncio.create_task(beating, name=f"{self._name} heartbeats")
         reporting = partial(report, self._parts.measures, self._executor, worker=self._name, marker=self._parts.marker)
         self._reporting = asyncio.create_task(
             repeat("reporting", reporting, REPORT_EVERY_S, log.debug), name=f"{self._name} reports"
@@ -106,6 +109,7 @@ class Worker:
         for task in self._attempts:
             task.cancel()
         self._reporting.cancel()
+        self._beating.cancel()
         await self._steps.close(timedelta(seconds=max(0.0, deadline - loop.time())))
         self._executor.measure(self._parts.measures)
         self._encoders.shutdown(wait=False, cancel_futures=True)
@@ -179,6 +183,14 @@ class Worker:
         task = asyncio.create_task(attempt.run(), name=claim.lease.job_id)
         self._attempts[task] = attempt
         task.add_done_callback(self._forget)
+
+    async def _send_heartbeats(self) -> None:
+        """Extend the leases of all attempts, unless a step hangs, which must not keep its jobs from another worker."""
+        attempts = list(self._attempts.values())
+        if attempts and self._steps.step_age <= self._timing.step_limit:
+            replies = await self._parts.queue.heartbeats({each.lease: each.progress() for each in attempts})
+            for attempt, reply in zip(attempts, replies, strict=True):
+                attempt.hear(reply)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._attempts[task]

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -196,8 +196,8 @@ class _WithoutHeartbeats:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
-        return HeartbeatReply.OK
+    async def heartbeats(self, progress: Mapping[Lease, int]) -> list[str]:
+        return [HeartbeatReply.OK for _ in progress]
 
 
 class TamperedExecutor:

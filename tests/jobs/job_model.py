@@ -205,15 +205,16 @@ class JobModel:
     async def heartbeat(self) -> None:
         if not self.leases:
             return
-        lease, job, holds = self._some_lease()
-        progress = self.rnd.choice((-5, 0, 10, 50, 99, 100, 1000))
-        reply = await self._maybe_twice(lambda: self.queue.heartbeat(lease, progress=progress))
-        allowed = HeartbeatReply.FORBIDDEN if self._is_forbidden(job) else HeartbeatReply.OK
-        wanted = HeartbeatReply.FENCED if not holds else HeartbeatReply.CANCEL if job.cancel else allowed
-        assert reply is wanted, f"heartbeat of {lease}: {reply}, expected {wanted}"
-        if holds:
-            job.deadline = self.queue.now + milliseconds(self.queue.settings.lease)
-            job.progress = max(job.progress, min(99, progress))
+        beats = [self._some_lease() for _ in range(self.rnd.choice((1, 3)))]
+        progress = {lease: self.rnd.choice((-5, 0, 10, 50, 99, 100, 1000)) for lease, _, _ in beats}
+        replies = dict(zip(progress, await self._maybe_twice(lambda: self.queue.heartbeats(progress)), strict=True))
+        for lease, job, holds in beats:
+            allowed = HeartbeatReply.FORBIDDEN if self._is_forbidden(job) else HeartbeatReply.OK
+            wanted = HeartbeatReply.FENCED if not holds else HeartbeatReply.CANCEL if job.cancel else allowed
+            assert replies[lease] == wanted, f"heartbeat of {lease}: {replies[lease]}, expected {wanted}"
+            if holds:
+                job.deadline = self.queue.now + milliseconds(self.queue.settings.lease)
+                job.progress = max(job.progress, min(99, progress[lease]))
 
     async def finish(self) -> None:
         if not self.leases:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     async with working(stores, executor):
         if not is_committed:
             await wait_until(lambda: _stored(resources))
-            redis_db.hset(redis_key("grants", ACCOUNT), NEON, "deny")
+            await resources.adapter_grants.revoke(NEON, ACCOUNT)
         await until(resources, job_id, JobState.FAILED)
         await wait_until(lambda: not _stored(resources))
     assert (await failure_of(resources, job_id)).code is FailureCode.LORA_UNAVAILABLE
@@ -179,17 +180,21 @@ async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
 
 
 @pytest.mark.script_text
-async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resources, redis_db: redis.Redis) -> None:
-    full = "if redis.call('INCR', K('job_sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
-    refusing = with_queue(
-        resources,
-        replacing("jobs/heartbeat", "local job = read_job(job_id)\n", f"{full}local job = read_job(job_id)\n"),
-    )
-    job_id = await accept(resources)
-    async with working(refusing, ScriptedExecutor("hang")):
-        await wait_until(lambda: _is_at(resources, job_id, 50))
-        assert (await job_of(resources, job_id)).attempt == 1
-    await resources.queue.cancel(job_id, account_id=None)
+async def test_heartbeats_go_in_one_call_which_is_sent_again_without_an_answer(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    together = "redis.call('HSET', K('count'), 'together', #attempts / 3)\n"
+    full = "if redis.call('INCR', K('job_sequence')) < 6 then return redis.error_reply('OOM command not allowed') end\n"
+    start = "local answer = {revision}\n"
+    refusing = with_queue(resources, replacing("jobs/heartbeat", start, together + full + start))
+    job_ids = [await accept(resources) for _ in range(3)]
+    async with working(refusing, ScriptedExecutor("hang", "hang", "hang")):
+        for job_id in job_ids:
+            await wait_until(partial(_is_at, resources, job_id, 50))
+            assert (await job_of(resources, job_id)).attempt == 1
+        assert redis_db.hget(redis_key("count"), "together") == "3"
+    for job_id in job_ids:
+        await resources.queue.cancel(job_id, account_id=None)
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -209,8 +214,8 @@ async def test_an_attempt_that_breaks_is_left_to_its_lease(
     settings: Settings, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Here by an answer that no script of this version gives."""
-    once = "if redis.call('HINCRBY', K('job:' .. job_id), 'nonsense', 1) == 1 then return 'nonsense' end\n"
-    end = "if job.cancel then return 'cancel' end"
+    once = "if redis.call('HINCRBY', K('job:' .. id), 'nonsense', 1) == 1 then return 'nonsense' end\n"
+    end = "if field[6] then return 'cancel' end"
     nonsense = replacing("jobs/heartbeat", end, once + end)
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.3)})) as resources:
         job_id, executor = await accept(resources), ScriptedExecutor("hang")

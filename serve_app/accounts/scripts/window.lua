@@ -32,10 +32,13 @@ local function count_request(rate_token, account_id, plan_name, key_id, key_limi
     limit = math.min(limit, key_limit)
     used = limit - left
   end
-  if rate_token == '' or redis.call('ZSCORE', window, rate_token) then return 'ok', plan, used, ends, limit end
-  if used >= limit then return 'limited', plan, used, ends, limit end
-  write_also_when_full() -- so that jobs can be canceled and deleted; accept.lua refuses its own job
-  redis.call('ZADD', window, ends, rate_token)
+  if rate_token == '' then return 'ok', plan, used, ends, limit end
+  if used >= limit then
+    local is_counted = redis.call('ZSCORE', window, rate_token)
+    return is_counted and 'ok' or 'limited', plan, used, ends, limit
+  end
+  -- so that jobs can be canceled and deleted; accept.lua refuses its own job
+  if call_also_when_full('ZADD', window, ends, rate_token) == 0 then return 'ok', plan, used, ends, limit end
   if not first[1] then redis.call('PEXPIREAT', window, ends) end
   if key_limit then
     redis.call('ZADD', key_window, ends, rate_token)

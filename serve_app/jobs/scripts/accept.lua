@@ -33,7 +33,7 @@ end
 local function weights_of(loras)
   local parts = {}
   for i, lora in ipairs(loras) do
-    parts[i] = {digest = redis.call('HGET', K('lora:' .. lora[1]), 'sha256'), weight = lora[2]}
+    parts[i] = {digest = lora_of(lora[1]).sha256, weight = lora[2]}
   end
   if #parts < 2 then return parts[1] and parts[1].digest or '' end
   table.sort(parts, function(a, b)
@@ -46,57 +46,54 @@ end
 
 -- Return how many times the rows of a guided job count, by the part of its steps that the first LoRA, or else the base
 -- model, says has guidance: two rows there, and one elsewhere.
-local function guided_share(lora_start, lora_end, model)
-  if lora_start or lora_end then model = {guidance_start = lora_start, guidance_end = lora_end} end
-  return (1 + num(model.guidance_end, 1) - num(model.guidance_start, 0)) / 2
+local function guided_share(lora, model)
+  local said = (lora.guidance_start or lora.guidance_end) and lora or model
+  return (1 + num(said.guidance_end, 1) - num(said.guidance_start, 0)) / 2
 end
 
--- Write a job and return its record; what is '' or nil of it has no field. The catalog says of its base model which pool
--- takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or its
--- LoRA says it. Its owner is told the work without price: `shown`, where that differs.
+-- Write a job and return its fields in a row; what is '' or nil of it has none. The catalog says of its base model which
+-- pool takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or
+-- its LoRA says it. Its owner is told the work without price: `shown`, where that differs.
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end
-  if adapters[1] then job.weights = weights_of(job.loras) end
-  local model = base_model_of({adapters = adapters, base = job.base})
+  job.weights = adapters[1] and weights_of(job.loras) or job.weights or ''
+  local first = adapters[1] and lora_of(adapters[1]) or {}
+  local model = base_model_of({adapters = adapters, base = job.base or first.base_model})
   if model then
     job.pool = pool_of(model)
-    local own = adapters[1] and redis.call('HMGET', K('lora:' .. adapters[1]), 'passes', 'added_cost',
-      'guidance_start', 'guidance_end') or {}
     local price = job.prices and (job.prices[model.pipeline or ''] or job.prices['']) or {job.work, 0}
-    local cost = job.cost or num(own[1], model.passes or 1) * (1 + num(own[2], 0))
-    if job.guided then cost = cost * guided_share(own[3], own[4], model) end
+    local cost = job.cost or num(first.passes, model.passes or 1) * (1 + num(first.added_cost, 0))
+    if job.guided then cost = cost * guided_share(first, model) end
     local priced = math.floor(price[1] * cost + price[2] + 0.5)
     if priced ~= job.work then job.shown, job.work = job.work, priced end
   end
-  local sequence = redis.call('INCR', K('job_sequence'))
-  if job.low_priority then sequence = sequence + LOW_PRIORITY end
+  job.sequence = redis.call('INCR', K('job_sequence')) + (job.low_priority and LOW_PRIORITY or 0)
+  job.state, job.kind, job.variant, job.account, job.plan = 'queued', job.pool, variant, account, plan
+  job.adapters, job.pictures, job.attempt, job.losses = adapters, job.pictures or {}, 0, 0
+  job.created, job.waiting_since, job.start_by = now, now, job.start_within_ms and now + job.start_within_ms
   local fields = packed_fields('', job.request)
   for _, cell in ipairs(packed_fields('w', job.webhook or '')) do fields[#fields + 1] = cell end
   for name, value in pairs({
-    version = version, state = 'queued', kind = job.pool, variant = variant, account = account, group = job.weights,
+    version = version, state = job.state, kind = job.pool, variant = variant, account = account, group = job.weights,
     work = job.work, shown = job.shown, queue_share = job.queue_share, num_images = job.num_images,
     created = now, waiting_since = now,
-    sequence = string.format('%.0f', sequence), rate_token = job.rate_token, adapter = adapters[1], plan = plan,
-    more_adapters = table.concat(adapters, '\n', 2), base = job.base,
-    start_by = job.start_within_ms and now + job.start_within_ms,
+    sequence = job.sequence, rate_token = job.rate_token, adapter = adapters[1], plan = plan,
+    more_adapters = table.concat(adapters, '\n', 2), base = job.base, start_by = job.start_by,
     sample = job.sample and 1 or nil, request_id = request_id, traceparent = job.traceparent, key = key_id,
-    idempotency = job.idempotency, pictures = table.concat(job.pictures or {}, '\n'),
+    idempotency = job.idempotency, pictures = table.concat(job.pictures, '\n'),
   }) do
     if value ~= '' then
       fields[#fields + 1] = name
-      fields[#fields + 1] = value
+      fields[#fields + 1] = type(value) == 'number' and string.format('%.17g', value) or value
     end
   end
   redis.call('HSET', K('job:' .. job.id), unpack(fields))
   redis.call('HINCRBY', K('unfinished'), account, 1)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'work', job.work)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'accepted_work', job.work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
-  local written = read_job(job.id)
-  begin_uses(written)
-  enqueue(written)
-  count_stored(written, job_bytes + #job.request)
+  begin_uses(job)
+  enqueue(job, {'work', job.work, 'accepted_work', job.work})
+  count_stored(job, job_bytes + #job.request)
   if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
   redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
 
@@ -106,12 +103,12 @@ local function write_job(job)
   redis.call('PEXPIRE', account_jobs, index_ms)
   redis.call('ZADD', K('recent'), now, job.id)
   redis.call('ZREMRANGEBYRANK', K('recent'), 0, -RECENT - 1)
-  return written
+  return fields
 end
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. new.id)) == 1 then
-  return {'ok', snapshot(read_job(new.id)), lora_facts(new.loras, new.base)}
+  return {'ok', snapshot(read_record(new.id)), lora_facts(new.loras, new.base)}
 end
 local answer = forbidden_or_repeat(new.loras, new.base)
 if answer then return answer end
@@ -123,9 +120,9 @@ local full = no_space()
 if full then return {full, {}, {}} end
 
 new.idempotency = idempotency_digest -- kept, so that deleting the job deletes its idempotency key
-local job = write_job(new)
+local fields = write_job(new)
 if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', new.id, 'given', given_digest, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
-return {'ok', snapshot(job), lora_facts(new.loras, new.base)}
+return {'ok', snapshot(new, fields), lora_facts(new.loras, new.base)}

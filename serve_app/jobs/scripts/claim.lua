@@ -15,16 +15,12 @@ local MAX_ENDED = 32       -- jobs that one claim ends because their account may
 
 local last_claim = K('claim:' .. pool .. ':' .. worker)
 local load, workers, capacities = K('load:' .. pool), K('workers:' .. pool), K('capacity:' .. pool)
-local seconds_per_unit = num(redis.call('HGET', load, 'seconds_per_unit'), default_seconds_per_unit)
-
-local function claimed_job(id, attempt) return {id, attempt, redis.call('HGETALL', K('job:' .. id))} end
-
 local function repeat_last_claim()
   local out = {}
   for _, claimed in ipairs(cjson.decode(redis.call('HGET', last_claim, 'jobs'))) do
     local job = read_job(claimed[1])
     if holds_lease(job, claimed[2]) and job.worker == worker then
-      out[#out + 1] = claimed_job(claimed[1], claimed[2])
+      out[#out + 1] = {job.id, job.attempt, job.row}
     end
   end
   return out
@@ -96,18 +92,19 @@ local function nearest_weights()
   return best
 end
 
--- What an average waiting job costs, in seconds: the measure of how far ahead is too far, on any hardware.
-local average_cost
-local function allowed_lead()
-  if not average_cost then
-    local waiting = redis.call('HMGET', load, 'ready', 'ready_work')
-    average_cost = num(waiting[2], 0) / math.max(1, num(waiting[1], 1)) / 1000 * seconds_per_unit
-  end
-  return max_lead * average_cost
+-- How many jobs waited when the claim began, and the seconds that a unit of work takes and an average waiting job: the
+-- measure of how far ahead is too far, on any hardware.
+local waiting
+local function read_load()
+  if waiting then return waiting end
+  local found = redis.call('HMGET', load, 'seconds_per_unit', 'ready', 'ready_work')
+  waiting = {seconds_per_unit = num(found[1], default_seconds_per_unit), jobs = num(found[2], 1)}
+  waiting.average = num(found[3], 0) / math.max(1, waiting.jobs) / 1000 * waiting.seconds_per_unit
+  return waiting
 end
 
 local function leads_too_far(account, global)
-  return num(redis.call('ZSCORE', K('vtime:' .. pool), account), global) - global > allowed_lead()
+  return num(redis.call('ZSCORE', K('vtime:' .. pool), account), global) - global > max_lead * read_load().average
 end
 
 -- The oldest job of a held adapter whose account is not further ahead than the lead allows.
@@ -127,7 +124,7 @@ local function has_free_owner(weights)
   if free_owners[weights] ~= nil then return free_owners[weights] end
   free_owners[weights] = false
   local owners = redis.call('ZRANGE', K('owner:' .. pool .. ':' .. weights), 0, -1)
-  if #owners == 0 then return false end
+  if not owners[1] or (owners[1] == worker and not owners[2]) then return false end
   local seen = redis.call('ZMSCORE', workers, unpack(owners))
   local capacity_of = redis.call('HMGET', capacities, unpack(owners))
   for n, owner in ipairs(owners) do
@@ -184,10 +181,11 @@ local function next_job()
   end
   if head.weights == '' or is_resident(head.weights) then return head end
   if head.skips >= max_skips or (head.skipped_at and now - head.skipped_at >= max_wait_ms) then return head end
-  local other = job_of_resident_weights(global)
+  local is_alone = read_load().jobs == 1
+  local other = not is_alone and job_of_resident_weights(global)
   if not other then
     if not is_left_to_owner(head) then return head end
-    other = job_without_owner(global)
+    other = not is_alone and job_without_owner(global) or nil
   end
   if other and other.id ~= head.id then skip(head) end
   return other
@@ -225,15 +223,11 @@ local function hold_weights_of(weights)
 end
 
 local function lease_to_worker(job)
-  local cost = job.work / 1000 * seconds_per_unit
-  -- The charge comes before the job leaves the queue, so that an account's last job counts too.
-  charge(pool, job.account, cost / job.queue_share)
-  dequeue(job)
-  local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
-  redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)
+  local cost, attempt = job.work / 1000 * read_load().seconds_per_unit, job.attempt + 1
+  dequeue(job, cost / job.queue_share)
   if attempt == 1 then observe_job('job_wait_seconds', job.pool, now - job.waiting_since) end
   redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now - job.created,
-    'charge', string.format('%.17g', cost))
+    'charge', string.format('%.17g', cost), 'attempt', attempt, 'tries', job.tries + 1)
   redis.call('ZADD', K('lease:' .. pool), now + lease_ms, job.id)
   redis.call('SADD', claimed_key(pool, worker), job.id)
   redis.call('PEXPIRE', claimed_key(pool, worker), CLAIMED_LIFE)
@@ -241,10 +235,12 @@ local function lease_to_worker(job)
   return attempt
 end
 
+local out, claimed, ended, quarantined, is_quarantine_worker = {}, {}, 0, nil, false
 write_also_when_full()
-promote_due(pool, 32)
-local out, claimed, ended = {}, {}, 0
-local quarantined, is_quarantine_worker = next_quarantined()
+if redis.call('EXISTS', K('delay:' .. pool), K('quarantine:' .. pool), K('quarantine_worker:' .. pool)) > 0 then
+  promote_due(pool, 32)
+  quarantined, is_quarantine_worker = next_quarantined()
+end
 while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   local job
   if is_quarantine_worker then job = quarantined else job = next_job() end
@@ -252,7 +248,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   if keeps_adapters(job) then
     local attempt = lease_to_worker(job)
     claimed[#claimed + 1] = {job.id, attempt}
-    out[#out + 1] = claimed_job(job.id, attempt)
+    out[#out + 1] = {job.id, attempt, job.row}
     capacity = capacity - job.num_images
   else
     dequeue(job)
@@ -263,8 +259,8 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
 end
 
 if is_quarantine_worker then capacity = 0 end -- this worker has no capacity for other jobs
-local seen = num(redis.call('ZSCORE', workers, worker), 0)
-if now - seen >= SEEN_EVERY or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
+if claimed[1] or now - num(redis.call('ZSCORE', workers, worker), 0) >= SEEN_EVERY
+  or num(redis.call('HGET', capacities, worker), -1) ~= capacity then
   redis.call('ZADD', workers, now, worker)
   redis.call('HSET', capacities, worker, capacity)
   know_pool(pool)

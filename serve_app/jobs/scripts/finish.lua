@@ -25,9 +25,9 @@ end
 local function measure_speed()
   local load = K('load:' .. job.pool)
   local measured = seconds / (math.max(job.work, 1) / 1000)
-  local average = tonumber(redis.call('HGET', load, 'seconds_per_unit'))
-  average = average and SMOOTHING * average + (1 - SMOOTHING) * measured or measured
-  local busy = num(redis.call('HGET', load, 'busy_seconds_per_unit'), measured)
+  local known = redis.call('HMGET', load, 'seconds_per_unit', 'busy_seconds_per_unit')
+  local average = SMOOTHING * num(known[1], measured) + (1 - SMOOTHING) * measured
+  local busy = num(known[2], measured)
   busy = busy + (measured < busy and BUSY_FALL or BUSY_RISE) * (measured - busy)
   redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average),
     'busy_seconds_per_unit', string.format('%.17g', busy))
@@ -35,13 +35,11 @@ end
 
 -- Count the usage of a job, which happens once, since only one of its attempts commits, and only once.
 local function count_usage()
-  if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
+  if job.sample then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
-  local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
-  local source = key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
-  redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
-  redis.call('HINCRBY', usage, 'work:' .. source, num(redis.call('HGET', K('job:' .. job_id), 'shown'), job.work))
-  redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
+  local source = job.key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
+  add_to(usage, {'images:' .. source, #image_ids, 'work:' .. source, num(job.shown, job.work), 'ms:' .. source,
+    math.floor(seconds * 1000 + 0.5)})
   redis.call('PEXPIRE', usage, USAGE_LIFE)
   local lora_use = K('lora_use:' .. math.floor(now / DAY))
   for _, adapter in ipairs(job.adapters) do redis.call('HINCRBY', lora_use, adapter, #image_ids) end
@@ -52,11 +50,11 @@ end
 -- ends its worker is never prefetched by others.
 local function remember_adapters()
   if not job.adapters[1] then return end
-  local recent = K('recent_adapters:' .. job.pool)
+  local recent, length = K('recent_adapters:' .. job.pool), 0
   for _, adapter in ipairs(job.adapters) do
-    redis.call('LPUSH', recent, job.base and adapter .. ' ' .. job.base or adapter)
+    length = redis.call('LPUSH', recent, job.base and adapter .. ' ' .. job.base or adapter)
   end
-  redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
+  if length > RECENT_ADAPTERS then redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1) end
   redis.call('PEXPIRE', recent, RECENT_LIFE)
 end
 
@@ -64,10 +62,13 @@ measure_speed()
 count_usage()
 remember_adapters()
 charge(job.pool, job.account, (seconds - job.charge) / job.queue_share)
-redis.call('HDEL', K('job:' .. job_id), 'progress') -- the state says that it is 100
-redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
-if marks ~= '' then redis.call('HSET', K('job:' .. job_id), 'marks', marks) end
-if unread ~= '' then redis.call('HSET', K('job:' .. job_id), 'unread', unread) end
+local fields = packed_fields('r', result)
+for name, value in pairs({marks = marks, unread = unread}) do
+  if value ~= '' then
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
+  end
+end
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
-end_job(job, 'completed', retention_ms)
+end_job(job, 'completed', retention_ms, fields)
 return 'ok'

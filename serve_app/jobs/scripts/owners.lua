@@ -4,7 +4,7 @@ local MAX_OWNERS = 32      -- the most remembered for each: a popular adapter's 
 
 local function add_owner(pool, weights, worker)
   local owners = K('owner:' .. pool .. ':' .. weights)
-  redis.call('ZADD', owners, now, worker)
-  redis.call('ZREMRANGEBYRANK', owners, 0, -MAX_OWNERS - 1)
+  local is_new = redis.call('ZADD', owners, now, worker) == 1
+  if is_new then redis.call('ZREMRANGEBYRANK', owners, 0, -MAX_OWNERS - 1) end
   redis.call('PEXPIRE', owners, OWNER_LIFE)
 end

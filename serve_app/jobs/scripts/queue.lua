@@ -1,12 +1,11 @@
--- include loras/permission
+-- include record
+-- include store/add_to
 -- include loras/pools
 -- include webhooks
 -- include image_uses
 -- Where jobs wait and what waiting costs: an account's queue, the index of its weights, the accounts' virtual time, the
 -- running totals. Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds
 -- of one worker.
--- A job that lost this many workers must run alone: then only the one at fault meets the attempt cap.
-local QUARANTINE_LOSSES = 2
 local LOW_PRIORITY = 1e12   -- added to a job's sequence: it waits behind all others of its account
 local RECENT = 10000        -- newest jobs kept in the operator's index
 -- A LoRA's waiting jobs are indexed for this many ms after the last of them came, far beyond any wait.
@@ -18,11 +17,6 @@ local function set_global_vtime(pool, vtime)
   redis.call('SET', K('global_vtime:' .. pool), string.format('%.17g', vtime))
 end
 
--- Nobody reads these fields once a job has ended; without OF_WAITING it cannot be queued again, as a failed one may be.
-local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker',
-  'cancel'}
-local OF_WAITING = {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan',
-  'sample', 'request_id', 'traceparent', 'base', 'start_by', 'ends'}
 -- Packed bytes are stored in fields of PART; beyond LONGEST_IN_PARTS, Redis's own table costs less than many fields.
 local PART, LONGEST_IN_PARTS = 63, 1024
 
@@ -48,38 +42,16 @@ local function count_stored(job, bytes)
   if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
 end
 
-local function read_job(id)
-  local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
-    'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures')
-  if not field[1] then return nil end
-  -- The field `kind` names the pool, and `group` the weights; the record of an ended job has neither.
-  local pool = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
-  local adapters = {field[20] or nil}
-  for adapter in string.gmatch(field[23] or '', '[^\n]+') do adapters[#adapters + 1] = adapter end
-  local pictures = {}
-  for image_id in string.gmatch(field[26] or '', '[^\n]+') do pictures[#pictures + 1] = image_id end
-  return {
-    id = id, state = field[1], pool = pool, account = field[3], weights = field[4] or '', attempt = num(field[5], 0),
-    tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
-    waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
-    rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
-    num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapters = adapters, plan = field[21] or '', created = num(field[22], 0), base = field[24],
-    start_by = tonumber(field[25]), pictures = pictures,
-  }
-end
-
 local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
-local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
 
 local function observe_job(metric, pool, ms)
+  local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
   local bucket = '+Inf'
   for i = #JOB_SECONDS, 1, -1 do
     if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
   end
-  redis.call('HINCRBY', MEASURES, metric .. '|' .. pool .. '|' .. bucket, 1)
-  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. pool .. '|sum', string.format('%.3f', ms / 1000))
+  metric = metric .. '|' .. pool .. '|'
+  add_to(MEASURES, {metric .. bucket, 1, metric .. 'sum', ms / 1000})
 end
 
 local function plan_age_of(job) return K('plan_age:' .. job.pool .. ':' .. job.plan) end
@@ -126,34 +98,36 @@ end
 -- run ahead.
 local function activate_account(pool, account)
   if redis.call('ZSCORE', K('vtime:' .. pool), account) then return end
-  local vtime = math.max(global_vtime(pool), num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), 0))
-  redis.call('ZREM', K('idle_vtime:' .. pool), account)
-  redis.call('ZADD', K('vtime:' .. pool), vtime, account)
+  local ahead = redis.call('ZSCORE', K('idle_vtime:' .. pool), account)
+  if ahead then redis.call('ZREM', K('idle_vtime:' .. pool), account) end
+  redis.call('ZADD', K('vtime:' .. pool), math.max(global_vtime(pool), num(ahead, 0)), account)
 end
 
 -- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair
--- queuing).
-local function deactivate_account(pool, account)
-  local vtime = num(redis.call('ZSCORE', K('vtime:' .. pool), account), 0)
+-- queuing). The account's own counts with the `seconds` that it is charged.
+local function deactivate_account(pool, account, seconds)
+  local vtime = math.max(global_vtime(pool), num(redis.call('ZSCORE', K('vtime:' .. pool), account), 0) + seconds)
   redis.call('ZREM', K('vtime:' .. pool), account)
   if redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
     if vtime > global_vtime(pool) then redis.call('ZADD', K('idle_vtime:' .. pool), vtime, account) end
     return
   end
   local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. pool), 0, 0, 'WITHSCORES')
-  redis.call('DEL', K('idle_vtime:' .. pool))
-  set_global_vtime(pool, math.max(global_vtime(pool), vtime, num(ahead[2], 0)))
+  if ahead[1] then redis.call('DEL', K('idle_vtime:' .. pool)) end
+  set_global_vtime(pool, math.max(vtime, num(ahead[2], 0)))
 end
 
-local function count_ready(job, sign)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'ready', sign)
-  redis.call('HINCRBY', K('load:' .. job.pool), 'ready_work', sign * job.work)
+-- Count a job that waits in a queue from now on, or no more; `amounts` of its pool's load are counted with it.
+local function count_ready(job, sign, amounts)
+  amounts = amounts or {}
+  for _, each in ipairs({'ready', sign, 'ready_work', sign * job.work}) do amounts[#amounts + 1] = each end
+  add_to(K('load:' .. job.pool), amounts)
 end
 
-local function enqueue(job)
+local function enqueue(job, amounts)
   start_waiting(job)
   redis.call('ZADD', K('age:' .. job.pool), job.waiting_since, job.id)
-  count_ready(job, 1)
+  count_ready(job, 1, amounts)
   if job.losses >= QUARANTINE_LOSSES then
     redis.call('ZADD', K('quarantine:' .. job.pool), job.sequence, job.id)
     return
@@ -161,24 +135,46 @@ local function enqueue(job)
   redis.call('ZADD', queue_of(job), job.sequence, job.id)
   if job.weights ~= '' then
     redis.call('ZADD', K('group:' .. job.pool .. ':' .. job.weights), job.sequence, job.id)
-    refresh_weights(job.pool, job.weights)
+    redis.call('ZADD', K('groups:' .. job.pool), 'LT', job.sequence, job.weights)
   end
   activate_account(job.pool, job.account)
 end
 
--- Take a job out of its queue; false when it was in none.
-local function dequeue(job)
-  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.pool), job.id) == 1
-  if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+-- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
+-- service.
+local function charge(pool, account, seconds)
+  local vtime = redis.call('ZSCORE', K('vtime:' .. pool), account)
+  local global = global_vtime(pool)
+  if vtime then
+    redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
+    return
+  end
+  local known = redis.call('ZSCORE', K('idle_vtime:' .. pool), account)
+  local ahead = num(known, global) + seconds
+  if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
+    redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
+  elseif known then
+    redis.call('ZREM', K('idle_vtime:' .. pool), account)
+  end
+end
+
+-- Take a job out of its queue, and charge its account `seconds`; false when it was in none.
+local function dequeue(job, seconds)
+  local is_quarantined = job.losses >= QUARANTINE_LOSSES
+  local index = is_quarantined and K('quarantine:' .. job.pool) or queue_of(job)
+  if redis.call('ZREM', index, job.id) == 0 then return false end
   redis.call('ZREM', K('age:' .. job.pool), job.id)
   count_ready(job, -1)
   stop_waiting(job)
-  if was_quarantined then return true end
-  if job.weights ~= '' then
+  if job.weights ~= '' and not is_quarantined then
     redis.call('ZREM', K('group:' .. job.pool .. ':' .. job.weights), job.id)
     refresh_weights(job.pool, job.weights)
   end
-  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.pool, job.account) end
+  if not is_quarantined and redis.call('EXISTS', queue_of(job)) == 0 then
+    deactivate_account(job.pool, job.account, seconds or 0)
+  elseif seconds then
+    charge(job.pool, job.account, seconds)
+  end
   return true
 end
 
@@ -217,35 +213,10 @@ local function promote_due(pool, limit)
   return #due
 end
 
--- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up
--- service.
-local function charge(pool, account, seconds)
-  local vtime = redis.call('ZSCORE', K('vtime:' .. pool), account)
-  local global = global_vtime(pool)
-  if vtime then
-    redis.call('ZADD', K('vtime:' .. pool), math.max(global, vtime + seconds), account)
-    return
-  end
-  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. pool), account), global) + seconds
-  if ahead > global and redis.call('EXISTS', K('vtime:' .. pool)) == 1 then
-    redis.call('ZADD', K('idle_vtime:' .. pool), ahead, account)
-  else
-    redis.call('ZREM', K('idle_vtime:' .. pool), account)
-  end
-end
-
 -- Give back what was charged for an attempt that made no images.
 local function refund_charge(job)
   charge(job.pool, job.account, -job.charge / job.queue_share)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
-end
-
--- Whether the account may still use the job's adapters, asked again while it waits and runs; an upscale has none.
-local function keeps_adapters(job)
-  for _, adapter in ipairs(job.adapters) do
-    if not may_use_adapter(job.account, adapter) then return false end
-  end
-  return true
 end
 
 -- Let the reaper end a job that waits again although its account may no longer use its adapters.
@@ -278,14 +249,24 @@ local function refund_request(job)
   if job.rate_token == '' then return end
   local window = K('rate:' .. job.account .. ':' .. job.variant)
   redis.call('ZREM', window, job.rate_token)
-  redis.call('ZREM', window .. ':' .. (redis.call('HGET', K('job:' .. job.id), 'key') or ''), job.rate_token)
+  redis.call('ZREM', window .. ':' .. job.key, job.rate_token)
 end
 
-local function end_job(job, state, retention_ms)
+-- Return the fields that nobody reads once a job has ended. A failed one may be queued again, and keeps what it needs to
+-- wait; of a completed one, the state says that its progress is 100.
+local function fields_over(state)
+  local over = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
+  if state == 'failed' then return over end
+  if state == 'completed' then over[#over + 1] = 'progress' end
+  return {'version', 'kind', 'group', 'work', 'shown', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
+    'request_id', 'traceparent', 'base', 'start_by', 'ends', unpack(over)}
+end
+
+-- End a job; `fields` are written with its state, each name before its value.
+local function end_job(job, state, retention_ms, fields)
   tell_webhooks(job, state)
-  redis.call('HDEL', K('job:' .. job.id), unpack(OF_ATTEMPTS))
-  if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
-  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
+  redis.call('HDEL', K('job:' .. job.id), unpack(fields_over(state)))
+  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created, unpack(fields or {}))
   redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
   for _, image_id in ipairs(job.pictures) do use_image(image_id, job.id, now + retention_ms, retention_ms) end
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then
@@ -297,10 +278,9 @@ local function end_job(job, state, retention_ms)
 end
 
 local function end_failed(job, code, message, retention_ms)
-  redis.call('HSET', K('job:' .. job.id), 'code', code, 'message', message)
   refund_charge(job)
   refund_request(job)
-  end_job(job, 'failed', retention_ms)
+  end_job(job, 'failed', retention_ms, {'code', code, 'message', message})
   redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.pool .. '|' .. code, 1)
   redis.call('ZADD', K('dead'), now, job.id)
 end
@@ -312,25 +292,4 @@ end
 
 local function end_forbidden(job, retention_ms)
   end_failed(job, 'lora_unavailable', 'The account may no longer use this LoRA.', retention_ms)
-end
-
-local function holds_lease(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
-
--- Count a call of a worker that lost its lease, which must stay rare; by pcall, since a full server refuses to count.
-local function fenced()
-  redis.pcall('HINCRBY', K('count'), 'fenced', 1)
-  return 'fenced'
-end
-
--- Return the record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers,
--- accounts, place, now, start_seconds}}.
-local function snapshot(job)
-  if not job then return {} end
-  local load = redis.call('HMGET', K('load:' .. job.pool), 'seconds_per_unit', 'ready', 'ready_work', 'work',
-    'start_seconds')
-  local place = redis.call('ZRANK', queue_of(job), job.id)
-  local fields = redis.call('HGETALL', K('job:' .. job.id))
-  return {job.id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
-    redis.call('ZCARD', K('workers:' .. job.pool)), redis.call('ZCARD', K('vtime:' .. job.pool)), place or -1, now,
-    load[5] or ''}}
 end

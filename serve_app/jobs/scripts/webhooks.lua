@@ -15,12 +15,8 @@ local function await_delivery(account, endpoint, message, due)
 end
 
 local function own_webhook(job)
-  local url, part = '', redis.call('HGET', K('job:' .. job.id), 'w0')
-  local parts = 1
-  while part do
-    url, part = url .. part, redis.call('HGET', K('job:' .. job.id), 'w' .. parts)
-    parts = parts + 1
-  end
+  local url, parts = '', 0
+  while job['w' .. parts] do url, parts = url .. job['w' .. parts], parts + 1 end
   return url
 end
 
@@ -35,7 +31,7 @@ end
 local function tell_webhooks(job, state)
   local url, endpoints = own_webhook(job), redis.call('ZRANGE', K('webhooks:' .. job.account), 0, -1)
   if url == '' and not endpoints[1] then return end
-  if redis.call('HGET', K('job:' .. job.id), 'sample') then return end
+  if job.sample then return end
   local message = 'msg_' .. job.id .. '_' .. redis.call('HINCRBY', K('job:' .. job.id), 'ends', 1)
   local function tell(endpoint, address)
     local delivery = delivery_of(job.account, endpoint, message)

@@ -1,9 +1,9 @@
 -- Who may use a LoRA, and what follows when somebody no longer may.
 
 -- Returns whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner
--- may, and those to whom it is offered. Nobody may use one that is gone.
-local function may_use_adapter(account, id)
-  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
+-- may, and those to whom it is offered. Nobody may use one that is gone. `record`: its owner and `open`, if read before.
+local function may_use_adapter(account, id, record)
+  record = record or redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
   if not record[1] then return false end
   local grant = redis.call('HGET', K('grants:' .. account), id)
   if grant then return grant == 'allow' end

@@ -9,4 +9,11 @@ local function K(name) return P .. name end
 -- Lets a script go on at the server's `maxmemory`, which refuses its first write if that may need memory: this one
 -- frees some.
 local function write_also_when_full() redis.call('DEL', K('nothing')) end
+-- Runs a command that such a server refuses only where it does: else nothing has to be freed.
+local function call_also_when_full(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  write_also_when_full()
+  return redis.call(...)
+end
 local function num(text, default) return tonumber(text) or default end
