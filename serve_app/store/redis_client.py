@@ -3,11 +3,11 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
 import redis.asyncio as redis_async
@@ -23,6 +23,8 @@ from redis.retry import Retry as SyncRetry
 from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool, lost_connection
+
+_Row = TypeVar("_Row")
 
 LONGEST_SILENCE_S = 2.0
 """When a caller gives up after this many seconds without an answer, its connection is closed, and the next opens
@@ -187,6 +189,11 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     client.turns = _Turns(connections, wait.total_seconds())
     client.reads, client.writes = SharedConnection(pool), SharedConnection(pool)
     return cast(RedisClient, client)
+
+
+def in_parts(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
+    """Yield the rows, `size` of them at a time, so that no call of Redis is long."""
+    return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
 
 async def read_records(redis: RedisClient, ids: Sequence[str], family: str, *parts: str) -> dict[str, dict[str, str]]:
