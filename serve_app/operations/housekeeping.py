@@ -32,7 +32,7 @@ from serve_app.webhooks.delivery import JobRecord, WebhookDelivery
 
 _log = logging.getLogger(__name__)
 
-BATCH = 100
+BATCH = 75
 """A script removes at most this many uploads, in a few milliseconds, so that nobody waits behind it."""
 SWEEP_EVERY = timedelta(hours=1)
 REMOVE_EVERY = timedelta(seconds=30)

@@ -55,8 +55,8 @@ for i = 1, n do
   put('accounts_removing', account, '[]')
   if i <= 599 then -- 99 that work and as many others as are kept
     add('keys:me', i, 'key_' .. id)
-    put('key:key_' .. id, 'digest', 'd', 'account', 'me', 'name', 'k', 'user', 'user_00001',
-      'interfaces', 'ab')
+    put('key:key_' .. id, 'digest', 'd', 'account', 'me', 'name', 'k', 'interfaces', 'ab',
+      'user', i > 50 and 'user_00001' or '')
     if i > 99 then put('key:key_' .. id, 'revoked', '1') end
   end
   add('users:me', i, 'user_' .. id)
@@ -261,9 +261,7 @@ CALLS: Mapping[str, Call] = {
 
 def _args(name: str, client: Any) -> dict[str, Argument]:
     unnamed: dict[str, Argument] = {"text": "", "number": 10**6, "flag": False, "list": []}
-    given: dict[str, Argument] = {
-        name: each(client) if callable(each) else each for name, each in CALLS[name].args.items()
-    }
+    given: dict[str, Any] = {name: each(client) if callable(each) else each for name, each in CALLS[name].args.items()}
     return {
         each.name: given.get(each.name, COMMON.get(each.name, unnamed[each.type]))
         for each in load_script(name).parameters
