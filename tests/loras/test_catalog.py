@@ -318,14 +318,14 @@ async def test_what_is_removed_is_gone_everywhere_with_its_grants(
     assert await resources.adapter_registry.remove(NEON) == ("file", "")
 
 
-async def test_the_quota_holds_for_two_that_are_registered_at_once(resources: Resources) -> None:
+async def test_the_quota_holds_for_many_that_are_registered_at_once(resources: Resources) -> None:
     acme = await resources.accounts.create("acme")
-    both = [replace(REGISTERED, id=f"model_{sha}", owner=acme.id, sha256=sha, size_bytes=10) for sha in ("a1", "b2")]
-    terms = Terms(max_loras=2, max_bytes=15)
-    found = await asyncio.gather(*(resources.adapter_registry.register(each, terms) for each in both))
-    assert [each.status for each in found] == ["added", "too_large"]
-    again = await resources.adapter_registry.register(replace(both[0], id="model_c"), terms)
-    assert again == ("same", both[0].id)
+    many = [replace(REGISTERED, id=f"model_{n}", owner=acme.id, sha256=f"{n}", size_bytes=10) for n in range(8)]
+    terms = Terms(max_loras=9, max_bytes=35)
+    found = await asyncio.gather(*(resources.adapter_registry.register(each, terms) for each in many))
+    assert sorted(each.status for each in found) == ["added"] * 3 + ["too_large"] * 5
+    again = await resources.adapter_registry.register(replace(many[0], id="model_c"), terms)
+    assert again == ("same", many[0].id)
 
 
 async def test_a_file_whose_application_is_cut_short_is_applied_by_the_next(
