@@ -126,6 +126,7 @@ OPTIONS: Mapping[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT_S,
 }
 """Answers are text; packed fields of a job's record are bytes, and come with surrogate escapes."""
+MOST_SLOW = 1_000
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 """A process that is no ingress has these bounds; `Settings` sizes both for the requests of an ingress."""
 
@@ -147,6 +148,9 @@ class RedisClient(Protocol):
 
     redis-py types every answer as a value or an awaitable of it; here is the one place where that is resolved.
     """
+
+    slow_scripts: deque[tuple[str, float]]
+    """The latest calls of scripts that were slow, each with its seconds, until `Measures` has taken them."""
 
     async def time(self) -> tuple[int, int]: ...
     async def info(self, section: str) -> dict[str, Any]: ...
@@ -186,6 +190,7 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     pool = connection_pool(url, **OPTIONS, max_connections=most, retry=Retry(_BACKOFF, RETRIES, _RETRIED))
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
+    client.slow_scripts = deque(maxlen=MOST_SLOW)
     client.turns = _Turns(connections, wait.total_seconds())
     client.reads, client.writes = SharedConnection(pool), SharedConnection(pool)
     return cast(RedisClient, client)
@@ -286,6 +291,7 @@ class _Turns:
 class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
+    slow_scripts: deque[tuple[str, float]]
     turns: _Turns
     reads: SharedConnection
     writes: SharedConnection
