@@ -12,7 +12,7 @@ from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, in_parts
 from serve_app.store.script import Script, pairs
 
 MAX_ROWS = 10_000
@@ -24,7 +24,9 @@ REFUSED = ":refused"
 LOOKED_AT_ONCE = 500
 """One call of the script looks at this many rows, which takes a few ms, so that nobody waits behind a search."""
 CALLS = 4
-"""One page takes at most this many calls."""
+"""One page looks at this many times as many rows."""
+LOGS_AT_ONCE = 400
+"""One call of the script reads this many logs; their rows are put together here."""
 MOST_LOGS = 2_000
 """A page over all logs reads at most this many of them: those written last."""
 _ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
@@ -96,19 +98,37 @@ class AuditLog:
         """
         place = before if _ROW_ID.fullmatch(before) else ""
         found: list[AuditRow] = []
+        logs = [log, log + REFUSED] if log else await self._written_last()
         for _ in range(CALLS):
-            rows, place = await self._recent(
-                log=log,
-                action=act,
-                before=place,
-                limit=limit - len(found),
-                most=LOOKED_AT_ONCE,
-                max_logs=MOST_LOGS,
-            )
+            rows, place = await self._newest(logs, act, place, limit - len(found))
             found += [read_audit_row(name, row_id, pairs(flat)) for name, row_id, flat in rows]
             if not place or len(found) >= limit:
                 break
         return AuditPage(found, place)
+
+    async def _written_last(self) -> list[str]:
+        return await self._redis.zrevrange(redis_key("audit_logs"), 0, MOST_LOGS - 1)
+
+    async def _newest(
+        self, logs: Sequence[str], act: str, before: str, limit: int
+    ) -> tuple[list[tuple[str, str, Sequence[str]]], str]:
+        """Return about `limit` rows, and the id down to which all of these logs were looked at; empty for the end."""
+        found: list[tuple[str, str, Sequence[str]]] = []
+        ends: list[str] = []
+        for part in in_parts(logs, LOGS_AT_ONCE):
+            rows, end = await self._recent(action=act, before=before, limit=limit, most=LOOKED_AT_ONCE, logs=part)
+            found += rows
+            ends += [end] if end else []
+        found.sort(key=lambda row: _place(row[1]), reverse=True)
+        if len(found) > limit:
+            ends.append(found[limit - 1][1])
+        end = max(ends, key=_place, default="")
+        return [row for row in found if not end or _place(row[1]) >= _place(end)], end
+
+
+def _place(row_id: str) -> tuple[int, int]:
+    ms, _, number = row_id.partition("-")
+    return int(ms), int(number)
 
 
 def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:

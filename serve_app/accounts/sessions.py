@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, in_parts
 from serve_app.store.script import Script
 
 
@@ -34,6 +34,8 @@ class SessionRealm:
         return ":".join(filter(None, (self.holders, holder_id, user_id)))
 
 
+LISTED_AT_ONCE = 150
+"""One call of the script looks at this many sessions."""
 CUSTOMERS = SessionRealm(holders="account", prefix="", idle_life=timedelta(minutes=30), life=timedelta(hours=12))
 OPERATORS = SessionRealm(
     holders="operator", prefix="operator_", idle_life=timedelta(minutes=15), life=timedelta(hours=8)
@@ -107,7 +109,10 @@ class SessionStore:
 
     async def list(self, holder_id: str, *, user_id: str | None = None) -> Sequence[Session]:
         """List the live sessions of a holder or of one of its users ('' for its own), the one seen last first."""
-        rows: Sequence[Sequence[str]] = await self._list(realm=self._realm.prefix, id=holder_id)
+        digests = list(await self._redis.smembers(redis_key(f"{self._realm.prefix}sessions", holder_id)))
+        rows: list[Sequence[str]] = []
+        for part in in_parts(digests, LISTED_AT_ONCE):
+            rows += await self._list(realm=self._realm.prefix, id=holder_id, digests=part)
         found = [
             Session(
                 id=digest,

@@ -76,6 +76,7 @@ def _histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) ->
 JOB_S = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 """Bounds of durations of jobs in seconds; `queue.lua` has the same."""
 CALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SLOW_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5)
 STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10, 30)
 LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -137,6 +138,9 @@ HTTP_REQUESTS = _counter("http_requests", "Answered requests.", "interface", "me
 HTTP_SECONDS = _histogram("http_request_seconds", "From a request's headers to its whole answer.", CALL_S, "route")
 HTTP_ERRORS = _counter("http_errors", "Error answers of the interfaces.", "interface", "code")
 LOOP_STALLED = _counter("event_loop_stalled_seconds", "Time in which a replica answered nobody, a second or more each.")
+SLOW_SCRIPTS = _histogram(
+    "slow_script_seconds", "Calls of Redis's scripts that took 25 ms or more, with their wait.", SLOW_S, "script"
+)
 PROXY_ERRORS = _counter("proxy_errors", "Error answers of HAProxy or Serve, without the application.", "status")
 
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -238,8 +238,8 @@ class PageSearch:
         return found[:limit], found[limit - 1] if len(found) > limit else place
 
 
-FAILED_AT_ONCE, CALLS = 1_000, 4
-"""One call of `list_dead.lua` looks at this many jobs, in about 3 ms, and one page takes this many calls."""
+FAILED_AT_ONCE, CALLS = 450, 9
+"""One call of `list_dead.lua` looks at this many jobs, in about 2 ms, and one page takes this many calls."""
 
 
 class DeadPage(NamedTuple):

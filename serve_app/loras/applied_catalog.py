@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +16,14 @@ from serve_app.loras.catalog import file_row
 from serve_app.loras.catalog_file import CatalogError, SetAside, add_digests, read_catalog
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient
+from serve_app.store.redis_client import RedisClient, in_parts
 from serve_app.store.script import Script
 
 _log = logging.getLogger(__name__)
+
+
+ROWS_AT_ONCE, LORAS_AT_ONCE = 25, 300
+"""One script writes or withdraws this many rows, or looks at the waiting jobs of this many LoRAs: some ms."""
 
 
 class AppliedCatalog:
@@ -29,6 +33,9 @@ class AppliedCatalog:
         self._redis = redis
         self._settings = settings
         self._apply_catalog = Script(redis, "loras/apply_catalog")
+        self._apply_rows = Script(redis, "loras/apply_rows")
+        self._withdraw_moved = Script(redis, "loras/withdraw_moved")
+        self._end_catalog = Script(redis, "loras/end_catalog")
 
     async def base_models(self) -> list[BaseModel]:
         """Return the file's base models; while it cannot be read, those that were applied last.
@@ -56,7 +63,7 @@ class AppliedCatalog:
         While Redis is away, that is left to the next process that opens it.
         """
         try:
-            if not await self._redis.exists(redis_key("catalog")):
+            if not await self._redis.hget(redis_key("catalog"), "applied"):
                 await self.apply_file()
         except StoreUnavailable as outage:
             _log.info("the catalog was not looked for: %s", outage.message)
@@ -64,28 +71,54 @@ class AppliedCatalog:
     async def apply_file(self) -> Sequence[SetAside]:
         """Make the adapters of the catalog file those that the file names now; return the rows left out.
 
-        A row that is set aside keeps what was applied of it. Registered adapters stay. Raises `CatalogError` for a file
-        that cannot be read as a whole: then everything stays as it was applied.
+        A row that is set aside keeps what was applied of it. Registered adapters stay. Each step is short, so that
+        nobody waits behind a long file; one that is cut short is done by the next call. Raises `CatalogError` for a
+        file that cannot be read as a whole: then everything stays as it was applied.
         """
         catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
         known: dict[str, str] = await self._redis.hgetall(redis_key("catalog_digests"))
         adapters = list(catalog.adapters.values())
         digested = await asyncio.to_thread(add_digests, adapters, known, self._settings.storage_options)
         set_aside = [*catalog.set_aside, *digested.set_aside]
-        taken: list[str] = await self._apply_catalog(
-            rows=json.dumps([file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]),
-            kept=json.dumps([row.id for row in set_aside if row.id]),
-            set_aside=json.dumps(set_aside),
-            new_base_models=json.dumps([_row(model) for model in catalog.base_models.values()]),
-            widths=json.dumps({model.id: model.widths for model in catalog.base_models.values()}),
-            digests=json.dumps(digested.known),
-        )
+        both = {model.id: model for model in await self.applied_base_models()} | dict(catalog.base_models)
+        began_after, moved = await self._apply_catalog(**_models(both.values()))
+        rows = [file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]
+        taken: list[str] = []
+        for part in in_parts(rows, ROWS_AT_ONCE):
+            taken += await self._apply_rows(rows=json.dumps(part), gone=[])
+        listed = {row["id"] for row in rows} | {row.id for row in set_aside}
+        applied = await self._redis.smembers(redis_key("catalog_rows"))
+        for part in in_parts(sorted(applied - listed), ROWS_AT_ONCE):
+            await self._apply_rows(rows="[]", gone=part)
+        await self._remember(known, digested.known)
+        loras: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1) if moved else []
+        for part in in_parts(loras, LORAS_AT_ONCE):
+            await self._withdraw_moved(moved=moved, loras=part)
+        models = _models(catalog.base_models.values())
+        facts = {"set_aside": json.dumps(set_aside), "taken": " ".join(taken), "began_after": began_after}
+        if not await self._end_catalog(**models, **facts):
+            return await self.apply_file()
         return [*set_aside, *map(_taken, taken)]
+
+    async def _remember(self, before: Mapping[str, str], digests: Mapping[str, str]) -> None:
+        changed = [(uri, digest) for uri, digest in digests.items() if before.get(uri) != digest]
+        for part in in_parts(changed, LORAS_AT_ONCE):
+            await self._redis.hset(redis_key("catalog_digests"), mapping=dict(part))
+        for gone in in_parts([*before.keys() - digests.keys()], LORAS_AT_ONCE):
+            await self._redis.hdel(redis_key("catalog_digests"), *gone)
 
     async def set_aside(self) -> list[SetAside]:
         """Return the rows of the file that were set aside when it was applied last."""
         rows, taken = await self._redis.hmget(redis_key("catalog"), "set_aside", "taken")
         return [*(SetAside(*row) for row in json.loads(rows or "[]")), *map(_taken, (taken or "").split())]
+
+
+def _models(models: Iterable[BaseModel]) -> Mapping[str, str]:
+    found = list(models)
+    return {
+        "new_base_models": json.dumps([_row(model) for model in found]),
+        "widths": json.dumps({model.id: model.widths for model in found}),
+    }
 
 
 def _row(model: BaseModel) -> dict[str, Any]:

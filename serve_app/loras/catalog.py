@@ -7,20 +7,21 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter, Terms
 from serve_app.domain.durations import Position, epoch_ms, milliseconds
-from serve_app.loras.open_loras import READ_AT_ONCE, OpenLoras, OwnLoras, place_of
+from serve_app.loras.open_loras import READ_AT_ONCE, OpenLoras, OwnLoras, place_of, read_loras
 from serve_app.loras.record import FROM_FILE, REGISTERED, order_of, read_record, write_record
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient, read_records
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs
 
 
 def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
-    """Return a row of the catalog file as `apply_catalog.lua` takes it.
+    """Return a row of the catalog file as `apply_rows.lua` takes it.
 
     Its digest tells whether the stored record is the same.
     """
@@ -55,7 +56,6 @@ class CatalogReader:
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
         self._list_loras = Script(redis, "loras/list_loras")
-        self._page_loras = Script(redis, "loras/page_loras")
         self._read_lora = Script(redis, "loras/read_lora")
         self._open = OpenLoras(redis)
         self._own: dict[str, OwnLoras] = {}
@@ -93,7 +93,7 @@ class CatalogReader:
                 continue
             changes, *of_account = answer
             if of_account:
-                own = _own_loras(revision, *of_account)
+                own = await self._read_own(revision, *of_account)
                 self._own.pop(account_id, None)
                 self._own[account_id] = own
                 while len(self._own) > MOST_LISTED:
@@ -101,14 +101,27 @@ class CatalogReader:
             if self._open.follow(changes, revision) and own is not None:
                 return own
 
+    async def _read_own(
+        self, revision: int, owned: list[str], offered: list[str], named: list[str], grants: Sequence[str]
+    ) -> OwnLoras:
+        """Read what `list_loras.lua` names of an account, as it is at this revision or later."""
+        decisions = pairs(grants)
+        denied = frozenset(lora_id for lora_id, decision in decisions.items() if decision != "allow")
+        ids = {*owned, *offered, *named, *decisions} - denied
+        records = {lora_id: fields async for lora_id, fields in read_loras(self._redis, list(ids))}
+        adapters = {lora_id: read_record(lora_id, fields) for lora_id, fields in records.items()}
+        places = [place_of(lora_id, fields) for lora_id, fields in records.items()]
+        return OwnLoras(revision, adapters, places, denied)
+
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
-        """List the newest adapters that the account may use; the cost grows with `limit` alone.
+        """List the newest adapters that the account may use.
 
         Those of one time are listed by id, the last first; with `before`, only those that come after it.
         """
-        created_ms, lora_id = before or (None, None)
-        answer = await self._page_loras(account=account_id, most=limit, before_ms=created_ms, before_id=lora_id)
-        return [read_record(lora_id, pairs(flat)) for lora_id, flat in answer]
+        own = await self._followed(account_id)
+        ids = self._open.newest(without=own.adapters.keys() | own.denied, and_those=own.places, before=before)
+        rows = (own.adapters.get(lora_id) or self._open.adapter(lora_id) for lora_id in ids)
+        return list(islice(filter(None, rows), limit))
 
     async def page(
         self, account_id: str, *, limit: int, after: Position | None, takes: Callable[[Adapter], bool] | None
@@ -134,16 +147,20 @@ class CatalogReader:
         answer = await self._read_lora(lora=lora_id, account=account_id)
         if not answer:
             return None
-        return SharedAdapter(read_record(lora_id, pairs(answer[0])), dict(answer[1]))
+        fields, decided = answer
+        pipeline = self._redis.pipeline(transaction=False)
+        for each in decided:
+            pipeline.hget(redis_key("grants", each), lora_id)
+            pipeline.hget(redis_key("account", each), "name")
+        rows: list[str | None] = await pipeline.execute() if decided else []
+        names = zip(decided, rows[::2], rows[1::2], strict=True)
+        shared_with = {each: name or "" for each, decision, name in names if decision == "allow"}
+        return SharedAdapter(read_record(lora_id, pairs(fields)), shared_with)
 
     async def all(self) -> list[Adapter]:
         """List every adapter, oldest first; for operators."""
         ids: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1)
-        found: list[Adapter] = []
-        for start in range(0, len(ids), READ_AT_ONCE):
-            records = await read_records(self._redis, ids[start : start + READ_AT_ONCE], "lora")
-            found += [read_record(*each) for each in records.items()]
-        return found
+        return [read_record(*each) async for each in read_loras(self._redis, ids)]
 
     async def open_adapter_id(self) -> str | None:
         """Return the id of the oldest adapter that everyone may use, for examples."""
@@ -152,13 +169,6 @@ class CatalogReader:
 
     async def owned_ids(self, account_id: str) -> list[str]:
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
-
-
-def _own_loras(revision: int, rows: Sequence[tuple[str, Sequence[str]]], denied: Sequence[str]) -> OwnLoras:
-    records = {lora_id: pairs(flat) for lora_id, flat in rows}
-    adapters = {lora_id: read_record(lora_id, fields) for lora_id, fields in records.items()}
-    places = [place_of(lora_id, fields) for lora_id, fields in records.items()]
-    return OwnLoras(revision, adapters, places, frozenset(denied))
 
 
 class AdapterGrants:
@@ -200,6 +210,7 @@ class AdapterRegistry:
     """Changes the registered adapters. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._redis = redis
         self._settings = settings
         self._register_lora = Script(redis, "loras/register_lora")
         self._update_lora = Script(redis, "loras/update_lora")
@@ -208,19 +219,35 @@ class AdapterRegistry:
     async def register(self, adapter: Adapter, terms: Terms | None = None, *, asks: bool = False) -> Registration:
         """Add an adapter if the owner's terms, where there are any, allow it; with `asks`, only say whether they do."""
         key = terms.idempotency_key if terms else None
-        answer = await self._register_lora(
+        owned, owned_bytes, same = await self._owned(adapter) if terms else ("", 0, "")
+        status, lora_id = await self._register_lora(
             lora=adapter.id,
             order=order_of(adapter),
             record=json.dumps(write_record(adapter, REGISTERED)),
             asks=asks,
             max_loras=terms.max_loras if terms else None,
             max_bytes=terms.max_bytes if terms else None,
+            owned=owned,
+            owned_bytes=owned_bytes,
+            same=same,
             idempotency_digest="" if key is None else hashlib.sha256(key.encode()).hexdigest(),
             given_digest=terms.body.given if terms else "",
             body_digest=terms.body.before if terms else "",
             idempotency_ms=milliseconds(self._settings.idempotency_life),
         )
-        return Registration(*answer)
+        if status == "changed":
+            return await self.register(adapter, terms, asks=asks)
+        return Registration(status, lora_id)
+
+    async def _owned(self, adapter: Adapter) -> tuple[str, int, str]:
+        """Return what `register_lora.lua` is told of the owner's LoRAs; `same` has the weights of the adapter."""
+        ids: list[str] = await self._redis.zrange(redis_key("loras_owned", adapter.owner), 0, -1)
+        size, same = 0, ""
+        async for lora_id, fields in read_loras(self._redis, ids):
+            size += int(fields["bytes"])
+            if (fields["sha256"], fields["base_model"]) == (adapter.sha256, adapter.base_model):
+                same = lora_id
+        return hashlib.sha1(" ".join(ids).encode(), usedforsecurity=False).hexdigest(), size, same
 
     async def update(self, lora_id: str, account_id: str, fields: Mapping[str, str]) -> bool:
         """Change the named fields of a registered adapter's record; False when it is not the account's."""

@@ -3,14 +3,17 @@
 import asyncio
 import zlib
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from heapq import merge
+from itertools import groupby
 from typing import NamedTuple
 
 from serve_app.domain.catalog import Adapter
-from serve_app.loras.record import read_record
+from serve_app.domain.durations import Position
+from serve_app.loras.record import ROWS_AT_ONE_TIME, read_record
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import RedisClient, read_records
+from serve_app.store.redis_client import RedisClient, in_parts, read_records
 
 READ_AT_ONCE = 500
 """How many records are read in one round trip."""
@@ -18,6 +21,9 @@ FOLLOWED_AT_ONCE = 200
 """How many changes one answer of `list_loras.lua` has at most."""
 MOST_READ = 4_000
 """So many are kept as they are listed, 2 kB each; of more the records alone, 0.5 kB each."""
+
+LAST_MS = 10**15
+"""No LoRA is made as late as this, 30,000 years from now."""
 
 _BETWEEN = "\udcff"  # the byte FF, which no text has: a name may hold a zero
 _USUAL = _BETWEEN.join(
@@ -55,6 +61,20 @@ class OpenLoras:
         """Return the places of all but some LoRAs, and others, oldest first."""
         return sorted([*(place for place in self._places if place[1] not in without), *and_those])
 
+    def newest(self, *, without: Collection[str], and_those: Iterable[Place], before: Position | None) -> Iterator[str]:
+        """Yield the ids of all but some LoRAs, and others, newest first; those of one time by id, the last first.
+
+        With `before`, only those that come after it. Nothing else may happen to the store meanwhile.
+        """
+        end = ((before.ms + 1 if before else LAST_MS) * ROWS_AT_ONE_TIME, "")
+        places = (self._places[number] for number in range(bisect_left(self._places, end) - 1, -1, -1))
+        others = sorted((place for place in and_those if place < end), reverse=True)
+        rows = merge((place for place in places if place[1] not in without), others, reverse=True)
+        for ms, group in groupby(rows, key=lambda place: place[0] // ROWS_AT_ONE_TIME):
+            for lora_id in sorted((place[1] for place in group), reverse=True):
+                if before is None or (ms, lora_id) < before:
+                    yield lora_id
+
     def adapter(self, lora_id: str) -> Adapter | None:
         record = self._records.get(lora_id)
         return None if record is None else self._read(lora_id, record)
@@ -79,10 +99,9 @@ class OpenLoras:
                 return
             ids: list[str] = await self._redis.zrange(redis_key("loras_open"), 0, -1)  # 10 ms for 100,000
             records, places = dict[str, bytes](), list[Place]()
-            for start in range(0, len(ids), READ_AT_ONCE):
-                read = await read_records(self._redis, ids[start : start + READ_AT_ONCE], "lora")
-                records |= {lora_id: _packed(fields) for lora_id, fields in read.items()}
-                places += [place_of(lora_id, fields) for lora_id, fields in read.items()]
+            async for lora_id, fields in read_loras(self._redis, ids):
+                records[lora_id] = _packed(fields)
+                places.append(place_of(lora_id, fields))
             self._records, self._places, self.revision, self._seen = records, sorted(places), revision, revision
 
     def _put(self, lora_id: str, fields: Mapping[str, str]) -> None:
@@ -102,6 +121,13 @@ class OwnLoras(NamedTuple):
     adapters: Mapping[str, Adapter]
     places: Sequence[Place]
     denied: frozenset[str]
+
+
+async def read_loras(redis: RedisClient, ids: Sequence[str]) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    """Yield the id and the record of each LoRA that is there; a round trip reads `READ_AT_ONCE`."""
+    for part in in_parts(ids, READ_AT_ONCE):
+        for row in (await read_records(redis, part, "lora")).items():
+            yield row
 
 
 def place_of(lora_id: str, fields: Mapping[str, str]) -> Place:

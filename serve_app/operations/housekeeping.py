@@ -13,7 +13,7 @@ from serve_app.jobs.deletion import Deletions, remove_listed_objects
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.images import IMAGES, ImageStore, thumbnail_uri
 from serve_app.jobs.moderation import Moderation
-from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.queue import REAPED_AT_ONCE, JobQueue
 from serve_app.jobs.samples import LoraSamples, SampleDrawing
 from serve_app.jobs.uploads import UploadRecords
 from serve_app.loras.applied_catalog import AppliedCatalog, CatalogFollower
@@ -32,8 +32,8 @@ from serve_app.webhooks.delivery import JobRecord, WebhookDelivery
 
 _log = logging.getLogger(__name__)
 
-BATCH = 100
-"""A script moves at most this many jobs of a list, in a few milliseconds, so that nobody waits behind the reaper."""
+BATCH = 75
+"""A script removes at most this many uploads, in a few milliseconds, so that nobody waits behind it."""
 SWEEP_EVERY = timedelta(hours=1)
 REMOVE_EVERY = timedelta(seconds=30)
 """How often what deletions left is removed: objects that could not be removed at once or that a worker wrote meanwhile,
@@ -105,7 +105,7 @@ async def reap_forever(
 async def _reap(queue: JobQueue, settings: Settings) -> None:
     """Reap all; where that fails, start the embedded Redis if it is not running."""
     try:
-        while await queue.reap(BATCH) >= BATCH:
+        while await queue.reap() >= REAPED_AT_ONCE:
             pass
     except Exception:
         if not settings.redis_url:

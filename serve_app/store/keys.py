@@ -1,5 +1,6 @@
 """Every key of Redis: its name, its type, its time to live."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 PREFIX = "{job:0}:"
@@ -125,6 +126,27 @@ KEY_MAP: tuple[Key, ...] = (
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),
 )
 """Every key there is. The key-leak test walks the server and fails on anything else."""
+
+GROWS_WITH: Mapping[str, str] = {
+    "nothing": "job_sequence count loras_revision loras_log loras_sampled sweep_lock recent catalog",
+    "groups of base models": "pools global_vtime load quarantine_worker starting start_failure recent_adapters",
+    "workers": "workers capacity gauges claimed claim owner measured measures",
+    "jobs that wait or run": "queue group groups age start_by delay lease quarantine plan_age lora_jobs preview"
+    " preview_watched",
+    "accounts with such jobs": "vtime idle_vtime unfinished",
+    "jobs and pictures that are kept": "job jobs image dead stored image_uses upload upload_of uploads uploads_due"
+    " uploaded deletions",
+    "calls within a plan's window or a day": "idempotency shared_waiters rate throttle sign_in sign_in_tries",
+    "accounts, their users, keys and links": "account accounts accounts_removing name user users key keys session"
+    " sessions sign_in_link operator operators operator_session operator_sessions operator_sign_in_link",
+    "accounts, by days or rows that are kept": "usage audit audit_logs",
+    "LoRAs": "lora loras loras_open loras_owned loras_stored loras_unused loras_removing loras_sampling loras_withdrawn"
+    " loras_changed loras_samples lora_use weights_in_use catalog_rows catalog_digests",
+    "LoRAs that are shared, and with whom": "grants granted loras_offered",
+    "endpoints, and deliveries of a week": "webhook webhooks webhook_delivery webhook_due webhook_log webhooks_due",
+}
+"""What the number of keys of a family, or of their entries, grows with. No script may
+(`tests/store/test_script_bounds.py`)."""
 
 
 def redis_key(family: str, *parts: str) -> str:

@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import WORKER_LIFE
-from serve_app.domain.metrics import Metric, bucket_of, field_of
+from serve_app.domain.metrics import SLOW_SCRIPTS, Metric, bucket_of, field_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
@@ -73,6 +73,9 @@ class Measures:
         """
         async with self._sending:
             if not self._unsent:
+                while self._redis.slow_scripts:
+                    name, seconds = self._redis.slow_scripts.popleft()
+                    self.observe(SLOW_SCRIPTS, seconds, name)
                 if not self._pending:
                     return
                 self._unsent, self._pending = self._pending, defaultdict(float)

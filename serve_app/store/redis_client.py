@@ -3,11 +3,11 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
 import redis.asyncio as redis_async
@@ -23,6 +23,8 @@ from redis.retry import Retry as SyncRetry
 from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_address import blocking_client, close_sentinels, connection_pool, lost_connection
+
+_Row = TypeVar("_Row")
 
 LONGEST_SILENCE_S = 2.0
 """When a caller gives up after this many seconds without an answer, its connection is closed, and the next opens
@@ -124,6 +126,7 @@ OPTIONS: Mapping[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT_S,
 }
 """Answers are text; packed fields of a job's record are bytes, and come with surrogate escapes."""
+MOST_SLOW = 1_000
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 """A process that is no ingress has these bounds; `Settings` sizes both for the requests of an ingress."""
 
@@ -145,6 +148,9 @@ class RedisClient(Protocol):
 
     redis-py types every answer as a value or an awaitable of it; here is the one place where that is resolved.
     """
+
+    slow_scripts: deque[tuple[str, float]]
+    """The latest calls of scripts that were slow, each with its seconds, until `Measures` has taken them."""
 
     async def time(self) -> tuple[int, int]: ...
     async def info(self, section: str) -> dict[str, Any]: ...
@@ -184,9 +190,15 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     pool = connection_pool(url, **OPTIONS, max_connections=most, retry=Retry(_BACKOFF, RETRIES, _RETRIED))
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
+    client.slow_scripts = deque(maxlen=MOST_SLOW)
     client.turns = _Turns(connections, wait.total_seconds())
     client.reads, client.writes = SharedConnection(pool), SharedConnection(pool)
     return cast(RedisClient, client)
+
+
+def in_parts(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
+    """Yield the rows, `size` of them at a time, so that no call of Redis is long."""
+    return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
 
 async def read_records(redis: RedisClient, ids: Sequence[str], family: str, *parts: str) -> dict[str, dict[str, str]]:
@@ -279,6 +291,7 @@ class _Turns:
 class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
+    slow_scripts: deque[tuple[str, float]]
     turns: _Turns
     reads: SharedConnection
     writes: SharedConnection

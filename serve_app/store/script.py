@@ -1,6 +1,7 @@
 """Lua scripts: loaded from files, called by the names of their arguments, run by digest."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from serve_app.store.keys import PREFIX
 from serve_app.store.redis_client import RedisClient
 
 REPLICA_TIMEOUT_MS = 1_000
+SLOW_S = 0.025
+"""A call that takes as long as this is measured by the name of its script."""
 
 Argument = str | bytes | int | float | bool | list[str] | list[str | int] | None
 Rewrite = Callable[[str, str], str]
@@ -146,10 +149,14 @@ class Script:
         Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type.
         """
         encoded = self._source.encode(args)
+        began = time.perf_counter()
         try:
             return await self._execute("EVALSHA", self._sha, 1, PREFIX, *encoded)
         except NoScriptError:
             return await self._client.eval(self.text, 1, PREFIX, *encoded)
+        finally:
+            if (took := time.perf_counter() - began) >= SLOW_S:
+                self._client.slow_scripts.append((self._source.name, took))
 
     async def on_replicas(self, replicas: int, **args: Argument) -> Any:
         """Run the script. Return once `replicas` Redis replicas have the writes.

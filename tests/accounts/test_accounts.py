@@ -112,7 +112,7 @@ async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(setti
 async def test_only_the_newest_of_the_keys_that_ended_are_listed(
     resources: Resources, acme: Account, redis_db: Any
 ) -> None:
-    untyped, kept = redis_db.pipeline(), 1000
+    untyped, kept = redis_db.pipeline(), 500
     for number in range(kept + 3):
         untyped.hset(redis_key("key", f"old_{number}"), mapping={"digest": "d", "revoked": "1"})
         untyped.zadd(redis_key("keys", acme.id), {f"old_{number}": number})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.accounts import audit
 from serve_app.accounts import audit as audit_log
 from serve_app.domain.audit import ANYONE, OWNER, Act, Actor, operator
 from serve_app.settings import Settings
@@ -90,7 +91,11 @@ async def test_a_row_of_a_newer_version_is_listed_under_its_own_word(resources: 
     assert [row.act for row in await resources.audit.rows(ACCOUNT)] == [Act.SIGNED_IN, "key_limited"]
 
 
-async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, redis_db: Any) -> None:
+@pytest.mark.parametrize("at_once", [audit.LOGS_AT_ONCE, 2, 1])
+async def test_rows_of_many_logs_are_listed_newest_first(
+    resources: Resources, redis_db: Any, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "LOGS_AT_ONCE", at_once)
     accounts = [f"acct_{number}" for number in range(5)]
     for account_id in accounts:
         await resources.audit.record(account_id, Act.SIGNED_IN, Actor(OWNER))
@@ -101,3 +106,10 @@ async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, r
         redis_db.xadd(log, row, id=f"{later_ms + number}-0")
     found = await resources.audit.page(limit=40)
     assert [row.subject for row in found.rows] == [f"{number}" for number in reversed(range(40))]
+    pages, place = list[str](), ""
+    for _ in range(4):
+        page = await resources.audit.page(limit=10, before=place)
+        pages, place = pages + [row.subject for row in page.rows], page.next
+    assert pages == [f"{number}" for number in reversed(range(40))]
+    rare = await resources.audit.page(act=Act.SIGNED_IN, limit=5)
+    assert len(rare.rows) == 5

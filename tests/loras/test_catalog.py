@@ -1,5 +1,6 @@
 """A change of the catalog by one process is served by all; the file seeds it without stopping it."""
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -12,12 +13,13 @@ import pytest
 import redis
 import yaml
 
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, Terms
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.acceptance import prices
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.loras import applied_catalog
 from serve_app.loras.catalog import position_of
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
@@ -33,6 +35,7 @@ from tests.support import (
     adapter_id,
     existing,
     lora_record,
+    put_in_group,
     rewrite_catalog,
     store_image,
     write_safetensors,
@@ -296,15 +299,60 @@ async def test_what_is_removed_is_gone_everywhere_with_its_grants(
     mine = replace(REGISTERED, owner=acme.id, accounts=frozenset({"zeta"}))
     await resources.adapter_registry.register(mine)
     await resources.adapter_grants.grant(mine.id, zeta.id)
+    many = [(await resources.accounts.create(f"many-{number}")).id for number in range(150)]
+    for account_id in many:
+        await resources.adapter_grants.grant(mine.id, account_id)
     assert key_problems(redis_db) == []
     assert await other.adapter_registry.remove(mine.id) == ("removed", mine.file)
     assert await other.adapter_registry.remove(mine.id) == ("unknown", "")
     assert await resources.catalog.adapter(mine.id) is None
     assert mine.id not in [*await _usable(resources, acme.id), *await _usable(resources, zeta.id)]
+    again = await resources.adapter_registry.register(mine)
+    assert again.status == "taken", "grants of more than a hundred accounts are left to the reaper"
+    await resources.queue.reap(limit=40)
+    assert await resources.queue.reap(limit=40) < 40
     assert not [name for name in redis_db.scan_iter() if mine.id in str(name)]
+    assert not [each for each in many if redis_db.hexists(redis_key("grants", each), mine.id)]
     await resources.adapter_registry.register(replace(mine, accounts=frozenset()))
     assert mine.id not in await _usable(resources, zeta.id), "an earlier grant came back with the id"
     assert await resources.adapter_registry.remove(NEON) == ("file", "")
+
+
+async def test_the_quota_holds_for_many_that_are_registered_at_once(resources: Resources) -> None:
+    acme = await resources.accounts.create("acme")
+    many = [replace(REGISTERED, id=f"model_{n}", owner=acme.id, sha256=f"{n}", size_bytes=10) for n in range(8)]
+    terms = Terms(max_loras=9, max_bytes=35)
+    found = await asyncio.gather(*(resources.adapter_registry.register(each, terms) for each in many))
+    assert sorted(each.status for each in found) == ["added"] * 3 + ["too_large"] * 5
+    again = await resources.adapter_registry.register(replace(many[0], id="model_c"), terms)
+    assert again == ("same", many[0].id)
+
+
+async def test_a_file_whose_application_is_cut_short_is_applied_by_the_next(
+    settings: Settings, resources: Resources, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service goes on meanwhile, and waiting jobs follow their base model though the first call never said so."""
+    job_id = await accept(resources, lora_id=NEON)
+    monkeypatch.setattr(applied_catalog, "ROWS_AT_ONCE", 1)
+    put_in_group(settings.catalog, "sdxl")
+    rewrite_catalog(settings.catalog, lambda rows: [row.update(description="new") for row in rows if row["id"] != NEON])
+    names = [redis_key("lora", str(row_id)) for row_id in redis_db.zrange(redis_key("loras"), 0, -1)]
+
+    def described() -> int:
+        return sum(redis_db.hget(name, "description") == "new" for name in names)
+
+    redis_db.rename(names[-1], "aside")
+    redis_db.set(names[-1], "no record, which ends the script")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        await resources.applied_catalog.apply_file()
+    redis_db.rename("aside", names[-1])
+    assert described() == 7
+    await resources.queue.reap()
+    assert existing(await resources.jobs.find(job_id)).pool == "generation"
+    assert await resources.applied_catalog.apply_file() == []
+    assert described() == 8
+    await resources.queue.reap()
+    assert existing(await resources.jobs.find(job_id)).pool == "generation.sdxl"
 
 
 async def test_a_changed_file_is_served_by_every_process(

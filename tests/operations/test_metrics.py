@@ -15,6 +15,7 @@ from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.measures import Measures, gauge_field
 from serve_app.store.redis_client import connect
+from serve_app.store.script import SLOW_S, Script
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
 from tests.made_jobs import accept, claim
@@ -55,6 +56,16 @@ async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> Non
     assert found["atelier_jobs_total", "accepted"] == 4
     assert (found["atelier_workers", "generation"], found["atelier_workers", "upscale"]) == (1, 0)
     assert found["atelier_redis_memory_bytes",] > 0
+
+
+@pytest.mark.script_text
+async def test_a_slow_script_is_measured_by_its_name(resources: Resources) -> None:
+    busy = "local n = 0 while n < 2e7 do n = n + 1 end\n"
+    slow = Script(resources.process.redis, "jobs/image_opens", lambda _, text: busy + text)
+    assert await slow(name="none") == 0
+    found = await scrape(resources)
+    assert found["atelier_slow_script_seconds_count", "image_opens"] == 1
+    assert found["atelier_slow_script_seconds_sum", "image_opens"] > SLOW_S
 
 
 async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:

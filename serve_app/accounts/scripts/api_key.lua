@@ -1,5 +1,6 @@
 -- An API key has a record, and a place in its account's list, which keeps this many of those that no longer work.
-local KEPT = 1000
+local KEPT = 500
+local FORGOTTEN = 10 -- of more than that, as a version before kept, at each call
 
 local function read_key(id) return redis.call('HGETALL', K('key:' .. id)) end
 
@@ -11,7 +12,7 @@ local function working_keys(account, except)
     if not key[1] or key[2] or num(key[3], math.huge) <= now then ended[#ended + 1] = id
     elseif id ~= except then working = working + 1 end
   end
-  for i = 1, #ended - KEPT do
+  for i = 1, math.min(#ended - KEPT, FORGOTTEN) do
     redis.call('DEL', K('key:' .. ended[i]))
     redis.call('ZREM', K('keys:' .. account), ended[i])
   end

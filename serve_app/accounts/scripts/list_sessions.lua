@@ -1,9 +1,9 @@
 -- include credential_version
--- args: realm, id
--- list_sessions: lists the live sessions of an operator, or of all users of an account, in no order, and forgets
+-- args: realm, id, digests:list
+-- list_sessions: lists which of these sessions of an operator, or of all users of an account, are live, and forgets
 -- those that have ended. Returns {digest, user, opened, seen, address, browser} of each.
 local found = {}
-for _, digest in ipairs(redis.call('SMEMBERS', K(realm .. 'sessions:' .. id))) do
+for _, digest in ipairs(digests) do
   local session = K(realm .. 'session:' .. digest)
   local row = redis.call('HMGET', session, 'holder', 'ends', 'credential_version', 'opened', 'seen', 'address',
     'browser')

@@ -1,11 +1,7 @@
--- args: log, action, before, limit:number, most:number, max_logs:number
--- recent_audit: reads rows of the audit log, newest first: of one log (a pseudonym), or with '' of the logs written
--- last; of one action, or of any. The list begins before a row's id, finds about `limit` rows and looks at about
+-- args: action, before, limit:number, most:number, logs:list
+-- recent_audit: reads rows of these logs (pseudonyms), newest first; of one action, or of any. The list begins before a row's id, finds about `limit` rows and looks at about
 -- `most`: rows of one id in several logs stay together. Returns {{log, id, fields} of each, the id of the last row
 -- looked at, or '' when there are no more}.
-local names = {log, log .. ':refused'}
-if log == '' then names = redis.call('ZREVRANGE', K('audit_logs'), 0, max_logs - 1) end
-
 local function parse(id)
   local ms, number = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(number)
@@ -31,7 +27,7 @@ local function sink(i)
   end
 end
 
-for _, name in ipairs(names) do
+for _, name in ipairs(logs) do
   local row = newest(name, before)
   if row then
     local ms, number = parse(row[1])

@@ -1,8 +1,17 @@
 -- include queue
 -- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
 -- reap: end what is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters, waiting jobs
--- of LoRAs that were withdrawn; and move those that are to wait in another pool; `limit` of each. Returns how many jobs
--- were looked at: below `limit`, nothing is left.
+-- of LoRAs that were withdrawn; and move those that are to wait in another pool; `limit` in all. Returns how many were
+-- looked at: below `limit`, nothing is left.
+local left = limit
+
+-- What is due of an index by time, as many as are left to be looked at.
+local function due_of(index, latest)
+  local due = redis.call('ZRANGEBYSCORE', index, '-inf', latest, 'LIMIT', 0, left)
+  left = left - #due
+  return due
+end
+
 local function lose_lease(job)
   if job.cancel then
     end_canceled(job, retention_ms)
@@ -22,8 +31,7 @@ local function expire(job)
 end
 
 local function reap_leases(pool)
-  local due = redis.call('ZRANGEBYSCORE', K('lease:' .. pool), '-inf', now, 'LIMIT', 0, limit)
-  for _, id in ipairs(due) do
+  for _, id in ipairs(due_of(K('lease:' .. pool), now)) do
     redis.call('ZREM', K('lease:' .. pool), id)
     local job = read_job(id)
     if job and job.state == 'running' then
@@ -32,23 +40,19 @@ local function reap_leases(pool)
       lose_lease(job)
     end
   end
-  return #due
 end
 
 -- End the jobs of an index, by its pool, whose time there was over by `latest` (ms).
 local function expire_waiting(index, latest)
-  local due = redis.call('ZRANGEBYSCORE', index, '-inf', latest, 'LIMIT', 0, limit)
-  for _, id in ipairs(due) do
+  for _, id in ipairs(due_of(index, latest)) do
     redis.call('ZREM', index, id)
     local job = read_job(id)
     if job and job.state == 'queued' then expire(job) end
   end
-  return #due
 end
 
 local function remove_dead_workers(pool)
-  local gone = redis.call('ZRANGEBYSCORE', K('workers:' .. pool), '-inf', now - worker_life_ms, 'LIMIT', 0, limit)
-  for _, worker in ipairs(gone) do
+  for _, worker in ipairs(due_of(K('workers:' .. pool), now - worker_life_ms)) do
     redis.call('ZREM', K('workers:' .. pool), worker)
     redis.call('HDEL', K('capacity:' .. pool), worker)
     redis.call('HDEL', K('gauges:' .. pool), worker)
@@ -84,20 +88,23 @@ local function end_waiting(lora, looked_at, most)
 end
 
 local function end_withdrawn()
-  local looked = 0
-  while looked < limit do
+  while left > 0 do
     local next_lora = redis.call('ZRANGE', K('loras_withdrawn'), 0, 0, 'WITHSCORES')
     if not next_lora[1] then break end
-    local most = limit - looked
-    local found, last = end_waiting(next_lora[1], next_lora[2], most)
+    local most = left
+    local removed, found, last = string.match(next_lora[1], '^granted:(.+)$'), nil, next_lora[2]
+    if removed then
+      found = forget_grants(removed, most)
+    else
+      found, last = end_waiting(next_lora[1], next_lora[2], most)
+    end
     if found == most then
       redis.call('ZADD', K('loras_withdrawn'), last, next_lora[1])
     else
       redis.call('ZREM', K('loras_withdrawn'), next_lora[1])
     end
-    looked = looked + math.max(1, found)
+    left = left - math.max(1, found)
   end
-  return looked
 end
 
 -- Forget a pool that the catalog no longer names once it has neither jobs nor workers.
@@ -112,12 +119,14 @@ local function forget_pools()
   end
 end
 
-local moved = 0
 for _, pool in ipairs(pools()) do
-  moved = moved + reap_leases(pool) + promote_due(pool, limit)
-  moved = moved + expire_waiting(K('age:' .. pool), now - queue_age_ms) + expire_waiting(K('start_by:' .. pool), now)
+  reap_leases(pool)
+  left = left - promote_due(pool, left)
+  expire_waiting(K('age:' .. pool), now - queue_age_ms)
+  expire_waiting(K('start_by:' .. pool), now)
   remove_dead_workers(pool)
 end
 forget_pools()
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
-return moved + end_withdrawn() -- it comes last: on a full server, its writes are allowed after one that frees memory
+end_withdrawn() -- it comes last: on a full server, its writes are allowed after one that frees memory
+return limit - left

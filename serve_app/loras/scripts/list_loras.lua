@@ -1,10 +1,10 @@
--- include usable_loras
--- args: followed:number, own_known:number
+-- args: account, followed:number, own_known:number
 -- list_loras: what has changed of LoRAs after revision `followed`, and those that the account alone may use, unless
 -- they are those of revision `own_known`. Of what everyone may use it reads the changed records alone.
--- Returns {revision, {{id, its revision, record or {}} of each changed one, in order}, {{id, record} of each own one},
--- {ids of LoRAs that are denied}}; no own ones and denied ones where these are known. Of at most `AT_ONCE` changed ones,
--- after which a call goes on. Where the log does not have `followed`, as after a failover, the revision alone.
+-- Returns {revision, {{id, its revision, record or {}} of each changed one, in order}, ids of LoRAs that the account
+-- owns, those offered to its id, those offered to its name, its grants and denials, which override these}; without the
+-- last four where they are known. Of at most `AT_ONCE` changed ones, after which a call goes on. Where the log does not
+-- have `followed`, as after a failover, the revision alone.
 local AT_ONCE = 200
 local revision = num(redis.call('GET', K('loras_revision')), 0)
 local log = redis.call('HMGET', K('loras_log'), 'last', 'from')
@@ -19,8 +19,7 @@ for i = 1, #rows, 2 do
 end
 if own_known == revision then return {revision, changed} end
 
-local places, denied = own_places(function(index) return redis.call('ZRANGE', index, 0, -1, 'WITHSCORES') end), {}
-for id, decision in pairs(grants) do
-  if decision ~= 'allow' then denied[#denied + 1] = id end
-end
-return {revision, changed, first_records(places, nil, nil), denied}
+local function ids_of(index) return redis.call('ZRANGE', K(index), 0, -1) end
+local name = redis.call('HGET', K('account:' .. account), 'name')
+return {revision, changed, ids_of('loras_owned:' .. account), ids_of('loras_offered:' .. account),
+  name and ids_of('loras_offered:' .. name) or {}, redis.call('HGETALL', K('grants:' .. account))}

@@ -14,5 +14,12 @@ local function may_use_adapter(account, id, record)
 end
 
 -- Somebody may no longer use the LoRA, or its jobs are to wait elsewhere: the reaper looks at all that wait. `index` is
--- the LoRA's id, or `base:` and a base model's for jobs without one.
+-- the LoRA's id, `base:` and a base model's for jobs without one, or `granted:` and the id of a LoRA that is gone.
 local function withdraw(index) redis.call('ZADD', K('loras_withdrawn'), 0, index) end
+
+-- Forget at most `most` grants of a LoRA that is gone; return how many.
+local function forget_grants(lora, most)
+  local accounts = redis.call('SPOP', K('granted:' .. lora), most)
+  for _, account in ipairs(accounts) do redis.call('HDEL', K('grants:' .. account), lora) end
+  return #accounts
+end

@@ -5,7 +5,8 @@
 -- again after `lease_ms`, unless it has been settled: one whose housekeeper died is made once more.
 -- Returns {{account, endpoint, message, delivery, the endpoint's record}, ...}.
 local ACCOUNTS = 1000 -- accounts that one call looks at
-local taken, found = {}, {}
+local CLAIMED_FROM = 64 -- so many of them have a place; those that turn out to have nothing due go behind the others
+local taken, found, claimed_from = {}, {}, 0
 for _, each in ipairs(under_way) do
   local account, count = string.match(each, '^(.*) (%d+)$')
   taken[account] = tonumber(count)
@@ -34,8 +35,11 @@ local function claim_of(account, most)
 end
 
 for _, account in ipairs(redis.call('ZRANGEBYSCORE', K('webhooks_due'), '-inf', now, 'LIMIT', 0, ACCOUNTS)) do
-  if #found >= limit then break end
+  if #found >= limit or claimed_from >= CLAIMED_FROM then break end
   local free = per_account - (taken[account] or 0)
-  if free > 0 then claim_of(account, math.min(free, limit - #found)) end
+  if free > 0 then
+    claim_of(account, math.min(free, limit - #found))
+    claimed_from = claimed_from + 1
+  end
 end
 return found

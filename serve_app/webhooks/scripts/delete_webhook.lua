@@ -4,6 +4,7 @@
 -- repeat.
 redis.call('ZREM', K('webhooks:' .. account), endpoint)
 local log = K('webhook_log:' .. account .. ':' .. endpoint)
-for _, message in ipairs(redis.call('ZRANGE', log, 0, -1)) do redis.call('DEL', delivery_of(account, endpoint, message)) end
-redis.call('DEL', K('webhook:' .. account .. ':' .. endpoint), log)
+local names = {K('webhook:' .. account .. ':' .. endpoint), log}
+for _, message in ipairs(redis.call('ZRANGE', log, 0, -1)) do names[#names + 1] = delivery_of(account, endpoint, message) end
+redis.call('DEL', unpack(names))
 return 1
