@@ -65,17 +65,12 @@ httpx2.Client.send = lambda http, asked, **how: (sent.append(json.loads(asked.co
 url = DallEAPIWrapper(base_url=sys.argv[1], api_key=sys.argv[2]).run("a boat")
 print(json.dumps([sent, httpx.get(url).headers["content-type"]]))
 """
-
-
-def sends(name: str) -> dict[str, Any]:
-    return {"prompt": "a boat", **CLIENTS[name][0]}
-
-
+SENT = {name: {"prompt": "a boat", **body} for name, (body, _) in CLIENTS.items()}
 PROGRAMS: dict[str, tuple[str, list[Any]]] = {
-    "AI SDK": (AI_SDK, [[sends("AI SDK")] * 2, 2, "image/png", 256]),
+    "AI SDK": (AI_SDK, [[SENT["AI SDK"]] * 2, 2, "image/png", 256]),
     "openai": (OPENAI, [1, ["image_generation.completed"], 400, "size", "invalid_parameter", True]),
-    "LangChain.js": (LANGCHAIN_JS, [[sends("LangChain.js")], "image/png"]),
-    "LangChain": (LANGCHAIN, [[sends("LangChain")], "image/png"]),
+    "LangChain.js": (LANGCHAIN_JS, [[SENT["LangChain.js"]], "image/png"]),
+    "LangChain": (LANGCHAIN, [[SENT["LangChain"]], "image/png"]),
 }
 """Each client's program, and what it prints."""
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300), pytest.mark.xdist_group("generated clients")]
