@@ -17,7 +17,7 @@ SOONEST = timedelta(seconds=1)
 
 
 class QueuePosition(NamedTuple):
-    """What an estimate needs, in the order in which `snapshot` in `record.lua` answers it; all but the time is of a waiting job.
+    """What an estimate needs, as `snapshot` in `record.lua` answers it: of a job that does not wait, the time alone.
 
     Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
     those with waiting jobs, `start_seconds` is how long the last worker took to start; 0 is what was never measured.

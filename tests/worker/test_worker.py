@@ -233,12 +233,15 @@ def _next_format(name: str, text: str) -> str:
 
     Its own workers can read it.
     """
-    read = "for n = 1, #job.row, 2 do job.row[n] = string.gsub(job.row[n], '^q(%d+)$', '%1') end"
-    answered = "out[#out + 1] = {job.id, attempt, job.row}"
+    read = "for n = 1, #job, 2 do job[n] = string.gsub(job[n], '^q(%d+)$', '%1') end"
     for rewrite in (
         replacing("jobs/accept", "version = version", "version = 99"),
         replacing("jobs/accept", "packed_fields('', job.request)", "packed_fields('q', job.request)"),
-        replacing("jobs/claim", answered, f"{read} {answered}"),
+        replacing(
+            "jobs/claim",
+            "return {id, attempt, redis.call('HGETALL', K('job:' .. id))}",
+            f"local job = redis.call('HGETALL', K('job:' .. id)) {read} return {{id, attempt, job}}",
+        ),
     ):
         text = rewrite(name, text)
     return text

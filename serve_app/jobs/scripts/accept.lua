@@ -51,9 +51,9 @@ local function guided_share(lora, model)
   return (1 + num(said.guidance_end, 1) - num(said.guidance_start, 0)) / 2
 end
 
--- Write a job and return its fields in a row; what is '' or nil of it has none. The catalog says of its base model which
--- pool takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job (`cost`) or
--- its LoRA says it. Its owner is told the work without price: `shown`, where that differs.
+-- Write a job and return its fields in a row; what is '' or nil of it has none. The catalog says of its base model
+-- which pool takes it, by which of its `prices` it counts, and how often a step asks the denoiser, unless the job
+-- (`cost`) or its LoRA says it. Its owner is told the work without price: `shown`, where that differs.
 local function write_job(job)
   local adapters = {}
   for i, lora in ipairs(job.loras) do adapters[i] = lora[1] end

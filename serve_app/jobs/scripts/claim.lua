@@ -15,12 +15,14 @@ local MAX_ENDED = 32       -- jobs that one claim ends because their account may
 
 local last_claim = K('claim:' .. pool .. ':' .. worker)
 local load, workers, capacities = K('load:' .. pool), K('workers:' .. pool), K('capacity:' .. pool)
+local function claimed_job(id, attempt) return {id, attempt, redis.call('HGETALL', K('job:' .. id))} end
+
 local function repeat_last_claim()
   local out = {}
   for _, claimed in ipairs(cjson.decode(redis.call('HGET', last_claim, 'jobs'))) do
     local job = read_job(claimed[1])
     if holds_lease(job, claimed[2]) and job.worker == worker then
-      out[#out + 1] = {job.id, job.attempt, job.row}
+      out[#out + 1] = claimed_job(claimed[1], claimed[2])
     end
   end
   return out
@@ -248,7 +250,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   if keeps_adapters(job) then
     local attempt = lease_to_worker(job)
     claimed[#claimed + 1] = {job.id, attempt}
-    out[#out + 1] = {job.id, attempt, job.row}
+    out[#out + 1] = claimed_job(job.id, attempt)
     capacity = capacity - job.num_images
   else
     dequeue(job)

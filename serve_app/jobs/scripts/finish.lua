@@ -38,7 +38,7 @@ local function count_usage()
   if job.sample then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
   local source = job.key .. ':' .. (job.adapters[1] and table.concat(job.adapters, '+') or job.base or job.pool)
-  add_to(usage, {'images:' .. source, #image_ids, 'work:' .. source, num(job.shown, job.work), 'ms:' .. source,
+  add_to(usage, {'images:' .. source, #image_ids, 'work:' .. source, job.shown or job.work, 'ms:' .. source,
     math.floor(seconds * 1000 + 0.5)})
   redis.call('PEXPIRE', usage, USAGE_LIFE)
   local lora_use = K('lora_use:' .. math.floor(now / DAY))

@@ -50,8 +50,8 @@ local function observe_job(metric, pool, ms)
   for i = #JOB_SECONDS, 1, -1 do
     if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
   end
-  metric = metric .. '|' .. pool .. '|'
-  add_to(MEASURES, {metric .. bucket, 1, metric .. 'sum', ms / 1000})
+  redis.call('HINCRBY', MEASURES, metric .. '|' .. pool .. '|' .. bucket, 1)
+  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. pool .. '|sum', string.format('%.3f', ms / 1000))
 end
 
 local function plan_age_of(job) return K('plan_age:' .. job.pool .. ':' .. job.plan) end
@@ -252,8 +252,8 @@ local function refund_request(job)
   redis.call('ZREM', window .. ':' .. job.key, job.rate_token)
 end
 
--- Return the fields that nobody reads once a job has ended. A failed one may be queued again, and keeps what it needs to
--- wait; of a completed one, the state says that its progress is 100.
+-- Return the fields that nobody reads once a job has ended. A failed one may be queued again, and keeps what it needs
+-- to wait; of a completed one, the state says that its progress is 100.
 local function fields_over(state)
   local over = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
   if state == 'failed' then return over end

@@ -17,33 +17,39 @@ local function lines_of(first, more)
   return found
 end
 
--- Return a record with numbers and lists for their texts, and with its `row`; nil for a job that there is not.
+-- Return what the scripts need of a record, with numbers and lists for their texts: fewer fields than all are read
+-- sooner. nil for a job that there is not.
 local function read_job(id)
-  local job, row = read_record(id)
-  if not job then return nil end
-  for _, name in ipairs({'attempt', 'tries', 'work', 'sequence', 'waiting_since', 'charge', 'skips', 'losses', 'created'}) do
-    job[name] = num(job[name], 0)
-  end
-  for _, name in ipairs({'rate_token', 'plan', 'key'}) do job[name] = job[name] or '' end
-  job.row, job.queue_share, job.num_images = row, num(job.queue_share, 1), num(job.num_images, 1)
+  local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
+    'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created', 'more_adapters', 'base', 'start_by', 'pictures',
+    'sample', 'key', 'shown', 'w0')
+  if not field[1] then return nil end
   -- The field `kind` names the pool, and `group` the weights; the record of an ended job has neither.
-  job.pool = job.kind or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
-  job.weights, job.adapters = job.group or '', lines_of(job.adapter, job.more_adapters)
-  job.pictures = lines_of(nil, job.pictures)
-  job.skipped_at, job.start_by = tonumber(job.skipped_at), tonumber(job.start_by)
-  return job
+  local pool = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation')
+  return {
+    id = id, state = field[1], pool = pool, account = field[3], weights = field[4] or '', attempt = num(field[5], 0),
+    tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
+    waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
+    rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
+    num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
+    adapters = lines_of(field[20], field[23]), plan = field[21] or '', created = num(field[22], 0), base = field[24],
+    start_by = tonumber(field[25]), pictures = lines_of(nil, field[26]), sample = field[27], key = field[28] or '',
+    shown = tonumber(field[29]), webhook = field[30],
+  }
 end
 
--- Return what a reader gets: {id, row, position}, or {} for no job. The position is {now}, and of a job that waits {now,
--- workers, accounts, place, seconds_per_unit, ready, ready_work, work, start_seconds}.
+-- Return what a reader gets: {id, row, position}, or {} for no job. The position is {now}, and of a job that waits
+-- {now, workers, accounts, place, seconds_per_unit, ready, ready_work, work, start_seconds}.
 local function snapshot(job, row)
   if not job then return {} end
   local position = {now}
   if job.state == 'queued' then
     position = {now, redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)),
       redis.call('ZRANK', K('queue:' .. job.kind .. ':' .. job.account), job.id) or -1}
-    for i, number in ipairs(redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
-      'start_seconds')) do position[4 + i] = number or '0' end
+    local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
+      'start_seconds')
+    for i, number in ipairs(load) do position[4 + i] = number or '0' end
   end
   return {job.id, row, position}
 end

@@ -15,8 +15,11 @@ local function await_delivery(account, endpoint, message, due)
 end
 
 local function own_webhook(job)
-  local url, parts = '', 0
-  while job['w' .. parts] do url, parts = url .. job['w' .. parts], parts + 1 end
+  local url, part, parts = '', job.webhook, 1
+  while part do
+    url, part = url .. part, redis.call('HGET', K('job:' .. job.id), 'w' .. parts)
+    parts = parts + 1
+  end
   return url
 end
 
