@@ -73,6 +73,7 @@ for i = 1, n do
   for _, owner in ipairs({account, 'me'}) do
     local job_id = 'waiting_' .. owner .. id
     job(job_id, owner, 'queued', 'sequence', i)
+    if owner == 'me' and i < 4 then put('job:' .. job_id, 'adapter', 'lora_000002') end -- which it may not use
     add('queue:generation:' .. owner, i, job_id)
     add('group:generation:held', i, job_id)
     add('group:generation:w' .. id, i, job_id)
@@ -80,7 +81,7 @@ for i = 1, n do
     add('age:generation', owner == 'me' and 0 or now, job_id)
     add('start_by:generation', 0, job_id)
     add('lora_jobs:lora_000001', i, job_id)
-    add('vtime:generation', i, owner)
+    add('vtime:generation', owner == 'me' and 0 or i, owner)
     add('idle_vtime:generation', i, 'idle_' .. id)
     job('lost_' .. owner .. id, owner, 'running')
     add('lease:generation', owner == 'me' and 0 or 1, 'lost_' .. owner .. id)
@@ -224,7 +225,9 @@ CALLS: Mapping[str, Call] = {
     "jobs/fail": Call({"job_id": "lost_me000004", "code": "c"}, "ok"),
     "jobs/find_accepted": Call({"loras": '[["lora_000002"]]'}),
     "jobs/finish": Call({"job_id": "lost_me000006", "result": "r", "image_ids": ["new_image"]}, "ok"),
-    "jobs/heartbeat": Call({"job_id": "lost_me000008", "lease_ms": 10**6, "progress": 5}, "ok"),
+    "jobs/heartbeat": Call(
+        {"job_id": "lost_me000008", "lease_ms": 10**6, "progress": 5, "attempts": ["lost_me000008", 1, 5]}
+    ),
     "jobs/image_opens": Call({"name": "failed_me000001"}, 1),
     "jobs/list_dead": Call({"code": "none", "limit": 50, "most": FAILED_AT_ONCE}),
     "jobs/list_jobs": Call({"state": "failed", "limit": 50, "most": LOOKED_AT_ONCE}),
