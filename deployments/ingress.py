@@ -170,8 +170,8 @@ class Ingress:
         at_drain(jobs.waits.end_all)
         operations = OperationParts(process, accounts, loras, jobs, keeps_worker=kept, check_machines=check_machines)
         await loras.applied_catalog.apply_file_once()
-        sweeping = asyncio.create_task(loras.uploads.sweep_forever())
-        self._stack.callback(sweeping.cancel)
+        for work in (loras.uploads.sweep_forever(), loras.catalog.read_ahead()):
+            self._stack.callback(asyncio.create_task(work).cancel)
         if has_haproxy():
             count = partial(count_proxy_errors, process.measures, admin_socket())
             counting = asyncio.create_task(repeat("counting HAProxy's errors", count, SEND_EVERY_S, log.debug))

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -83,13 +84,7 @@ class AppliedCatalog:
         both = {model.id: model for model in await self.applied_base_models()} | dict(catalog.base_models)
         began_after, moved = await self._apply_catalog(**_models(both.values()))
         rows = [file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]
-        taken: list[str] = []
-        for part in in_parts(rows, ROWS_AT_ONCE):
-            taken += await self._apply_rows(rows=json.dumps(part), gone=[])
-        listed = {row["id"] for row in rows} | {row.id for row in set_aside}
-        applied = await self._redis.smembers(redis_key("catalog_rows"))
-        for part in in_parts(sorted(applied - listed), ROWS_AT_ONCE):
-            await self._apply_rows(rows="[]", gone=part)
+        taken = await self._apply_all(rows, kept={row.id for row in set_aside})
         await self._remember(known, digested.known)
         loras: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1) if moved else []
         for part in in_parts(loras, LORAS_AT_ONCE):
@@ -99,6 +94,16 @@ class AppliedCatalog:
         if not await self._end_catalog(**models, **facts):
             return await self.apply_file()
         return [*set_aside, *map(_taken, taken)]
+
+    async def _apply_all(self, rows: Sequence[Mapping[str, Any]], *, kept: AbstractSet[str]) -> list[str]:
+        """Apply all rows of the file, and withdraw those that left it; return the ids that registered LoRAs have."""
+        taken: list[str] = []
+        for part in in_parts(rows, ROWS_AT_ONCE):
+            taken += await self._apply_rows(rows=json.dumps(part), gone=[])
+        applied = await self._redis.smembers(redis_key("catalog_rows"))
+        for part in in_parts(sorted(applied - kept - {row["id"] for row in rows}), ROWS_AT_ONCE):
+            await self._apply_rows(rows="[]", gone=part)
+        return taken
 
     async def _remember(self, before: Mapping[str, str], digests: Mapping[str, str]) -> None:
         changed = [(uri, digest) for uri, digest in digests.items() if before.get(uri) != digest]

@@ -7,11 +7,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter, Terms
 from serve_app.domain.durations import Position, epoch_ms, milliseconds
+from serve_app.domain.errors import StoreUnavailable
 from serve_app.loras.open_loras import READ_AT_ONCE, OpenLoras, OwnLoras, place_of, read_loras
 from serve_app.loras.record import FROM_FILE, REGISTERED, order_of, read_record, write_record
 from serve_app.settings import Settings
@@ -81,6 +83,14 @@ class CatalogReader:
             if number % READ_AT_ONCE == 0:
                 await asyncio.sleep(0)  # so that no other call waits for a long list
         return found
+
+    async def read_ahead(self) -> None:
+        """Read what everyone may use, so that the first list or page need not: some seconds for 100,000.
+
+        While Redis is away, that is left to them.
+        """
+        with suppress(StoreUnavailable):
+            await self._followed("")
 
     async def _followed(self, account_id: str) -> OwnLoras:
         """Bring what everyone may use up to date; return what the account alone may use."""

@@ -507,9 +507,9 @@ async def test_an_adapter_is_asked_about_until_the_end(queue: LogicalQueue) -> N
 
 async def test_one_claim_ends_a_bounded_number_of_jobs(queue: LogicalQueue) -> None:
     _offer(queue, "model_x", is_open=True)
-    await _accept(queue, "ann", 40, lora_id="model_x")
+    await _accept(queue, "ann", 6, lora_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
-    for left in (8, 0):
+    for left in (2, 0):
         assert await _claim(queue, "w1", limit=8) == []
         assert (await queue.stats.backlog(JobKind.GENERATION)).ready == left
 

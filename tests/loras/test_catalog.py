@@ -168,6 +168,15 @@ async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resource
         assert paged == whole
 
 
+async def test_who_has_read_ahead_reads_no_record_for_a_page(
+    resources: Resources, other: Resources, redis_db: Any
+) -> None:
+    await other.catalog.read_ahead()
+    redis_db.config_resetstat()
+    assert len(await other.catalog.newest("acct_none", limit=3)) == 3
+    assert redis_db.info("commandstats")["cmdstat_hgetall"]["calls"] == 1, "the account's grants"
+
+
 async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resources: Resources, other: Resources) -> None:
     acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
     mine = replace(REGISTERED, owner=acme.id)

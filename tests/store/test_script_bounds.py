@@ -73,6 +73,7 @@ for i = 1, n do
   for _, owner in ipairs({account, 'me'}) do
     local job_id = 'waiting_' .. owner .. id
     job(job_id, owner, 'queued', 'sequence', i)
+    if owner == 'me' and i < 4 then put('job:' .. job_id, 'adapter', 'lora_000002') end -- which it may not use
     add('queue:generation:' .. owner, i, job_id)
     add('group:generation:held', i, job_id)
     add('group:generation:w' .. id, i, job_id)
@@ -80,7 +81,7 @@ for i = 1, n do
     add('age:generation', owner == 'me' and 0 or now, job_id)
     add('start_by:generation', 0, job_id)
     add('lora_jobs:lora_000001', i, job_id)
-    add('vtime:generation', i, owner)
+    add('vtime:generation', owner == 'me' and 0 or i, owner)
     add('idle_vtime:generation', i, 'idle_' .. id)
     job('lost_' .. owner .. id, owner, 'running')
     add('lease:generation', owner == 'me' and 0 or 1, 'lost_' .. owner .. id)
@@ -178,10 +179,12 @@ OF_ONE_CALLER = (
 )  # fmt: skip
 """Families of which a script reads one key or entry by its name."""
 COMMON: Mapping[str, Argument] = {
-    "account": "me", "account_id": "me", "holder": "account:me", "name": "my-name", "lora": "lora_000001", "owner": "me",
-    "pool": "generation", "worker": "w", "variant": "a", "interface": "a", "plans": ["p", 10**9, 10**6],
-    "key_id": "key_000001", "key_digest": "d", "endpoint": "ep1", "message": "m000001", "image_id": "img_000001", "realm": "",
-    "id": "me", "user": "user_000001", "attempt": 1, "uri": "file:///1", "job_id": "waiting_me000001", "token_digest": "s000002",
+    "account": "me", "account_id": "me", "holder": "account:me", "name": "my-name", "lora": "lora_000001",
+    "owner": "me", "pool": "generation", "worker": "w", "variant": "a", "interface": "a", "plans": ["p", 10**9, 10**6],
+    "key_id": "key_000001", "key_digest": "d", "endpoint": "ep1", "message": "m000001",
+    "image_id": "img_000001", "realm": "",
+    "id": "me", "user": "user_000001", "attempt": 1, "uri": "file:///1", "job_id": "waiting_me000001",
+    "token_digest": "s000002",
     "since": None, "after_ms": None, "until_ms": None, "weights": "w000001",
 }  # fmt: skip
 
@@ -205,7 +208,9 @@ CALLS: Mapping[str, Call] = {
     "accounts/limit_key": Call({"key_id": "key_000002"}, ["digest"]),
     "accounts/list_sessions": Call({"digests": [f"s{i:06}" for i in range(1, LISTED_AT_ONCE + 1)]}),
     "accounts/open_session": Call({"token_digest": "new", "idle_ms": 10**6, "life_ms": 10**6}),
-    "accounts/recent_audit": Call({"action": "rare", "most": AUDIT_ROWS, "logs": [f"{number:06}" for number in range(1, LOGS_AT_ONCE + 1)]}),
+    "accounts/recent_audit": Call(
+        {"action": "rare", "most": AUDIT_ROWS, "logs": [f"{number:06}" for number in range(1, LOGS_AT_ONCE + 1)]}
+    ),
     "accounts/remove_user": Call({}, 1),
     "accounts/roll_key": Call({"old_id": "key_000004", "new_id": "rolled", "max_keys": 100}, ["digest"]),
     "accounts/session": Call({"token_digest": "s000004"}, ["me"]),
@@ -214,17 +219,23 @@ CALLS: Mapping[str, Call] = {
     "accounts/sign_in_link": Call({"name": "sign_in_link:x"}),
     "jobs/accept": Call({"new": json.dumps(JOB), "max_queued": 10**9, "max_unfinished": 10**9}, ["ok"]),
     "jobs/add_owner": Call(),
-    "jobs/add_upload": Call({"image_id": "new", "record": '{"sha256": "new", "uri": ""}', "max_bytes": 10**12}, ["added"]),
+    "jobs/add_upload": Call(
+        {"image_id": "new", "record": '{"sha256": "new", "uri": ""}', "max_bytes": 10**12}, ["added"]
+    ),
     "jobs/cancel": Call({"job_id": "waiting_me000003"}, "canceled"),
     "jobs/changes": Call({"known": ["waiting_me000001", ""]}, [["waiting_me000001", "queued 1 0 0", []]]),
     "jobs/claim": Call({"nonce": "n", "capacity": 8, "max_skips": 4, "max_lead": 1, "default_seconds_per_unit": 1}),
     "jobs/delete_image": Call({"job_id": "failed_me000001", "rest": "x", "uris": "[]"}, "img_000001"),
-    "jobs/delete_job": Call({"job_id": "failed_me000002", "uris": "[]", "image_ids": ["img_000002"]}, "failed_me000002"),
+    "jobs/delete_job": Call(
+        {"job_id": "failed_me000002", "uris": "[]", "image_ids": ["img_000002"]}, "failed_me000002"
+    ),
     "jobs/delete_upload": Call({"image_id": "img_000003"}, "img_000003"),
     "jobs/fail": Call({"job_id": "lost_me000004", "code": "c"}, "ok"),
     "jobs/find_accepted": Call({"loras": '[["lora_000002"]]'}),
     "jobs/finish": Call({"job_id": "lost_me000006", "result": "r", "image_ids": ["new_image"]}, "ok"),
-    "jobs/heartbeat": Call({"job_id": "lost_me000008", "lease_ms": 10**6, "progress": 5}, "ok"),
+    "jobs/heartbeat": Call(
+        {"job_id": "lost_me000008", "lease_ms": 10**6, "progress": 5, "attempts": ["lost_me000008", 1, 5]}
+    ),
     "jobs/image_opens": Call({"name": "failed_me000001"}, 1),
     "jobs/list_dead": Call({"code": "none", "limit": 50, "most": FAILED_AT_ONCE}),
     "jobs/list_jobs": Call({"state": "failed", "limit": 50, "most": LOOKED_AT_ONCE}),
@@ -245,7 +256,9 @@ CALLS: Mapping[str, Call] = {
     "loras/hold_weights": Call({"uri": "new", "life_ms": 10**6}, 1),
     "loras/list_loras": Call({"followed": 10, "own_known": None}),
     "loras/read_lora": Call(),
-    "loras/register_lora": Call({"lora": "new", "order": "1", "record": json.dumps({**ROW, "owner": "me"}), "owned": _owned, "same": ""}, ["added"]),
+    "loras/register_lora": Call(
+        {"lora": "new", "order": "1", "record": json.dumps({**ROW, "owner": "me"}), "owned": _owned}, ["added"]
+    ),
     "loras/release_weights": Call(),
     "loras/remove_lora": Call({}, ["removed"]),
     "loras/update_lora": Call({"lora": "lora_000007", "fields": '{"name": "n"}'}, 1),

@@ -1,5 +1,6 @@
 -- args: action, before, limit:number, most:number, logs:list
--- recent_audit: reads rows of these logs (pseudonyms), newest first; of one action, or of any. The list begins before a row's id, finds about `limit` rows and looks at about
+-- recent_audit: reads rows of these logs (pseudonyms), newest first; of one action, or of any. The list begins
+-- before a row's id, finds about `limit` rows and looks at about
 -- `most`: rows of one id in several logs stay together. Returns {{log, id, fields} of each, the id of the last row
 -- looked at, or '' when there are no more}.
 local function parse(id)

@@ -11,7 +11,7 @@ local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- weights, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
 local WEIGHTS_AT_ONCE = 128
-local MAX_ENDED = 32       -- jobs that one claim ends because their account may no longer use their adapter
+local MAX_ENDED = 4        -- jobs that one claim ends because their account may no longer use their adapter
 
 local last_claim = K('claim:' .. pool .. ':' .. worker)
 local load, workers, capacities = K('load:' .. pool), K('workers:' .. pool), K('capacity:' .. pool)

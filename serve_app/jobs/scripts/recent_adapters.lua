@@ -1,6 +1,6 @@
 -- args: pool, draws:list
--- recent_adapters: the adapters of jobs completed lately, each with a space and the base model that its job named, if it
--- did, one for each of `draws`, numbers drawn by the caller, but for LoRAs that are gone; empty while there is none.
+-- recent_adapters: the adapters of jobs completed lately, each with a space and the base model that its job named, if
+-- it did, one for each of `draws`, numbers drawn by the caller, but for LoRAs that are gone; empty while there is none.
 local recent = K('recent_adapters:' .. pool)
 local length = redis.call('LLEN', recent)
 local drawn = {}

@@ -1,8 +1,8 @@
 -- include permission
 -- include pools
 -- args: new_base_models, widths
--- apply_catalog: begin to apply the catalog file, which `apply_rows` goes on with and `end_catalog` ends: until then the
--- base models are those of before and the file's. Returns {when the file was applied last, or '', base models whose
+-- apply_catalog: begin to apply the catalog file, which `apply_rows` goes on with and `end_catalog` ends: until then
+-- the base models are those of before and the file's. Returns {when the file was applied last, or '', base models whose
 -- jobs are to wait in another pool than before, each with a line's end}. These are kept until the end, so that whoever
 -- applies the file after a process was killed knows them.
 local before, moved = {}, redis.call('HGET', K('catalog'), 'moved') or ''

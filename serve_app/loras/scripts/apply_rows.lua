@@ -1,7 +1,7 @@
 -- include lora
 -- args: rows, gone:list
--- apply_rows: make some rows of the catalog file its LoRAs (JSON: {id, order, digest, record}), and withdraw those that are
--- `gone` from it. LoRAs that were registered stay as they are. Returns the ids of rows that bear the id of one.
+-- apply_rows: make some rows of the catalog file its LoRAs (JSON: {id, order, digest, record}), and withdraw those that
+-- are `gone` from it. LoRAs that were registered stay as they are. Returns the ids of rows that bear the id of one.
 local taken = {}
 for _, row in ipairs(cjson.decode(rows)) do
   local known = redis.call('HMGET', K('lora:' .. row.id), 'source', 'row')
