@@ -27,7 +27,7 @@ from serve_app.domain.jobs import (
     kind_of,
 )
 from serve_app.domain.requests import GenerationRequest, LoraUse, Request, UpscaleRequest, Variant
-from serve_app.jobs.queue import FIRST_PAUSE, LONGEST_PAUSE
+from serve_app.jobs.queue import FIRST_PAUSE, LONGEST_PAUSE, REAPED_AT_ONCE
 from serve_app.store.keys import redis_key
 from tests.audit import audit
 from tests.jobs.logical_queue import LogicalQueue
@@ -294,7 +294,8 @@ class JobModel:
         assert reply == JobState(job.state), f"cancel of {job.id}: {reply}, expected {job.state}"
 
     async def reap(self) -> None:
-        await self._maybe_twice(lambda: self.queue.reap(), lambda first, second: True)
+        while await self._maybe_twice(self.queue.reap, lambda first, second: True) >= REAPED_AT_ONCE:
+            pass
         for kind in JobKind:
             self._reap_leases(kind)
             for job in self._due(kind):
