@@ -51,8 +51,10 @@ def index_of(folder: Path) -> Mapping[str, Any]:
 
 
 def is_distilled(folder: Path) -> bool:
-    """Return whether a base model draws in few steps without guidance: its index says so, or it is a schnell, the FLUX.1
-    that is told no guidance."""
+    """Return whether a base model draws in few steps without guidance.
+
+    Its index says so, or it is FLUX.1 schnell, which is told no guidance.
+    """
     index, transformer = index_of(folder), _read(folder / "transformer" / "config.json")
     is_schnell = index.get("_class_name") == "FluxPipeline" and transformer.get("guidance_embeds") is False
     return is_schnell or bool(index.get("is_distilled"))

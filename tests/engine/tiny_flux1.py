@@ -63,7 +63,7 @@ def t5() -> Any:
 
 
 def letter_tokenizer() -> Any:
-    """Return T5's tokenizer with a token for each letter; a `z` at the beginning of a word is one with the mark of it."""
+    """Return T5's tokenizer with a token for each letter, and one for a `z` with the mark of a word's beginning."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁z", -1.0)]
     letters = [(chr(code), -3.0) for code in range(ord("a"), ord("z") + 1)]
     return transformers.T5Tokenizer(vocab=[*special, *letters], extra_ids=0, model_max_length=512)

@@ -182,6 +182,15 @@ class TransformerFamily(ABC):
             raise ValueError("prompt_weights: are for CLIP's text encoders, and this base model has none; leave it out")
         return [self.encoded(prompt, adapter_id, request.scale if adapter_id else 0.0) for prompt in prompts]
 
+    def in_bucket(
+        self, request: RunRequest, captions: Sequence[Tensor], lengths: Sequence[int], bucket: int
+    ) -> Conditioning:
+        """Return captions [tokens, width] as rows that zeros fill to the bucket, with the places of their own lengths."""
+        places = [self.places(*self.tokens(request), length, bucket) for length in lengths]
+        rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
+        tokens = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it
+        return Conditioning(filled(captions, bucket), {"rope": rope, "masked": masked, "tokens": tokens})
+
     def templated(self, prompt: str) -> str:
         """Return the text whose first `room` tokens are read; the chat template asks for an answer."""
         return self.tokenizer.apply_chat_template(
@@ -263,9 +272,12 @@ def read_characters(tokenizer: Any, text: str, room: int) -> int:
     return max(end for _, end in read.offset_mapping)
 
 
-def filled(captions: Sequence[Tensor], longest: int) -> Tensor:
-    """Return captions [tokens, width] as rows [rows, bucket, width], filled with zeros to the `longest`'s bucket."""
-    bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= longest)
+def bucket_of(lengths: Sequence[int], buckets: Sequence[int] = CAPTION_BUCKETS) -> int:
+    return next(bucket for bucket in buckets if bucket >= max(lengths))
+
+
+def filled(captions: Sequence[Tensor], bucket: int) -> Tensor:
+    """Return captions [tokens, width] as rows [rows, bucket, width], filled with zeros."""
     return torch.stack([F.pad(caption, (0, 0, 0, bucket - len(caption))) for caption in captions])
 
 

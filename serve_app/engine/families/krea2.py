@@ -17,6 +17,7 @@ from serve_app.engine.families.dit import (
     MAX_TOKENS,
     PATCH,
     TransformerFamily,
+    bucket_of,
     filled,
     original_names,
     refuse_wrong_text_parts,
@@ -124,11 +125,7 @@ class Krea2Family(TransformerFamily):
         prompts = [request.negative_prompt, request.prompt] if request.guidance > 1 else [request.prompt]
         captions = self.captions(prompts, request, adapter_id)
         lengths = [len(caption) for caption in captions]
-        context = filled(captions, max(lengths))
-        places = [self.places(*self.tokens(request), length, context.shape[1]) for length in lengths]
-        rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
-        tokens = torch.tensor(lengths)  # on the host, where `prepare` reads it
-        return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
+        return self.in_bucket(request, captions, lengths, bucket_of(lengths))
 
     def templated(self, prompt: str) -> str:
         return BEFORE + prompt

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.families.autoencoder import Autoencoder
 from serve_app.engine.families.checkpoint import language_model
-from serve_app.engine.families.dit import PATCH, TransformerFamily
+from serve_app.engine.families.dit import PATCH, TransformerFamily, bucket_of
 from serve_app.engine.families.family import Pause, no_pause
 from serve_app.engine.families.qwen_image21_transformer import QwenImage21Transformer
 from serve_app.engine.families.qwen_vae import normalized
@@ -97,14 +97,8 @@ class QwenImage21Family(TransformerFamily):
         captions = self.captions([request.negative_prompt, request.prompt][not is_guided :], request, adapter_id)
         lengths = [len(caption) for caption in captions]
         height, width = self.tokens(request)
-        bucket = next(bucket for bucket in CAPTION_BUCKETS if bucket >= max(lengths)) + -height * width % MASK_MULTIPLE
-        context = captions[0].new_zeros(len(captions), bucket, captions[0].shape[1])
-        for row, caption in zip(context, captions, strict=True):
-            row[: len(caption)] = caption
-        places = [self.places(height, width, length, bucket) for length in lengths]
-        rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
-        tokens = torch.tensor(lengths)  # on the host, where `prepare` reads it
-        return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
+        bucket = bucket_of(lengths, CAPTION_BUCKETS) + -height * width % MASK_MULTIPLE
+        return self.in_bucket(request, captions, lengths, bucket)
 
     def templated(self, prompt: str) -> str:
         return SYSTEM + BEFORE + (prompt or " ")

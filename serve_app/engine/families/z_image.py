@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch
 from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from torch import Tensor
 
 from serve_app.engine.families.dit import (
     PATCH,
     TransformerFamily,
-    filled,
+    bucket_of,
     original_names,
     refuse_wrong_text_parts,
     refuse_wrong_vae,
@@ -65,11 +64,7 @@ class ZImageFamily(TransformerFamily):
         prompts = [request.negative_prompt, request.prompt] if request.guidance > 1 else [request.prompt]
         captions = self.captions(prompts, request, adapter_id)
         lengths = [padded_length(len(caption)) for caption in captions]
-        context = filled(captions, max(lengths))
-        places = [self.places(*self.tokens(request), length, context.shape[1]) for length in lengths]
-        rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
-        tokens = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it
-        return Conditioning(context, {"rope": rope, "masked": masked, "tokens": tokens})
+        return self.in_bucket(request, captions, lengths, bucket_of(lengths))
 
     def hidden_states(self, prompt: str) -> Tensor:
         return self.read(prompt)[-2][0]
