@@ -14,6 +14,7 @@ import yaml
 from serve_app.domain.metrics import METRICS, MetricType
 from serve_app.operations.store_checks import MEMORY_WARNING
 from serve_app.store.measures import RedisMemory
+from serve_app.store.redis_copy import COPY_DUE
 from tests.manifests.chart import find, merge, profile_values, render, rendered
 from tests.manifests.pods import pods
 from tests.manifests.rules import broken_rules
@@ -61,11 +62,13 @@ def queries() -> Iterator[tuple[str, str]]:
     yield from (("objectives", query) for query in objectives())
 
 
-def test_the_alert_of_redis_memory_comes_before_new_jobs_are_refused() -> None:
+def test_the_alerts_of_redis_come_before_new_jobs_are_refused_and_as_the_doctor_warns() -> None:
     (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "AtelierRedisMemory"]
     share = float(expression.rpartition(" > ")[2])
     assert RedisMemory(used=int(share * 1_000), limit=1_000).is_short is False
     assert share == MEMORY_WARNING
+    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "AtelierBackupMissing"]
+    assert expression.endswith(f" > {COPY_DUE.total_seconds():.0f}"), "as the doctor warns"
 
 
 @pytest.mark.parametrize(("place", "query"), list(queries()))

@@ -7,7 +7,7 @@
 {{- if $root.Values.redis.jobs.enabled }}
 {{- $user := "" }}
 {{- if include "atelier.redisUsers" $root }}
-{{- $user = ternary "" "scaler" (or .places .pepper | empty | not) }}
+{{- $user = default (ternary "" "scaler" (or .places .pepper | empty | not)) .user }}
 {{- end }}
 - name: REDIS_JOBS_PASSWORD
   valueFrom:
@@ -42,6 +42,13 @@
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: operator-token, optional: true}
 {{- end }}
+{{- end -}}
+
+{{/* The command of a job, tried again for two minutes in the same pod: a network plugin may let a new pod through a second
+     after it has started. Takes the command's words. */}}
+{{- define "atelier.patiently" -}}
+{{- $again := "end=$(($(date +%s) + 120)); until \"$@\"; do [ $(date +%s) -lt $end ] || exit 1; sleep 2; done" -}}
+{{- concat (list "sh" "-c" $again "sh") . | toJson -}}
 {{- end -}}
 
 {{- define "atelier.storageCredentials" -}}
