@@ -511,6 +511,8 @@ def test_the_environment_is_written_once_and_the_operators_wins() -> None:
         return shared_environment(production(environment=values))
 
     assert environment()["ATELIER_LOG_FORMAT"] == "json"
+    shown = {"RAY_LOG_TO_STDERR": "1", "RAY_BACKEND_LOG_LEVEL": "warning", "RAY_LOGGER_LEVEL": "warning"}
+    assert environment().items() >= shown.items(), "what `kubectl logs` shows"
     changed = environment(RAY_SERVE_HAPROXY_MAXCONN="30000", ATELIER_LOG_FORMAT="text")
     assert (changed["RAY_SERVE_HAPROXY_MAXCONN"], changed["ATELIER_LOG_FORMAT"]) == ("30000", "text")
     template = (CHART / "templates" / "configmap-environment.yaml").read_text()
