@@ -232,6 +232,8 @@ class Settings(BaseSettings):
     redis_wait: Life | None = None
     """A call waits this long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at
     200 a second."""
+    webhook_proxy: WebAddress = ""
+    """Webhooks to names that lead to no `webhook_networks` go through this HTTP proxy, which resolves them."""
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """Webhooks may go to these addresses or networks, by commas, although they are private, by HTTP too."""
     accept_replicas: int = Field(default=0, ge=0)

@@ -523,6 +523,25 @@ def test_the_environment_is_written_once_and_the_operators_wins() -> None:
             environment(**{name: "x"})
 
 
+def test_every_pod_that_leaves_the_cluster_has_the_companys_proxy_and_authorities() -> None:
+    backup = {"redis": {"jobs": {"backup": {"enabled": True, "url": "s3://copies"}}}}
+    environment = {"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": "store.example"}
+    documents = production(**backup, environment=environment, trust={"configMap": "authorities"})
+    shared = shared_environment(documents)
+    assert shared["HTTPS_PROXY"] == environment["HTTPS_PROXY"]
+    assert shared["NO_PROXY"] == "store.example,localhost,127.0.0.1,.svc,.cluster.local", "the API server is inside"
+    assert {Path(shared[name]) for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")} == {
+        Path("/etc/atelier-trust/ca-bundle.crt")
+    }
+    found = {pod.component for pod in pods(documents) for container in pod.containers if container.get("envFrom")}
+    assert found == {*ray_pods(documents), "account-job", "models-job", "redis-backup"}
+    for pod in pods(documents):
+        for container in [each for each in pod.containers if each.get("envFrom")]:
+            assert {"name": "trust", "mountPath": "/etc/atelier-trust", "readOnly": True} in container["volumeMounts"]
+            assert {"name": "trust", "configMap": {"name": "authorities"}} in pod.spec["volumes"]
+    assert "NO_PROXY" not in shared_environment(rendered("production"))
+
+
 def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
     documents = production(models={"adapterCache": "20Gi"})
     assert shared_environment(documents)["ATELIER_WEIGHT_CACHE"] == f"{20 * 1024}MiB"

@@ -91,14 +91,17 @@ def test_pods_wait_until_the_models_of_the_list_are_there(models: Models) -> Non
 REVISION = "462165984030d82259a11f4367a4eed129e94a7b"
 
 
+MIRROR = "http://hub.example"
+
+
 class ModelHub(Answering):
-    """One model in the hub's protocol: its tree, and its files by revision."""
+    """A proxy that knows the mirror alone: one model in the hub's protocol: its tree, and its files by revision."""
 
     files: ClassVar = {"model_index.json": b"{}", "unet/weights.safetensors": b"one", "training.ckpt": b"not asked for"}
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].removeprefix(MIRROR)  # as a proxy is asked
         name = path.removeprefix(f"/a/sdxl/resolve/{REVISION}/")
         if path == f"/api/models/a/sdxl/tree/{REVISION}":
             sizes = {file: len(text) + file.endswith(".ckpt") for file, text in self.files.items()}
@@ -113,11 +116,16 @@ class ModelHub(Answering):
     do_HEAD = do_GET
 
 
-def test_a_model_comes_from_a_hub_by_its_revision(models: Models, tmp_path: Path) -> None:
+def test_a_model_comes_from_a_hubs_mirror_by_a_proxy_and_by_its_revision(models: Models, tmp_path: Path) -> None:
     entry = {"name": "sdxl", "repository": "a/sdxl", "revision": REVISION, "include": ["*.json", "*.safetensors"]}
     models.file.write_text(json.dumps([entry]))
     with serving(ModelHub) as address:
-        environment = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
+        environment = {
+            "HF_ENDPOINT": MIRROR,
+            "HTTP_PROXY": address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "hub"),
+        }
         done = run(FETCH, models.file, models.volume, **environment)
         assert done.returncode == 0, done.stderr
         assert models.weights == "one"

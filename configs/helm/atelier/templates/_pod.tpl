@@ -62,8 +62,23 @@
 {{- end }}
 {{- end -}}
 
+{{/* The certificate authorities of a company, for every pod that has the environment. */}}
+{{- define "atelier.trustMount" -}}
+{{- if .Values.trust.configMap }}
+- {name: trust, mountPath: /etc/atelier-trust, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "atelier.trustVolume" -}}
+{{- with .Values.trust.configMap }}
+- name: trust
+  configMap: {name: {{ . }}}
+{{- end }}
+{{- end -}}
+
 {{- define "atelier.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
+{{- include "atelier.trustMount" .root }}
 - {name: data, mountPath: /var/lib/atelier}
 {{- if and (include "atelier.tls" .root) (not .alone) }}
 - {name: ray-tls, mountPath: /etc/atelier-ray-tls, readOnly: true}
@@ -79,6 +94,7 @@
 {{- define "atelier.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- include "atelier.trustVolume" .root }}
 {{- if and (include "atelier.tls" .root) (not .alone) }}
 - name: ray-tls
   emptyDir: {medium: Memory}
