@@ -569,13 +569,17 @@ def test_the_notes_say_where_customers_addresses_get_lost_and_name_further_group
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     documents = rendered("production")
-    endpoints = find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]
+    assert [each["port"] for each in find(documents, "ServiceMonitor")["spec"]["endpoints"]] == ["serve"]
+    with_ray = production(serviceMonitor={"rayMetrics": "ray_node_.*"})
+    endpoints = find(with_ray, "ServiceMonitor", "atelier")["spec"]["endpoints"]
     by_port = {endpoint["port"]: endpoint for endpoint in endpoints}
     assert by_port["serve"]["authorization"]["type"] == "Bearer"
     environments = [env for document in documents for env in _named(document, "ATELIER_OPERATOR_TOKEN")]
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
     assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
     assert "authorization" not in by_port["metrics"], "Ray's own"
+    (kept,) = by_port["metrics"]["metricRelabelings"]
+    assert (kept["regex"], kept["action"]) == ("ray_node_.*", "keep")
     assert find(documents, "Service", "atelier-metrics")["spec"]["publishNotReadyAddresses"], "those tell why"
     (dropped,) = by_port["serve"]["relabelings"]
     assert (dropped["regex"], dropped["action"]) == ("head", "drop"), "it names the port and serves nothing"
