@@ -1,6 +1,8 @@
 """Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -403,7 +405,10 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"image": {"tag": "latest", "digest": ""}}, "/image/tag"),
         ({"image": {"digest": "sha256:0"}}, "/image/digest"),
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
-        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "place 'generators' not allowed"),
+        (
+            {"workerGroups": {"generation": {"places": {"generators": 1}}}},
+            "workerGroups.generation.places: 'generators' not allowed",
+        ),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
         ({"environment": {"ATELIER_WATERMARK_SECRET": "x"}}, "ATELIER_WATERMARK_SECRET"),
         ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
@@ -421,8 +426,11 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"models": {"persistence": {"enabled": False}}}, "models.persistence.enabled"),
         ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
-        ({"serve": {"args": {"generator": {"replicas": 9}}}}, "generator: 9 replicas at most"),
-        ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"args": {"generator": {"replicas": 9}}}}, "serve.args.generator.replicas: 9 replicas at most"),
+        (
+            {"serve": {"scaling": {"generator": {"max_replicas": 9}}}},
+            "serve.scaling.generator.max_replicas: 9 replicas at most",
+        ),
         (
             {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
             "serve.scaling.generator: needs replicas: auto among its args",
@@ -434,16 +442,28 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"serve": {"scaling": {"generator": {"max_replica": 2}}}}, "'max_replica' not allowed"),
         (
             {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
-            "generator: min_replicas 9 is above max_replicas 8",
+            "serve.scaling.generator.min_replicas 9 is above max_replicas 8",
         ),
-        ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
-        ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),
+        (
+            {"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}},
+            "workerGroups.upscaling.places ask for 2 GPUs, a pod has 1",
+        ),
+        (
+            {"serve": {"args": {"generator": {"num_cpus": 9}}}},
+            "workerGroups.generation.places ask for 9 CPUs, a pod has 8",
+        ),
         ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),
-        ({"workerGroups": {"upscaling": None}}, "upscaler: 4 replicas at most"),
-        ({"workerGroups": {"upscaling": {"minReplicas": 2}}}, "minReplicas 2 is above maxReplicas 1"),
+        ({"workerGroups": {"upscaling": None}}, "serve.scaling.upscaler.max_replicas: 4 replicas at most"),
+        (
+            {"workerGroups": {"upscaling": {"minReplicas": 2}}},
+            "workerGroups.upscaling.minReplicas 2 is above maxReplicas 1",
+        ),
         ({"workerGroups": {"generation": {"podDisruptionBudget": {"maxUnavailable": 1}}}}, "podDisruptionBudget"),
         ({"workerGroups": {"ingress": {"podDisruptionBudget": {"minAvailable": "50%"}}}}, "podDisruptionBudget"),
-        ({"serve": {"args": {"generator": {"drain_s": 170}}}}, "terminationGracePeriodSeconds 180 is less than"),
+        (
+            {"serve": {"args": {"generator": {"drain_s": 170}}}},
+            "workerGroups.generation.terminationGracePeriodSeconds 180 is less than",
+        ),
         ({"ray": {"clusterDeletionDelaySeconds": 100}}, "clusterDeletionDelaySeconds 100 is less than the 120"),
     ],
 )
@@ -466,7 +486,7 @@ def test_no_worker_group_takes_the_name_of_other_pods() -> None:
 
 
 def test_a_drain_of_the_head_is_refused_by_name() -> None:
-    with pytest.raises(helm_python.HelmError, match="head: terminationGracePeriodSeconds 60 is less than"):
+    with pytest.raises(helm_python.HelmError, match=r"head\.terminationGracePeriodSeconds 60 is less than"):
         render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 50}}}}))
     find(render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 45}}}})), "RayService")
 
@@ -540,6 +560,33 @@ def test_every_pod_that_leaves_the_cluster_has_the_companys_proxy_and_authoritie
             assert {"name": "trust", "mountPath": "/etc/atelier-trust", "readOnly": True} in container["volumeMounts"]
             assert {"name": "trust", "configMap": {"name": "authorities"}} in pod.spec["volumes"]
     assert "NO_PROXY" not in shared_environment(rendered("production"))
+
+
+def test_limits_of_cpus_may_be_left_out() -> None:
+    """Ray's own are then what is requested."""
+    cpu = {"resources": {"limits": {"cpu": None}}}
+    documents = production(head=cpu, workerGroups={"generation": cpu}, redis={"jobs": cpu})
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+    generation = worker_groups(documents)["generation"]
+    assert "cpu" not in generation["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert generation["resources"]["CPU"] == "8"
+
+
+def test_a_packed_chart_is_the_folder_and_helm_has_nothing_to_say_of_either(tmp_path: Path) -> None:
+    """A process of its own: Helm's library logs to its standard error."""
+    program = f"""import helm_python
+helm_python.package({str(CHART)!r}, destination={str(tmp_path)!r})
+print(helm_python.lint({str(CHART)!r}, {{}}, strict=True)["errors"])"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+    assert not re.findall("WARN.*|.*symbolic link.*", done.stderr)
+    (packed,) = tmp_path.iterdir()
+    assert packed.name == "atelier-0.1.0.tgz"
+    values = profile_values("production")
+    rendered_by = helm_python.Chart.load_archive(packed.read_bytes()).render(
+        values, name="atelier", namespace="atelier"
+    )
+    assert rendered_by == helm_python.Chart.load(CHART).render(values, name="atelier", namespace="atelier")
 
 
 def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:

@@ -126,7 +126,7 @@ def test_redis_starts_again_with_other_users_and_with_their_passwords(tmp_path: 
     def pod(name: str, *, users: str = "", **secret: str) -> dict[str, Any]:
         folder, acl = (
             chart_beside_secret(tmp_path / name, **secret),
-            tmp_path / name / "configs" / "redis" / "users.acl",
+            tmp_path / name / "atelier" / "files" / "users.acl",
         )
         acl.write_text(acl.read_text() + users)
         documents = render(profile_values("production"), folder=folder)

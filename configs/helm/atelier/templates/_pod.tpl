@@ -120,7 +120,10 @@
 {{/* Whether Ray's processes are on several pods and speak by TLS; empty when not. */}}
 {{- define "atelier.tls" -}}
 {{- if and .Values.workerGroups .Values.ray.tls.enabled -}}
-{{- required "ray.tls.caSecret: name a Secret with a CA (tls.crt, tls.key), or set ray.tls.enabled: false where the network between pods is encrypted by itself" .Values.ray.tls.caSecret -}}
+{{- if not .Values.ray.tls.caSecret -}}
+{{- fail "ray.tls.caSecret: name a Secret with a CA (tls.crt, tls.key), or set ray.tls.enabled: false where the network between pods is encrypted by itself" -}}
+{{- end -}}
+{{- .Values.ray.tls.caSecret -}}
 {{- end -}}
 {{- end -}}
 
