@@ -56,8 +56,8 @@ def production(**values: Any) -> list[Document]:
 
 
 def shared_environment(documents: list[Document]) -> dict[str, Any]:
-    """What every pod of Ray has in its environment."""
-    return find(documents, "ConfigMap", "atelier-environment")["data"]
+    """What every pod has in its environment, as the head has it."""
+    return {name: each["value"] for name, each in variables(ray_pods(documents)["head"]).items() if "value" in each}
 
 
 def worker_groups(documents: list[Document]) -> dict[str, dict[str, Any]]:
@@ -252,11 +252,15 @@ def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
     assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
 
 
-def test_every_ray_pod_has_the_same_environment() -> None:
+def test_every_pod_has_the_same_environment_of_its_own() -> None:
     documents = rendered("production")
-    for pod in ray_pods(documents).values():
-        assert pod.spec["containers"][0]["envFrom"] == [{"configMapRef": {"name": "atelier-environment"}}]
-        assert not [name for name in variables(pod) if name.startswith("RAY_SERVE_")]
+    found = shared_environment(documents)
+    shared = {name: value for name, value in found.items() if name != "ATELIER_REDIS_URL" and "_TLS" not in name}
+    assert len(shared) > 30
+    for pod in pods(documents):
+        if not pod.component.startswith("redis-"):
+            assert {name: each.get("value") for name, each in variables(pod).items()}.items() >= shared.items()
+            assert not [each for each in pod.containers if "envFrom" in each], "another version's, during an upgrade"
 
 
 def test_ray_speaks_encrypted_between_pods() -> None:
@@ -535,8 +539,8 @@ def test_the_environment_is_written_once_and_the_operators_wins() -> None:
     assert environment().items() >= shown.items(), "what `kubectl logs` shows"
     changed = environment(RAY_SERVE_HAPROXY_MAXCONN="30000", ATELIER_LOG_FORMAT="text")
     assert (changed["RAY_SERVE_HAPROXY_MAXCONN"], changed["ATELIER_LOG_FORMAT"]) == ("30000", "text")
-    template = (CHART / "templates" / "configmap-environment.yaml").read_text()
-    written = re.findall(r"^  ([A-Z_]+):", template, re.MULTILINE)
+    template = (CHART / "templates" / "_environment.tpl").read_text()
+    written = re.findall(r"^([A-Z_]+):", template, re.MULTILINE)
     assert len(written) > 5
     for name in written:
         with pytest.raises(helm_python.HelmError, match=name):
@@ -553,12 +557,12 @@ def test_every_pod_that_leaves_the_cluster_has_the_companys_proxy_and_authoritie
     assert {Path(shared[name]) for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")} == {
         Path("/etc/atelier-trust/ca-bundle.crt")
     }
-    found = {pod.component for pod in pods(documents) for container in pod.containers if container.get("envFrom")}
-    assert found == {*ray_pods(documents), "account-job", "models-job", "redis-backup"}
-    for pod in pods(documents):
-        for container in [each for each in pod.containers if each.get("envFrom")]:
-            assert {"name": "trust", "mountPath": "/etc/atelier-trust", "readOnly": True} in container["volumeMounts"]
-            assert {"name": "trust", "configMap": {"name": "authorities"}} in pod.spec["volumes"]
+    found = [pod for pod in pods(documents) if "SSL_CERT_FILE" in str(pod.spec)]
+    assert {pod.component for pod in found} == {*ray_pods(documents), "account-job", "models-job", "redis-backup"}
+    for pod in found:
+        mounts = [each["volumeMounts"] for each in pod.containers if _named(each.get("env", []), "SSL_CERT_FILE")]
+        assert all({"name": "trust", "mountPath": "/etc/atelier-trust", "readOnly": True} in each for each in mounts)
+        assert {"name": "trust", "configMap": {"name": "authorities"}} in pod.spec["volumes"]
     assert "NO_PROXY" not in shared_environment(rendered("production"))
 
 

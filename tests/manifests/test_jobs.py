@@ -157,7 +157,7 @@ def test_the_models_job_has_options_and_the_keys_of_each_store() -> None:
     assert broken_rules(documents) == []
     (pod,) = [each for each in pods(documents) if each.component == "models-job"]
     (container,) = pod.containers
-    assert container["envFrom"] == [{"configMapRef": {"name": "atelier-environment"}}]
+    assert {"name": "ATELIER_STORAGE_URL", "value": "s3://atelier-images"} in container["env"]
     keys = [each for each in container["env"] if each["name"].startswith("MODEL_")]
     assert {each["name"]: each["valueFrom"]["secretKeyRef"]["name"] for each in keys} == {
         "MODEL_1_KEY": "more",

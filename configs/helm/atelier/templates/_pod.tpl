@@ -1,8 +1,9 @@
 {{/* Parts of the pods. Each takes (dict "root" $ "places" {deployment: replicas} …); "alone" is a pod beside no other of Ray. */}}
 
-{{/* Environment of a pod: what is the same everywhere from the ConfigMap, secrets by reference where its deployments need them. */}}
+{{/* Environment of a pod: what is the same everywhere, and secrets by reference where its deployments need them. */}}
 {{- define "atelier.environment" -}}
 {{- $root := .root -}}
+{{- include "atelier.settings" $root }}
 {{- $secret := include "atelier.secretName" $root -}}
 {{- if $root.Values.redis.jobs.enabled }}
 {{- $user := "" }}
@@ -109,7 +110,15 @@
 {{- end }}
 {{- if or .root.Values.catalog .root.Values.plans }}
 - name: catalog
-  configMap: {name: {{ include "atelier.fullname" .root }}-catalog}
+  projected:
+    sources:
+      {{- if .root.Values.catalog }}
+      - configMap: {name: {{ include "atelier.fullname" .root }}-catalog}
+      {{- end }}
+      {{- if .root.Values.plans }}
+      - downwardAPI:
+          items: [{path: plans.yaml, fieldRef: {fieldPath: "metadata.annotations['atelier/plans']"}}]
+      {{- end }}
 {{- end }}
 {{- if .models }}
 - name: models
@@ -178,6 +187,13 @@
     - {name: fetch-models, mountPath: /etc/atelier-models, readOnly: true}
 {{- end -}}
 
+{{/* The plans, an annotation that a pod reads as a file: they belong to the cluster that was made with them. */}}
+{{- define "atelier.plans" -}}
+{{- with .Values.plans }}
+atelier/plans: {{ toYaml . | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* The ray container's readiness: KubeRay's own would ask every worker for an HTTP proxy, and wants wget for it. */}}
 {{- define "atelier.readinessProbe" -}}
 readinessProbe:
@@ -189,14 +205,14 @@ readinessProbe:
 {{- end -}}
 
 {{/* Annotations of a Ray pod. Takes (list $ group), the group with what KubeRay's hash of a cluster leaves out, so that a change
-     of that makes a new cluster too. So does a changed environment, revision of the Secret, plan or base model, which processes
-     read when they start; adapters of the catalog are read again while they run. */}}
+     of that makes a new cluster too. So does a changed revision of the Secret, plan or base model, which processes read when
+     they start; adapters of the catalog are read again while they run. */}}
 {{- define "atelier.podAnnotations" -}}
 {{- $root := index . 0 -}}
 {{- $group := index . 1 -}}
-checksum/environment: {{ include (print $root.Template.BasePath "/configmap-environment.yaml") $root | sha256sum }}
-{{- if or $root.Values.catalog $root.Values.plans }}
-checksum/models-and-plans: {{ list $root.Values.catalog.base_models $root.Values.plans | toJson | sha256sum }}
+{{- include "atelier.plans" $root }}
+{{- with $root.Values.catalog }}
+checksum/models: {{ toJson .base_models | sha256sum }}
 {{- end }}
 checksum/not-in-kuberays-hash: {{ pick $group "minReplicas" "maxReplicas" "tolerations" | toJson | sha256sum }}
 {{- with $root.Values.secrets.revision }}

@@ -76,7 +76,7 @@
 {{- $_ := set $config "pools" $pools -}}
 {{- include "atelier.checkPools" (list $places $pools) -}}
 {{- include "atelier.checkDrains" (list $ $places) -}}
-{{- include "atelier.checkCatalog" (list .Values.catalog.base_models $groups) -}}
+{{- include "atelier.checkCatalog" (list (dig "base_models" list (default (dict) .Values.catalog)) $groups) -}}
 {{- toYaml $config -}}
 {{- end -}}
 
