@@ -30,21 +30,21 @@ def store_copy(url: str, place: str, options: Mapping[str, Any], *, keep: int | 
     Only a whole one gets its name, and only then the oldest go: of all there are, `keep` stay. Raises
     `StoreUnavailable`.
     """
-    files, folder = open_filesystem(place, options)
-    target = f"{folder.rstrip('/')}/redis-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.rdb"
-    is_local = "file" in files.protocol
     try:
+        files, folder = open_filesystem(place, options)
+        folder, is_local = folder.rstrip("/"), "file" in files.protocol
+        target = f"{folder}/redis-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.rdb"
         with TemporaryDirectory() as scratch:
             copy = Path(target if is_local else f"{scratch}/copy.rdb")
             with atomic_file(copy) as file:
                 _receive(url, file)
             if not is_local:
                 files.put_file(str(copy), target)
-        for old in sorted(files.glob(f"{folder.rstrip('/')}/redis-*.rdb"))[: -keep if keep else 0]:
+        for old in sorted(files.glob(f"{folder}/redis-*.rdb"))[: -keep if keep else 0]:
             files.rm_file(old)
-    except storage_errors() as error:
+        return files.unstrip_protocol(target)
+    except (*storage_errors(), ValueError, ImportError) as error:  # fsspec does not know or cannot load the protocol
         raise StoreUnavailable(f"the copy could not be stored at {place}: {error}") from error
-    return files.unstrip_protocol(target)
 
 
 def _receive(url: str, file: BinaryIO) -> None:

@@ -88,6 +88,7 @@ def moved(atelier: Atelier, tmp_path: Path) -> Iterator[Atelier]:
 def _copy(service: Atelier, into: Path) -> None:
     """Copy a service while it runs, by the commands of the guide."""
     assert service("backup").code == 2, "where to?"
+    assert "could not be stored at foo://x: Protocol not known" in service("backup", "foo://x").err
     Path(service.json("backup", str(into))["copy"].removeprefix("file://")).rename(into / "redis.rdb")
     shutil.copy(service.settings.data_dir / "secrets.json", into)
     shutil.copytree(service.settings.data_dir / "images", into / "images")
