@@ -45,6 +45,13 @@ def test_whatever_the_build_fetches_goes_by_the_secrets_of_a_company() -> None:
         assert "--mount=type=secret,id=ca " in step
 
 
+def test_what_a_file_of_the_image_links_to_is_in_the_image() -> None:
+    taken = [ROOT / line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    links = [path for path in taken if path.is_symlink()]
+    assert links == [ROOT / "configs" / "production.yaml"]
+    assert all(path.resolve() in taken for path in links)
+
+
 def test_the_digest_of_the_base_is_written_into_the_dockerfile(tmp_path: Path) -> None:
     """`make image` says until then that it is not, and without a daemon that nothing is built."""
     for name in ("Makefile", "Dockerfile"):
