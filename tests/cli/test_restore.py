@@ -1,5 +1,6 @@
 """A service that was put back from copies goes on; `restore --check` names what does not fit."""
 
+import asyncio
 import hashlib
 import json
 import math
@@ -27,7 +28,7 @@ from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
 from tests.made_jobs import BROKEN, accept, claim, finish, job_of
-from tests.store.redis_servers import server
+from tests.store.redis_servers import server, until_it_answers
 from tests.support import adapter_of, plain_redis
 
 
@@ -145,6 +146,7 @@ def test_what_is_not_whole_gets_no_name_and_pushes_no_copy_out(atelier: Atelier,
         server(tmp_path / "source", [f"repl-diskless-sync {diskless}", "repl-diskless-sync-delay 0"]) as port,
         cut_short(port, 4 << 20) as worse,
     ):
+        asyncio.run(until_it_answers(port))
         plain_redis(f"redis://127.0.0.1:{port}").set("job", os.urandom(8 << 20))
         words = ("backup", str(older.parent), "--keep", "1")
         ended = atelier(*words, env={"ATELIER_REDIS_URL": f"redis://127.0.0.1:{worse}"})
