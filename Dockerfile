@@ -10,6 +10,10 @@
 # torch comes with its CUDA libraries, 5 GB of them. Where there is no GPU, an index with CPU builds makes a small image; that
 # torch is installed by the hash that you give (the index shows it beside the file), or without one by version alone:
 #   docker build --build-arg CPU_TORCH_INDEX=https://… --build-arg CPU_TORCH_SHA256=… .
+#
+# In a company's network: HTTPS_PROXY as a build argument, and these secrets, each of which may be left out. pip.conf names an
+# index, and `cert = /run/secrets/ca`; apt.conf may name a proxy and `Acquire::https::CaInfo`.
+#   docker build --secret id=pip,src=pip.conf --secret id=ca,src=ca.crt --secret id=apt,src=apt.conf .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG MODELS=no-models
 
@@ -27,7 +31,8 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 COPY configs/image/requirements.txt /tmp/requirements.txt
-RUN if [ -n "$CPU_TORCH_INDEX" ]; then \
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
+    if [ -n "$CPU_TORCH_INDEX" ]; then \
       grep -oE '^torch==[0-9.]+' /tmp/requirements.txt \
         | sed "s/\$/${CPU_TORCH_SHA256:+ --hash=sha256:$CPU_TORCH_SHA256}/" > /tmp/torch.txt; \
       awk '/^[a-z]/ {drop = /^(torch|triton|cuda-|nvidia-)/} !drop' /tmp/requirements.txt > /tmp/without-cuda.txt; \
@@ -41,7 +46,8 @@ RUN if [ -n "$CPU_TORCH_INDEX" ]; then \
 COPY configs/image/build_triton_module.py serve_app/engine/triton_module.py /tmp/
 # The compiler stays in this stage: whichever version Debian has now is the one with its fixes.
 # hadolint ignore=DL3008
-RUN if [ -z "$CPU_TORCH_INDEX" ]; then \
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build --mount=type=secret,id=ca \
+    if [ -z "$CPU_TORCH_INDEX" ]; then \
       apt-get update \
       && apt-get install --yes --no-install-recommends gcc libc6-dev \
       && rm -rf /var/lib/apt/lists/* \

@@ -15,7 +15,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run guide notebook quick test check lint types imports tests manifests schema coverage soak image pin-image sbom audit screenshots gpu clean
+.PHONY: help setup run guide notebook quick test check lint types imports tests manifests schema coverage soak chart image pin-image sbom audit screenshots gpu clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -94,6 +94,10 @@ screenshots: setup guide ## pictures of every page by Chromium, into var/screens
 
 soak: setup ## the long tests: chaos, fuzzing, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+chart: setup ## pack the Helm chart into var/ (FOLDER=…), for `helm push` and `helm install`
+	@mkdir -p $(or $(FOLDER),var)
+	@$(BIN)/python -c 'import helm_python, sys; print(helm_python.package("configs/helm/atelier", destination=sys.argv[1]))' $(or $(FOLDER),var)
 
 image: guide ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so
 	@if ! timeout 20 docker info >/dev/null 2>&1; then echo 'No Docker daemon answers here: the image is not built'; exit 0; fi; \

@@ -161,6 +161,11 @@ class Settings(BaseSettings):
     """Each machine keeps at most this much of adapters' files under `data_dir/weights`; what was used longest ago goes
     first."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
+    image_endpoint: Annotated[
+        str, AfterValidator(lambda given: given if given == "service" else _check_web_address(given))
+    ] = ""
+    """The endpoint for which a bucket's image addresses are signed, where customers reach it by another than the service
+    does. With `service`, images of a bucket that they do not reach come through the service."""
     public_url: Annotated[WebAddress, AfterValidator(_check_public_url)] = ""
     """Image URLs begin with this address; empty takes the one that the caller used."""
     cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)] = ()
@@ -227,6 +232,8 @@ class Settings(BaseSettings):
     redis_wait: Life | None = None
     """A call waits this long for a connection; then it is 503 `overloaded`. Unset, it is what `open_requests` take at
     200 a second."""
+    webhook_proxy: WebAddress = ""
+    """Webhooks to names that lead to no `webhook_networks` go through this HTTP proxy, which resolves them."""
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """Webhooks may go to these addresses or networks, by commas, although they are private, by HTTP too."""
     accept_replicas: int = Field(default=0, ge=0)
@@ -266,6 +273,8 @@ class Settings(BaseSettings):
             if not _SERVICE_LINK.fullmatch(f"{name}={given[name]}"):
                 near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)
                 raise ValueError(f"{name}: there is no such setting; the nearest is {near[0]}")
+        if self.image_endpoint.startswith("http") and not self.storage_url.startswith("s3:"):
+            raise ValueError("ATELIER_IMAGE_ENDPOINT: an address is for a storage of s3://")
         return self
 
     @cached_property

@@ -44,6 +44,8 @@ WRONG = {
     "ATELIER_STORAGE_URL=s3//bucket": "ATELIER_STORAGE_URL: must be an address like s3://bucket/prefix",
     "ATELIER_STORAGE_URL=s3:///prefix": "ATELIER_STORAGE_URL: must be an address like s3://bucket/prefix",
     "ATELIER_STORAGE_URL=file://images": "ATELIER_STORAGE_URL: must be an address like s3://bucket/prefix",
+    "ATELIER_IMAGE_ENDPOINT=bucket": "ATELIER_IMAGE_ENDPOINT: must be an address like https://",
+    "ATELIER_IMAGE_ENDPOINT=https://bucket": "ATELIER_IMAGE_ENDPOINT: an address is for a storage of s3://",
     "ATELIER_PUBLIC_URL=images.example.com": "ATELIER_PUBLIC_URL: must be an address like https://",
     "ATELIER_PUBLIC_URL=https://example.com:port": "ATELIER_PUBLIC_URL: must be an address like https://",
     "ATELIER_PUBLIC_URL=https://example.com/?a=b": "ATELIER_PUBLIC_URL: must be an address without a query",

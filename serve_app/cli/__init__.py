@@ -49,7 +49,7 @@ app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
 app.add_typer(marking.app, name="marking")
-for function in (accounts.audit, doctor.restore, accounts.usage, marking.verify):
+for function in (accounts.audit, doctor.backup, doctor.restore, accounts.usage, marking.verify):
     command(app, function.__name__)(function)
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 for name, group in (("generate", app), ("upscale", app), ("loras try", loras.app)):

@@ -8,8 +8,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -113,16 +113,23 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
 
     Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
     """
+    with usable_redis(settings, creates_data=creates_data):
+        async with _open(settings) as parts:
+            yield parts
+
+
+@contextmanager
+def usable_redis(settings: Settings, *, creates_data: bool = False) -> Generator[None]:
+    """Make sure that there is a Redis to work with; an embedded one that the block starts is stopped after it."""
     if settings.redis_url:
-        await asyncio.to_thread(require_usable, settings.redis_url)
+        require_usable(settings.redis_url)
     elif not creates_data and not (settings.data_dir / "redis").is_dir():
         raise Failed(
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
         )
     with nullcontext() if settings.redis_url else redis_left_as_it_was(settings.data_dir):
-        async with _open(settings) as parts:
-            yield parts
+        yield
 
 
 @asynccontextmanager

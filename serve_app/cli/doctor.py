@@ -1,4 +1,7 @@
-"""`atelier doctor` checks what a service depends on, `atelier restore --check` one that was put back from copies."""
+"""`atelier doctor` checks what a service depends on.
+
+`atelier backup` copies its Redis, and `atelier restore --check` checks a service that was put back from copies.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from serve_app.api.parts import JobParts, OperationParts
-from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores
+from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores, usable_redis
 from serve_app.cli.local import check_port
 from serve_app.operations.checks import Check, Level, check_gpu
 from serve_app.operations.restore_check import RestoreFacts, check_restored
 from serve_app.operations.store_checks import MOST_WEIGHTS, check_service
 from serve_app.settings import Settings
+from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.process import Process
+from serve_app.store.redis_copy import note_copy, store_copy
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARN: ("warn", "yellow"), Level.FAIL: ("FAIL", "bold red")}
 
@@ -69,6 +74,27 @@ def _render(checks: Iterable[Check]) -> RenderableType:
 
 SHOWN = 5
 """A person is shown the names of at most this many missing files; `--json` has them all."""
+
+
+def backup(
+    settings: Settings,
+    place: Annotated[
+        str, typer.Argument(help="A folder, or an URL that ATELIER_STORAGE_OPTIONS opens.", show_default=False)
+    ] = "",
+    keep: Annotated[int | None, typer.Option(min=1, help="How many copies stay there.", show_default="all")] = None,
+    made: Annotated[bool, typer.Option("--made", help="Copy nothing: other means have made a copy.")] = False,
+) -> Result:
+    """Copy Redis whole, as redis-TIME.rdb, and note when: `atelier doctor` and the metrics tell a missing copy.
+
+    The secrets and the storage are copied by means of yours, after it: docs/operate/backup-and-restore.md.
+    """
+    if bool(place) == made:
+        raise BadUsage("say where the copy goes, a folder or an URL, or --made")
+    with usable_redis(settings):
+        url = settings.redis_url or ensure_redis(settings.data_dir).url
+        copy = "" if made else store_copy(url, place, settings.storage_options, keep=keep)
+        note_copy(url)
+    return Result(facts={"copy": copy}, shown=f"Redis is copied to {copy}" if copy else "noted")
 
 
 def restore(

@@ -99,6 +99,7 @@ EVENT_STREAMS = _gauge("event_streams", "Streams of jobs' events that are open a
 WEBHOOKS_WAITING = _gauge("webhooks_waiting", "Deliveries of webhooks that wait for their next attempt.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Redis's maxmemory; 0 means none.")
+BACKUP_AGE = _gauge("backup_age_seconds", "Since the last copy of Redis, or the first account where there is no copy.")
 
 # The scripts that change a job count these.
 JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")

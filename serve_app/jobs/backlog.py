@@ -8,6 +8,7 @@ from serve_app.domain.durations import MILLI, from_epoch_ms
 from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, JobState, kind_of_pool, pool_of
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, connect_sync
+from serve_app.store.redis_copy import ask_copy_age, copy_age_from
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
 """A work unit (a megapixel-step with guidance; an output megapixel) is taken to need this many seconds until a job has
@@ -133,6 +134,12 @@ class QueueStats:
     async def dead(self) -> int:
         """Return how many failed jobs an operator may queue again."""
         return await self._redis.zcard(redis_key("dead"))
+
+    async def copy_age(self) -> timedelta | None:
+        """Return how long ago Redis was copied, or its first account made if it never was; None without accounts."""
+        pipeline = self._redis.pipeline(transaction=False)
+        ask_copy_age(pipeline)
+        return copy_age_from(await pipeline.execute())
 
     async def webhooks(self) -> int:
         """Return how many deliveries of webhooks wait for their next attempt."""

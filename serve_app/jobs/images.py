@@ -59,7 +59,13 @@ class ImageStore:
         self._urls: dict[tuple[str, str], tuple[int, str]] = {}
         self._probed = 0.0
         self._probe: asyncio.Task[bool] | None = None
-        self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
+        endpoint = settings.image_endpoint
+        self._is_presigned = endpoint != "service" and not self._is_local and "memory" not in _protocols(self._files)
+        self._signer = self._files
+        if self._is_presigned and endpoint:
+            own = dict(settings.storage_options.get("client_kwargs") or {}) | {"endpoint_url": endpoint}
+            options = {**settings.storage_options, "endpoint_url": None, "client_kwargs": own}
+            self._signer, _ = open_filesystem(settings.storage, options)
 
     @property
     def local_folder(self) -> Path | None:
@@ -166,7 +172,7 @@ class ImageStore:
     def url(self, image_uri: str, *, base_url: str) -> str:
         """Return a URL that opens without a key for `image_url_life`, or up to a hundredth longer.
 
-        For local storage it is ours, else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that polls
+        For local storage, or where `image_endpoint` says so, it is ours, else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that polls
         need not sign it again and agree. The time is this machine's, here and where the URL is verified.
         """
         now, life = int(time.time()), int(self._settings.image_url_life.total_seconds())
@@ -184,7 +190,7 @@ class ImageStore:
     def _sign(self, image_uri: str, base_url: str, now: int, life: int) -> str:
         name = self.name(image_uri)
         if self._is_presigned:
-            return self._files.sign(self._path(name), expiration=life)
+            return self._signer.sign(self._path(name), expiration=life)
         expires = now + life
         kid = next(iter(self._settings.url_keys))
         query = urlencode({"exp": expires, "kid": kid, "sig": self._signature(name, expires, kid)})

@@ -87,7 +87,7 @@ def _asker(settings: Settings) -> Ask | None:
 def _http(url: str) -> Ask:
     async def ask(question: dict[str, str]) -> object:
         async with (
-            httpx.AsyncClient(timeout=None, trust_env=False) as client,
+            httpx.AsyncClient(timeout=None) as client,  # by HTTPS_PROXY, and not for NO_PROXY
             client.stream("POST", url, json=question) as answer,
         ):
             if answer.status_code != 200:

@@ -102,7 +102,7 @@ async def _read(
     measures: Measures, stats: QueueStats, images: ImageStore, space: Space, plans: Iterable[tuple[Variant, str]]
 ) -> Samples:
     counts = await stats.counts()
-    memory = await space.memory.read()
+    memory, copy_age = await space.memory.read(), await stats.copy_age()
     return {
         **await _queue(stats, plans),
         **await _workers(measures, await stats.pools()),
@@ -112,6 +112,7 @@ async def _read(
         metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(images, space)))],
         metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
         metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],
+        metrics.BACKUP_AGE: [] if copy_age is None else [Sample((), copy_age.total_seconds())],
     }
 
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from serve_app.domain.canary import FOLDER, Drawing, latest_differences
 from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.durations import rounded_duration
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
@@ -32,6 +33,8 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import is_service_up, require_readable_files, running_redis
 from serve_app.store.measures import RedisMemory
 from serve_app.store.redis_address import KINDS
+from serve_app.store.redis_client import connect_sync
+from serve_app.store.redis_copy import COPY_DUE, ask_copy_age, copy_age_from
 from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper
 from serve_app.store.redis_process import server_binary, version_of
 from serve_app.store.storage import FINDINGS, StoredFiles
@@ -86,7 +89,22 @@ def check_redis(settings: Settings) -> Iterable[Check]:
         yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
     else:
         yield ok("redis durability", _wanted(facts.settings))
+    yield from _copies(url)
     yield from _peppers(settings, url)
+
+
+def _copies(url: str) -> Iterable[Check]:
+    """Check that Redis was copied lately, by whatever runs `atelier backup`."""
+    with connect_sync(url) as client:
+        pipeline = client.pipeline(transaction=False)
+        ask_copy_age(pipeline)
+        age = copy_age_from(pipeline.execute())
+    if age is None:
+        yield ok("backup", "there is no account yet, and nothing to copy")
+    elif age > COPY_DUE:
+        yield warn("backup", f"Redis was not copied for {rounded_duration(age)}", "run `atelier backup` every day")
+    else:
+        yield ok("backup", f"the last copy, or the first account, is {rounded_duration(age)} old")
 
 
 def _memory(facts: RedisFacts) -> Iterable[Check]:

@@ -73,6 +73,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("lora_use:*", "hash", "31 days", "day (since 1970) → LoRA id → images made with it, for operators"),
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
     Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
+    Key("copied", "string", "permanent: one number", "when Redis was last copied whole (ms)"),
     Key("accounts_removing", "hash", "permanent: empty in the end", "account → its name, who deletes it since when"),
     Key("name:*", "string", "permanent", "account name → account id; name of an invited user → account id:user id"),
     Key("user:*", "hash", "permanent", "account:user → an invited user: name, role, password hash"),

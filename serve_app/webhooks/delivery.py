@@ -63,6 +63,10 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
+Clients = tuple[httpx.AsyncClient, httpx.AsyncClient]
+"""One that connects to receivers itself, and one that leaves that to the proxy."""
+
+
 class WebhookDelivery:
     """Makes the deliveries that are due. Any number of processes may."""
 
@@ -82,7 +86,7 @@ class WebhookDelivery:
         self._jobs = jobs
         self._images = images
         self._record_of = record_of
-        self._targets = Targets(settings.webhook_networks)
+        self._targets = Targets(settings.webhook_networks, by_proxy=bool(settings.webhook_proxy))
         self._nameservers = nameservers
         self._claim = Script(redis, "webhooks/claim_deliveries", rewrite)
         self._settle = Script(redis, "webhooks/settle_delivery", rewrite)
@@ -91,16 +95,9 @@ class WebhookDelivery:
 
     async def deliver_forever(self) -> None:
         """Make deliveries as they are due until canceled, through any outage."""
-        client = httpx.AsyncClient(
-            verify=httpx.create_ssl_context(),  # it reads SSL_CERT_FILE; the client takes no proxy
-            trust_env=False,
-            follow_redirects=False,
-            timeout=TIMEOUT.total_seconds(),
-            # Connections are not kept: one to an address would be taken for another name there.
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
         resolver = DNSResolver(self._nameservers, timeout=FIRST_TRY_S, tries=TRIES)
-        async with client, resolver, asyncio.TaskGroup() as group:
+        by_proxy = _client(self._settings.webhook_proxy or None)
+        async with _client() as direct, by_proxy, resolver, asyncio.TaskGroup() as group:
             while not is_cancelled():
                 claimed: list[Claimed] = []
                 try:
@@ -109,7 +106,7 @@ class WebhookDelivery:
                     _log.warning("claiming webhooks failed, trying again: %s", error)
                 for each in claimed:
                     self._under_way[each.account_id] += 1
-                    group.create_task(self._deliver(client, resolver, each))
+                    group.create_task(self._deliver((direct, by_proxy), resolver, each))
                 await asyncio.sleep(BRISK_S if claimed else LOOK_EVERY_S)
 
     async def _claim_due(self) -> list[Claimed]:
@@ -124,9 +121,9 @@ class WebhookDelivery:
         )
         return [Claimed(*row[:3], fields=pairs(row[3]), endpoint=pairs(row[4])) for row in rows]
 
-    async def _deliver(self, client: httpx.AsyncClient, resolver: DNSResolver, claimed: Claimed) -> None:
+    async def _deliver(self, clients: Clients, resolver: DNSResolver, claimed: Claimed) -> None:
         try:
-            outcome = await self._attempt(client, resolver, claimed)
+            outcome = await self._attempt(clients, resolver, claimed)
             await self._settle(
                 account=claimed.account_id,
                 endpoint=claimed.endpoint_id,
@@ -144,7 +141,7 @@ class WebhookDelivery:
             if not self._under_way[claimed.account_id]:
                 del self._under_way[claimed.account_id]
 
-    async def _attempt(self, client: httpx.AsyncClient, resolver: DNSResolver, claimed: Claimed) -> Outcome:
+    async def _attempt(self, clients: Clients, resolver: DNSResolver, claimed: Claimed) -> Outcome:
         is_own, job_id = claimed.endpoint_id == OF_JOBS, claimed.fields["job"]
         if not is_own and ("url" not in claimed.endpoint or ("disabled" in claimed.endpoint and job_id)):
             return Outcome("failed", error="the webhook is disabled or deleted")
@@ -166,7 +163,13 @@ class WebhookDelivery:
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
                 target = await self._targets.find(url if is_own else claimed.endpoint["url"], resolver)
-                status = await _post(client, target, body, _headers(claimed.message, now, body, secrets))
+                direct, by_proxy = clients
+                status = await _post(
+                    direct if target.addresses else by_proxy,
+                    target,
+                    body,
+                    _headers(claimed.message, now, body, secrets),
+                )
         except InvalidParameter as error:
             return Outcome("retry", error=error.message)
         except TimeoutError:
@@ -176,6 +179,18 @@ class WebhookDelivery:
         if 200 <= status < 300:
             return Outcome("delivered", status)
         return Outcome("gone" if status == GONE else "retry", status, f"answered {status}")
+
+
+def _client(proxy: str | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        verify=httpx.create_ssl_context(),  # it reads SSL_CERT_FILE
+        trust_env=False,  # HTTPS_PROXY may be meant for models alone, and a proxy may reach what customers may not
+        proxy=proxy,
+        follow_redirects=False,
+        timeout=TIMEOUT.total_seconds(),
+        # Connections are not kept: one to an address would be taken for another name there.
+        limits=httpx.Limits(max_keepalive_connections=0),
+    )
 
 
 def _body(fields: Mapping[str, str], data: Mapping[str, Any]) -> str:

@@ -59,18 +59,21 @@ class Target(NamedTuple):
 
     url: httpx.URL
     addresses: Sequence[str]
+    """Where to connect; none where a proxy does."""
 
     @property
     def pinned(self) -> Sequence[httpx.URL]:
-        """Return the URL with each checked address in place of the name."""
-        return [self.url.copy_with(host=address) for address in self.addresses[:CONNECTIONS_TRIED]]
+        """Return the URL with each checked address in place of the name, or as it is for a proxy."""
+        return [self.url.copy_with(host=address) for address in self.addresses[:CONNECTIONS_TRIED]] or [self.url]
 
 
 class Targets:
     """Checks the URLs of webhooks. `networks` may be reached although they are private, by HTTP too, at any port."""
 
-    def __init__(self, networks: Sequence[Network]) -> None:
+    def __init__(self, networks: Sequence[Network], *, by_proxy: bool = False) -> None:
+        """Leave public receivers to a proxy where `by_proxy`, which may know names that cannot be resolved here."""
         self._networks = networks
+        self._by_proxy = by_proxy
 
     def check(self, text: str, field: str = "url") -> None:
         """Raise `InvalidParameter`, which names `field`, for the URL of a webhook that may not be.
@@ -91,8 +94,9 @@ class Targets:
                 addresses = [address] if address else await _resolved(url.raw_host.decode(), resolver)
         except (DNSError, TimeoutError):
             addresses = []
-        if addresses and not self._fault(url, addresses):
-            return Target(url, list(map(str, addresses)))
+        is_inside = bool(addresses) and all(map(self._is_named, addresses))
+        if (addresses or self._by_proxy) and not self._fault(url, addresses):
+            return Target(url, [] if self._by_proxy and not is_inside else list(map(str, addresses)))
         await asyncio.sleep(refused_at - time.monotonic())
         raise InvalidParameter(NOT_FOUND)
 

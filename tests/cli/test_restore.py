@@ -1,10 +1,16 @@
 """A service that was put back from copies goes on; `restore --check` names what does not fit."""
 
+import asyncio
 import hashlib
 import json
+import math
+import os
 import shutil
-import subprocess
-from collections.abc import Iterator
+import socket
+import socketserver
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +28,7 @@ from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
 from tests.made_jobs import BROKEN, accept, claim, finish, job_of
-from tests.store.redis_servers import of_oldest_redis
+from tests.store.redis_servers import server, until_it_answers
 from tests.support import adapter_of, plain_redis
 
 
@@ -82,12 +88,9 @@ def moved(atelier: Atelier, tmp_path: Path) -> Iterator[Atelier]:
 
 def _copy(service: Atelier, into: Path) -> None:
     """Copy a service while it runs, by the commands of the guide."""
-    server = ensure_redis(service.settings.data_dir)
-    into.mkdir()
-    socket = server.url.removeprefix("unix://")
-    subprocess.run(
-        [of_oldest_redis("redis-cli"), "-s", socket, "--rdb", into / "redis.rdb"], check=True, capture_output=True
-    )
+    assert service("backup").code == 2, "where to?"
+    assert "could not be stored at foo://x: Protocol not known" in service("backup", "foo://x").err
+    Path(service.json("backup", str(into))["copy"].removeprefix("file://")).rename(into / "redis.rdb")
     shutil.copy(service.settings.data_dir / "secrets.json", into)
     shutil.copytree(service.settings.data_dir / "images", into / "images")
 
@@ -132,6 +135,69 @@ def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
     moved.stores(look)
     with plain_redis(ensure_redis(moved.settings.data_dir).url) as client:
         assert audit(client, max_attempts=5) == []
+
+
+@pytest.mark.parametrize("diskless", ["yes", "no"])
+def test_what_is_not_whole_gets_no_name_and_pushes_no_copy_out(atelier: Atelier, tmp_path: Path, diskless: str) -> None:
+    older = tmp_path / "copies" / "redis-20260101T000000Z.rdb"
+    older.parent.mkdir()
+    older.touch()
+    with (
+        server(tmp_path / "source", [f"repl-diskless-sync {diskless}", "repl-diskless-sync-delay 0"]) as port,
+        cut_short(port, 4 << 20) as worse,
+    ):
+        asyncio.run(until_it_answers(port))
+        plain_redis(f"redis://127.0.0.1:{port}").set("job", os.urandom(8 << 20))
+        words = ("backup", str(older.parent), "--keep", "1")
+        ended = atelier(*words, env={"ATELIER_REDIS_URL": f"redis://127.0.0.1:{worse}"})
+        assert "is not whole: it ended in its middle" in ended.err
+        assert list(older.parent.iterdir()) == [older]
+        assert atelier(*words, env={"ATELIER_REDIS_URL": f"redis://127.0.0.1:{port}"}).code == 0
+    (copy,) = older.parent.iterdir()
+    assert copy.stat().st_size > 8 << 20
+
+
+@contextmanager
+def cut_short(port: int, most: int) -> Generator[int]:
+    """Pass connections to a port on, and close each once the server has sent so many bytes."""
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", port)) as server:
+                threading.Thread(target=pass_on, args=(self.request, server), daemon=True).start()
+                pass_on(server, self.request, most)
+
+    def pass_on(source: socket.socket, target: socket.socket, left: float = math.inf) -> None:
+        with suppress(OSError):
+            while left > 0 and (piece := source.recv(1 << 16)):
+                target.sendall(piece)
+                left -= len(piece)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay) as relay:
+        relay.daemon_threads = True
+        threading.Thread(target=relay.serve_forever, daemon=True).start()
+        yield relay.server_address[1]
+        relay.shutdown()
+
+
+def test_a_copy_that_is_missing_is_told(atelier: Atelier, redis_db: Any, tmp_path: Path) -> None:
+    async def age(resources: Resources) -> timedelta | None:
+        return await resources.queue_stats.copy_age()
+
+    def told() -> dict[str, str]:
+        (check,) = [each for each in json.loads(atelier("doctor", "--json").out)["checks"] if each["name"] == "backup"]
+        return check
+
+    assert (atelier.stores(age), told()["level"]) == (None, "ok"), "nothing to copy"
+    account = atelier.json("accounts", "create", "acme", "--no-key")["id"]
+    old = redis_db.zscore(redis_key("accounts"), account) - 3 * 24 * 3600 * 1000
+    redis_db.zadd(redis_key("accounts"), {account: old})
+    assert (told()["level"], told()["found"]) == ("warn", "Redis was not copied for 3 d")
+    assert atelier("backup", "--made").code == 0
+    found = atelier.stores(age)
+    assert found is not None
+    assert found < timedelta(hours=1)
+    assert told()["level"] == "ok"
 
 
 def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: Any) -> None:

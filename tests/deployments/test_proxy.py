@@ -624,7 +624,8 @@ def ways_of_starting() -> dict[str, dict[str, str]]:
         check=True,
     )
     rows = (line.partition("=") for line in sourced.stdout.splitlines())
-    chart = find(rendered("many-gpus"), "ConfigMap", "atelier-environment")["data"]
+    head = find(rendered("many-gpus"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    chart = {row["name"]: row["value"] for row in head["containers"][0]["env"] if "value" in row}
     return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart}
 
 

@@ -113,6 +113,23 @@ async def test_an_address_opens_the_image(store: ImageStore) -> None:
     assert store.verify(parts.path.removeprefix("/files/"), query["exp"], query["kid"], query["sig"])
 
 
+async def test_customers_reach_a_bucket_by_an_endpoint_of_their_own_or_through_the_service(s3: dict[str, Any]) -> None:
+    """The host is part of what is signed: moto answers here by another name than it has for the service."""
+    theirs = s3["client_kwargs"]["endpoint_url"].replace("127.0.0.1", "localhost")
+
+    def opened(endpoint: str, options: dict[str, Any] = s3) -> ImageStore:
+        return ImageStore(Settings(storage_url="s3://pictures/two", storage_options=options, image_endpoint=endpoint))
+
+    uri = await opened("").put(_name(opened("")), PNG)
+    address = opened(theirs).url(uri, base_url="")
+    assert address.startswith(f"{theirs}/pictures/two/images/")
+    at_the_top = {"key": "test", "secret": "test", "endpoint_url": s3["client_kwargs"]["endpoint_url"]}
+    assert opened(theirs, at_the_top).url(uri, base_url="").startswith(f"{theirs}/pictures/two/images/")
+    assert (await asyncio.to_thread(urllib.request.urlopen, address)).read() == PNG
+    assert opened("service").url(uri, base_url="http://x").startswith("http://x/files/images/")
+    assert await opened("service").get(uri) == PNG
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> ImageStore:
     return ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused"))

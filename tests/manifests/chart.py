@@ -47,12 +47,9 @@ def _chart(folder: Path) -> helm_python.Chart:
 
 
 def chart_beside_secret(folder: Path, **data: str) -> Path:
-    """Copy the chart with what its links name, for a cluster in which `lookup` finds a Secret with `data`."""
-    chart = folder / "configs" / "helm" / "atelier"
+    """Copy the chart, for a cluster in which `lookup` finds a Secret with `data`."""
+    chart = folder / "atelier"
     shutil.copytree(CHART, chart, symlinks=True)
-    for name in ("monitoring", "redis"):
-        shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
-    shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
     found = " ".join(f'"{key.replace("_", "-")}" "{value}"' for key, value in data.items())
     for name in ("_names.tpl", "secret.yaml"):
         template = chart / "templates" / name

@@ -11,6 +11,7 @@ from tests.manifests.chart import Document
 class Pod:
     name: str
     labels: dict[str, str]
+    annotations: dict[str, str]
     spec: dict[str, Any]
 
     @property
@@ -60,7 +61,7 @@ def _ray_template(group: dict[str, Any], cluster: dict[str, Any]) -> dict[str, A
         copied = {key: value for key, value in spec["containers"][0].items() if key in _WAIT_FIELDS}
         wait = {**copied, "name": WAIT_FOR_HEAD, "resources": {"requests": _WAIT_SIZE, "limits": _WAIT_SIZE}}
         spec = {**spec, "initContainers": [*spec.get("initContainers", []), wait]}
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {**template["metadata"], "labels": labels}, "spec": spec}
 
 
 WAIT_FOR_HEAD = "wait-gcs-ready"
@@ -70,4 +71,5 @@ _AUTOSCALER_FIELDS = ("imagePullPolicy", "resources", "securityContext", "volume
 
 
 def _pod(name: str, template: dict[str, Any]) -> Pod:
-    return Pod(name, template["metadata"]["labels"], template["spec"])
+    metadata = template["metadata"]
+    return Pod(name, metadata["labels"], metadata.get("annotations") or {}, template["spec"])

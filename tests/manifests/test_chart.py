@@ -1,6 +1,8 @@
 """Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,8 +56,8 @@ def production(**values: Any) -> list[Document]:
 
 
 def shared_environment(documents: list[Document]) -> dict[str, Any]:
-    """What every pod of Ray has in its environment."""
-    return find(documents, "ConfigMap", "atelier-environment")["data"]
+    """What every pod has in its environment, as the head has it."""
+    return {name: each["value"] for name, each in variables(ray_pods(documents)["head"]).items() if "value" in each}
 
 
 def worker_groups(documents: list[Document]) -> dict[str, dict[str, Any]]:
@@ -250,11 +252,15 @@ def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
     assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
 
 
-def test_every_ray_pod_has_the_same_environment() -> None:
+def test_every_pod_has_the_same_environment_of_its_own() -> None:
     documents = rendered("production")
-    for pod in ray_pods(documents).values():
-        assert pod.spec["containers"][0]["envFrom"] == [{"configMapRef": {"name": "atelier-environment"}}]
-        assert not [name for name in variables(pod) if name.startswith("RAY_SERVE_")]
+    found = shared_environment(documents)
+    shared = {name: value for name, value in found.items() if name != "ATELIER_REDIS_URL" and "_TLS" not in name}
+    assert len(shared) > 30
+    for pod in pods(documents):
+        if not pod.component.startswith("redis-"):
+            assert {name: each.get("value") for name, each in variables(pod).items()}.items() >= shared.items()
+            assert not [each for each in pod.containers if "envFrom" in each], "another version's, during an upgrade"
 
 
 def test_ray_speaks_encrypted_between_pods() -> None:
@@ -403,7 +409,10 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"image": {"tag": "latest", "digest": ""}}, "/image/tag"),
         ({"image": {"digest": "sha256:0"}}, "/image/digest"),
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
-        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "place 'generators' not allowed"),
+        (
+            {"workerGroups": {"generation": {"places": {"generators": 1}}}},
+            "workerGroups.generation.places: 'generators' not allowed",
+        ),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
         ({"environment": {"ATELIER_WATERMARK_SECRET": "x"}}, "ATELIER_WATERMARK_SECRET"),
         ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
@@ -421,8 +430,11 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"models": {"persistence": {"enabled": False}}}, "models.persistence.enabled"),
         ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
-        ({"serve": {"args": {"generator": {"replicas": 9}}}}, "generator: 9 replicas at most"),
-        ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"args": {"generator": {"replicas": 9}}}}, "serve.args.generator.replicas: 9 replicas at most"),
+        (
+            {"serve": {"scaling": {"generator": {"max_replicas": 9}}}},
+            "serve.scaling.generator.max_replicas: 9 replicas at most",
+        ),
         (
             {"serve": {"scaling": {"generator": {"max_replicas": 2}}, "args": {"generator": {"replicas": 2}}}},
             "serve.scaling.generator: needs replicas: auto among its args",
@@ -434,16 +446,28 @@ def test_a_gateway_does_not_cut_short_what_takes_long() -> None:
         ({"serve": {"scaling": {"generator": {"max_replica": 2}}}}, "'max_replica' not allowed"),
         (
             {"serve": {"scaling": {"generator": {"min_replicas": 9}}}},
-            "generator: min_replicas 9 is above max_replicas 8",
+            "serve.scaling.generator.min_replicas 9 is above max_replicas 8",
         ),
-        ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
-        ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),
+        (
+            {"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}},
+            "workerGroups.upscaling.places ask for 2 GPUs, a pod has 1",
+        ),
+        (
+            {"serve": {"args": {"generator": {"num_cpus": 9}}}},
+            "workerGroups.generation.places ask for 9 CPUs, a pod has 8",
+        ),
         ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),
-        ({"workerGroups": {"upscaling": None}}, "upscaler: 4 replicas at most"),
-        ({"workerGroups": {"upscaling": {"minReplicas": 2}}}, "minReplicas 2 is above maxReplicas 1"),
+        ({"workerGroups": {"upscaling": None}}, "serve.scaling.upscaler.max_replicas: 4 replicas at most"),
+        (
+            {"workerGroups": {"upscaling": {"minReplicas": 2}}},
+            "workerGroups.upscaling.minReplicas 2 is above maxReplicas 1",
+        ),
         ({"workerGroups": {"generation": {"podDisruptionBudget": {"maxUnavailable": 1}}}}, "podDisruptionBudget"),
         ({"workerGroups": {"ingress": {"podDisruptionBudget": {"minAvailable": "50%"}}}}, "podDisruptionBudget"),
-        ({"serve": {"args": {"generator": {"drain_s": 170}}}}, "terminationGracePeriodSeconds 180 is less than"),
+        (
+            {"serve": {"args": {"generator": {"drain_s": 170}}}},
+            "workerGroups.generation.terminationGracePeriodSeconds 180 is less than",
+        ),
         ({"ray": {"clusterDeletionDelaySeconds": 100}}, "clusterDeletionDelaySeconds 100 is less than the 120"),
     ],
 )
@@ -466,7 +490,7 @@ def test_no_worker_group_takes_the_name_of_other_pods() -> None:
 
 
 def test_a_drain_of_the_head_is_refused_by_name() -> None:
-    with pytest.raises(helm_python.HelmError, match="head: terminationGracePeriodSeconds 60 is less than"):
+    with pytest.raises(helm_python.HelmError, match=r"head\.terminationGracePeriodSeconds 60 is less than"):
         render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 50}}}}))
     find(render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 45}}}})), "RayService")
 
@@ -511,14 +535,62 @@ def test_the_environment_is_written_once_and_the_operators_wins() -> None:
         return shared_environment(production(environment=values))
 
     assert environment()["ATELIER_LOG_FORMAT"] == "json"
+    shown = {"RAY_LOG_TO_STDERR": "1", "RAY_BACKEND_LOG_LEVEL": "warning", "RAY_LOGGER_LEVEL": "warning"}
+    assert environment().items() >= shown.items(), "what `kubectl logs` shows"
     changed = environment(RAY_SERVE_HAPROXY_MAXCONN="30000", ATELIER_LOG_FORMAT="text")
     assert (changed["RAY_SERVE_HAPROXY_MAXCONN"], changed["ATELIER_LOG_FORMAT"]) == ("30000", "text")
-    template = (CHART / "templates" / "configmap-environment.yaml").read_text()
-    written = re.findall(r"^  ([A-Z_]+):", template, re.MULTILINE)
+    template = (CHART / "templates" / "_environment.tpl").read_text()
+    written = re.findall(r"^([A-Z_]+):", template, re.MULTILINE)
     assert len(written) > 5
     for name in written:
         with pytest.raises(helm_python.HelmError, match=name):
             environment(**{name: "x"})
+
+
+def test_every_pod_that_leaves_the_cluster_has_the_companys_proxy_and_authorities() -> None:
+    backup = {"redis": {"jobs": {"backup": {"enabled": True, "url": "s3://copies"}}}}
+    environment = {"HTTPS_PROXY": "http://proxy.example:3128", "NO_PROXY": "store.example"}
+    documents = production(**backup, environment=environment, trust={"configMap": "authorities"})
+    shared = shared_environment(documents)
+    assert shared["HTTPS_PROXY"] == environment["HTTPS_PROXY"]
+    assert shared["NO_PROXY"] == "store.example,localhost,127.0.0.1,.svc,.cluster.local", "the API server is inside"
+    assert {Path(shared[name]) for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")} == {
+        Path("/etc/atelier-trust/ca-bundle.crt")
+    }
+    found = [pod for pod in pods(documents) if "SSL_CERT_FILE" in str(pod.spec)]
+    assert {pod.component for pod in found} == {*ray_pods(documents), "account-job", "models-job", "redis-backup"}
+    for pod in found:
+        mounts = [each["volumeMounts"] for each in pod.containers if _named(each.get("env", []), "SSL_CERT_FILE")]
+        assert all({"name": "trust", "mountPath": "/etc/atelier-trust", "readOnly": True} in each for each in mounts)
+        assert {"name": "trust", "configMap": {"name": "authorities"}} in pod.spec["volumes"]
+    assert "NO_PROXY" not in shared_environment(rendered("production"))
+
+
+def test_limits_of_cpus_may_be_left_out() -> None:
+    """Ray's own are then what is requested."""
+    cpu = {"resources": {"limits": {"cpu": None}}}
+    documents = production(head=cpu, workerGroups={"generation": cpu}, redis={"jobs": cpu})
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+    generation = worker_groups(documents)["generation"]
+    assert "cpu" not in generation["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert generation["resources"]["CPU"] == "8"
+
+
+def test_a_packed_chart_is_the_folder_and_helm_has_nothing_to_say_of_either(tmp_path: Path) -> None:
+    """A process of its own: Helm's library logs to its standard error."""
+    program = f"""import helm_python
+helm_python.package({str(CHART)!r}, destination={str(tmp_path)!r})
+print(helm_python.lint({str(CHART)!r}, {{}}, strict=True)["errors"])"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+    assert not re.findall("WARN.*|.*symbolic link.*", done.stderr)
+    (packed,) = tmp_path.iterdir()
+    assert packed.name == "atelier-0.1.0.tgz"
+    values = profile_values("production")
+    rendered_by = helm_python.Chart.load_archive(packed.read_bytes()).render(
+        values, name="atelier", namespace="atelier"
+    )
+    assert rendered_by == helm_python.Chart.load(CHART).render(values, name="atelier", namespace="atelier")
 
 
 def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
@@ -548,13 +620,17 @@ def test_the_notes_say_where_customers_addresses_get_lost_and_name_further_group
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     documents = rendered("production")
-    endpoints = find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]
+    assert [each["port"] for each in find(documents, "ServiceMonitor")["spec"]["endpoints"]] == ["serve"]
+    with_ray = production(serviceMonitor={"rayMetrics": "ray_node_.*"})
+    endpoints = find(with_ray, "ServiceMonitor", "atelier")["spec"]["endpoints"]
     by_port = {endpoint["port"]: endpoint for endpoint in endpoints}
     assert by_port["serve"]["authorization"]["type"] == "Bearer"
     environments = [env for document in documents for env in _named(document, "ATELIER_OPERATOR_TOKEN")]
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
     assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
     assert "authorization" not in by_port["metrics"], "Ray's own"
+    (kept,) = by_port["metrics"]["metricRelabelings"]
+    assert (kept["regex"], kept["action"]) == ("ray_node_.*", "keep")
     assert find(documents, "Service", "atelier-metrics")["spec"]["publishNotReadyAddresses"], "those tell why"
     (dropped,) = by_port["serve"]["relabelings"]
     assert (dropped["regex"], dropped["action"]) == ("head", "drop"), "it names the port and serves nothing"

@@ -64,7 +64,7 @@ def unknown_names(text: str) -> Iterator[str]:
         if whole not in known and not (more and any(each.startswith(whole) for each in known)):
             yield whole
     containers = {container["name"] for pod in pods(documents()) for container in pod.containers}
-    yield from (f"-c {name}" for name in CONTAINER.findall(text) if name not in containers | {"logs"})
+    yield from (f"-c {name}" for name in CONTAINER.findall(text) if name not in containers)
     labels = [pod.labels | OF_KUBERAY for pod in pods(documents())]
     for selector in SELECTOR.findall(text):
         wanted = dict(part.split("=") for part in selector.split(","))

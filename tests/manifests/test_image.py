@@ -34,6 +34,24 @@ def test_the_dockerfile_passes_its_linter(tmp_path: Path) -> None:
     assert "DL3002" in hadolint(spoiled).stdout, "a check that cannot fail checks nothing"
 
 
+def test_whatever_the_build_fetches_goes_by_the_secrets_of_a_company() -> None:
+    steps = re.findall(r"^RUN ((?:.*\\\n)*.*)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    fetching = [
+        step for step in steps if "apt-get update" in step or ("pip install" in step and "--no-index" not in step)
+    ]
+    assert len(fetching) == 2
+    for step in fetching:
+        assert re.match(r"--mount=type=secret,id=(pip,target=/etc/pip|apt,target=/etc/apt/apt)\.conf", step)
+        assert "--mount=type=secret,id=ca " in step
+
+
+def test_what_a_file_of_the_image_links_to_is_in_the_image() -> None:
+    taken = [ROOT / line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    links = [path for path in taken if path.is_symlink()]
+    assert links == [ROOT / "configs" / "production.yaml"]
+    assert all(path.resolve() in taken for path in links)
+
+
 def test_the_digest_of_the_base_is_written_into_the_dockerfile(tmp_path: Path) -> None:
     """`make image` says until then that it is not, and without a daemon that nothing is built."""
     for name in ("Makefile", "Dockerfile"):

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import s3fs
 
-from tests.manifests.chart import CHART
+from tests.manifests.chart import CHART, find, merge, profile_values, render
+from tests.manifests.pods import pods
+from tests.manifests.rules import broken_rules
 from tests.support import ROOT, Answering, serving
 
 FETCH = CHART / "files" / "fetch_models.py"
@@ -88,17 +91,21 @@ def test_pods_wait_until_the_models_of_the_list_are_there(models: Models) -> Non
 REVISION = "462165984030d82259a11f4367a4eed129e94a7b"
 
 
+MIRROR = "http://hub.example"
+
+
 class ModelHub(Answering):
-    """One model in the hub's protocol: its tree, and its files by revision."""
+    """A proxy that knows the mirror alone: one model in the hub's protocol: its tree, and its files by revision."""
 
     files: ClassVar = {"model_index.json": b"{}", "unet/weights.safetensors": b"one", "training.ckpt": b"not asked for"}
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].removeprefix(MIRROR)  # as a proxy is asked
         name = path.removeprefix(f"/a/sdxl/resolve/{REVISION}/")
         if path == f"/api/models/a/sdxl/tree/{REVISION}":
-            rows = [{"type": "file", "path": file, "size": len(text)} for file, text in self.files.items()]
+            sizes = {file: len(text) + file.endswith(".ckpt") for file, text in self.files.items()}
+            rows = [{"type": "file", "path": file, "size": size} for file, size in sizes.items()]
             tree = json.dumps([{**row, "oid": "0" * 40} for row in rows])
             self.answer(200, tree.encode(), Content_Type="application/json")
         elif name in self.files:
@@ -109,15 +116,54 @@ class ModelHub(Answering):
     do_HEAD = do_GET
 
 
-def test_a_model_comes_from_a_hub_by_its_revision(models: Models, tmp_path: Path) -> None:
+def test_a_model_comes_from_a_hubs_mirror_by_a_proxy_and_by_its_revision(models: Models, tmp_path: Path) -> None:
     entry = {"name": "sdxl", "repository": "a/sdxl", "revision": REVISION, "include": ["*.json", "*.safetensors"]}
     models.file.write_text(json.dumps([entry]))
     with serving(ModelHub) as address:
-        environment = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
+        environment = {
+            "HF_ENDPOINT": MIRROR,
+            "HTTP_PROXY": address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "hub"),
+        }
         done = run(FETCH, models.file, models.volume, **environment)
-    assert done.returncode == 0, done.stderr
-    assert models.weights == "one"
-    assert not (models.volume / "sdxl" / "training.ckpt").exists()
+        assert done.returncode == 0, done.stderr
+        assert models.weights == "one"
+        assert not (models.volume / "sdxl" / "training.ckpt").exists()
+        assert "fetching sdxl: 2 files" in done.stdout
+        models.file.write_text(json.dumps([{**entry, "include": ["*.ckpt"]}]))
+        done = run(FETCH, models.file, models.volume, **environment)
+    assert "sdxl was not fetched: OSError: training.ckpt has 13 of 14 bytes" in done.stderr
+    assert models.weights == "one", "what is not whole takes no place"
+
+
+def test_a_model_comes_from_a_store_with_an_endpoint_and_a_key_of_its_own(models: Models, s3: dict[str, Any]) -> None:
+    """Without options of its own by those of the storage, where that is of the same kind."""
+    s3fs.S3FileSystem(**s3).pipe_file("pictures/sdxl/unet/weights.safetensors", b"from a bucket")
+    options = {"client_kwargs": s3["client_kwargs"]}
+    entry = {"name": "sdxl", "url": "s3://pictures/sdxl"}
+    of_storage = {"ATELIER_STORAGE_URL": "s3://pictures", "ATELIER_STORAGE_OPTIONS": json.dumps(options)}
+    for entries, environment in (([{**entry, "options": options}], {}), ([entry], of_storage)):
+        models.file.write_text(json.dumps(entries))
+        keys = {"MODEL_0_KEY": "test", "MODEL_0_SECRET": "test"}
+        done = run(FETCH, models.file, models.volume, **environment, **keys)
+        assert done.returncode == 0, done.stderr
+        assert models.weights == "from a bucket"
+
+
+def test_the_models_job_has_options_and_the_keys_of_each_store() -> None:
+    downloads = [{"name": "a", "url": "s3://a"}, {"name": "b", "url": "s3://b", "credentialsSecret": "more"}]
+    documents = render(merge(profile_values("production"), {"models": {"downloads": downloads}}))
+    assert broken_rules(documents) == []
+    (pod,) = [each for each in pods(documents) if each.component == "models-job"]
+    (container,) = pod.containers
+    assert {"name": "ATELIER_STORAGE_URL", "value": "s3://atelier-images"} in container["env"]
+    keys = [each for each in container["env"] if each["name"].startswith("MODEL_")]
+    assert {each["name"]: each["valueFrom"]["secretKeyRef"]["name"] for each in keys} == {
+        "MODEL_1_KEY": "more",
+        "MODEL_1_SECRET": "more",
+    }
+    assert "more" not in find(documents, "ConfigMap", "atelier-fetch-models")["data"]["models.json"]
 
 
 class KubernetesApi:

@@ -14,10 +14,8 @@ import yaml
 from serve_app.domain.metrics import METRICS, MetricType
 from serve_app.operations.store_checks import MEMORY_WARNING
 from serve_app.store.measures import RedisMemory
-from tests.manifests.chart import find, merge, profile_values, render, rendered
-from tests.manifests.pods import pods
-from tests.manifests.rules import broken_rules
-from tests.manifests.schemas import mistakes
+from serve_app.store.redis_copy import COPY_DUE
+from tests.manifests.chart import find, rendered
 from tests.support import ROOT
 
 MONITORING = ROOT / "configs" / "monitoring"
@@ -61,11 +59,13 @@ def queries() -> Iterator[tuple[str, str]]:
     yield from (("objectives", query) for query in objectives())
 
 
-def test_the_alert_of_redis_memory_comes_before_new_jobs_are_refused() -> None:
+def test_the_alerts_of_redis_come_before_new_jobs_are_refused_and_as_the_doctor_warns() -> None:
     (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "AtelierRedisMemory"]
     share = float(expression.rpartition(" > ")[2])
     assert RedisMemory(used=int(share * 1_000), limit=1_000).is_short is False
     assert share == MEMORY_WARNING
+    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "AtelierBackupMissing"]
+    assert expression.endswith(f" > {COPY_DUE.total_seconds():.0f}"), "as the doctor warns"
 
 
 @pytest.mark.parametrize(("place", "query"), list(queries()))
@@ -118,28 +118,6 @@ def test_the_chart_installs_both_with_the_monitor() -> None:
     assert json.loads(dashboard["data"]["atelier.json"])["panels"] == panels()
     kinds = {document["kind"] for document in rendered("many-gpus")}
     assert "PrometheusRule" not in kinds, "the kind is known only where the operator of Prometheus is installed"
-
-
-def test_the_chart_takes_the_example_of_log_collection() -> None:
-    text = (ROOT / "docs" / "operate" / "logs.md").read_text()
-    values = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[0])
-    documents = render(merge(profile_values("production"), values))
-    assert [mistake for document in documents for mistake in mistakes(document)] == []
-    assert broken_rules(documents) == []
-    sidecars = {
-        pod.component: container
-        for pod in pods(documents)
-        for container in pod.containers
-        if container["name"] == "logs"
-    }
-    assert sidecars.keys() == {"head", "ingress", "generation", "upscaling"}
-    config = yaml.safe_load(find(documents, "ConfigMap", "atelier-logs")["data"]["fluent-bit.yaml"])
-    (read,) = config["pipeline"]["inputs"]
-    for sidecar in sidecars.values():
-        mounts = {mount["name"]: mount["mountPath"] for mount in sidecar["volumeMounts"]}
-        assert read["path"].startswith(f"{mounts['tmp']}/ray/")
-        assert read["db"].startswith(mounts["logs-read"])
-        assert sidecar["args"][1].startswith(mounts["logs"])
 
 
 @pytest.mark.skipif(

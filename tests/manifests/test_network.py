@@ -70,6 +70,7 @@ def test_every_pod_is_reached_by_those_who_need_it_and_by_no_other() -> None:
         for component, spec in policies().items()
     }
     assert found == EXPECTED
+    assert policies(serviceMonitor={"enabled": False}) == policies(), "whoever finds pods by itself scrapes too"
 
 
 def test_the_guide_tells_who_reaches_what() -> None:

@@ -57,8 +57,8 @@ BREACHES: dict[str, list[Callable[[list[Document]], Any]]] = {
     "secrets_come_by_reference": [
         lambda d: container(d)["env"].append({"name": "HF_TOKEN", "value": "hf_x"}),
         lambda d: container(d)["env"].append({"name": "ATELIER_REDIS_URL", "value": "redis://:word@redis:6379/0"}),
-        lambda d: container(d)["envFrom"].append({"secretRef": {"name": "atelier-secrets"}}),
-        lambda d: find(d, "ConfigMap", "atelier-environment")["data"].update(ATELIER_PEPPER="x"),
+        lambda d: container(d).update(envFrom=[{"secretRef": {"name": "atelier-secrets"}}]),
+        lambda d: find(d, "ConfigMap", "atelier-catalog")["data"].update(ATELIER_PEPPER="x"),
     ],
     "service_account_tokens_are_for_those_who_use_them": [
         lambda d: pod(d).pop("automountServiceAccountToken"),

@@ -8,6 +8,7 @@ import base64
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.manifests.chart import (
     render,
     rendered,
 )
+from tests.manifests.pods import pods
 
 NOT_HASHED = ("replicas", "minReplicas", "maxReplicas")
 NOT_HASHED_OF_PODS = ("tolerations", "schedulingGates")
@@ -43,9 +45,9 @@ def kuberays_hash(specification: dict[str, Any], *, groups: int | None = None) -
         for name in NOT_HASHED:
             group.pop(name, None)
         group.get("scaleStrategy", {}).pop("workersToDelete", None)
-    for pods in [hashed["headGroupSpec"], *hashed["workerGroupSpecs"]]:
+    for group in [hashed["headGroupSpec"], *hashed["workerGroupSpecs"]]:
         for name in NOT_HASHED_OF_PODS:
-            pods["template"]["spec"].pop(name, None)
+            group["template"]["spec"].pop(name, None)
     for name in ("upgradeStrategy", "suspend"):
         hashed.pop(name, None)
     digest = hashlib.sha1(json.dumps(hashed, sort_keys=True).encode(), usedforsecurity=False).digest()
@@ -111,6 +113,27 @@ def test_a_new_cluster_is_made_by_what_its_processes_cannot_read_again(
     assert is_new_cluster(cluster(before), cluster(after)) is is_new
 
 
+@pytest.mark.parametrize("change", [{"environment": {"ATELIER_LEASE": "PT20S"}}, {"plans": [{**PLAN, "limit": 6}]}])
+def test_a_pod_of_an_older_cluster_that_is_made_during_an_upgrade_reads_what_it_had(change: dict[str, Any]) -> None:
+    before, after = of_plan("production"), render(merge(values_of_plan("production"), change))
+    mounted = set(re.findall(r"'configMap(?:Ref)?': \{'name': '([\w-]+)'", str(cluster(before))))
+    assert mounted == {"atelier-catalog", "atelier-fetch-models"}
+    for name in mounted:
+        assert find(before, "ConfigMap", name)["data"] == find(after, "ConfigMap", name)["data"]
+    of_plans = [each for each in pods(before) if "plans.yaml" in str(each.spec["volumes"])]
+    assert len(of_plans) == 6
+    for pod in of_plans:
+        assert yaml.safe_load(pod.annotations["atelier/plans"]) == [PLAN], "what the downward API writes"
+
+
+def test_what_a_values_file_below_says_of_the_catalog_can_be_taken_back() -> None:
+    """Pods of the cluster that had one mount it still."""
+    documents = render(merge(values_of_plan("one-gpu"), {"catalog": None}))
+    assert "ATELIER_CATALOG" not in str(documents)
+    kept = find(of_plan("production"), "ConfigMap", "atelier-catalog")["metadata"]
+    assert kept["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
 def test_a_worker_group_behind_the_others_joins_the_running_cluster() -> None:
     """KubeRay compares the groups that are there; they are in the order of their names."""
     generation = yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"]["generation"]
@@ -126,7 +149,7 @@ def test_redis_starts_again_with_other_users_and_with_their_passwords(tmp_path: 
     def pod(name: str, *, users: str = "", **secret: str) -> dict[str, Any]:
         folder, acl = (
             chart_beside_secret(tmp_path / name, **secret),
-            tmp_path / name / "configs" / "redis" / "users.acl",
+            tmp_path / name / "atelier" / "files" / "users.acl",
         )
         acl.write_text(acl.read_text() + users)
         documents = render(profile_values("production"), folder=folder)

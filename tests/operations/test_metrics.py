@@ -56,6 +56,9 @@ async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> Non
     assert found["atelier_jobs_total", "accepted"] == 4
     assert (found["atelier_workers", "generation"], found["atelier_workers", "upscale"]) == (1, 0)
     assert found["atelier_redis_memory_bytes",] > 0
+    assert ("atelier_backup_age_seconds",) not in found, "no account, nothing to copy"
+    await resources.accounts.create("acme")
+    assert (await scrape(resources))["atelier_backup_age_seconds",] < 3600
 
 
 @pytest.mark.script_text

@@ -34,9 +34,9 @@ def servers_in(data_dir: Path) -> list[int]:
 
 
 @contextmanager
-def server(folder: Path, lines: list[str], *, sentinel: bool = False) -> Generator[int]:
+def server(folder: Path, lines: list[str], *, sentinel: bool = False, port: int | None = None) -> Generator[int]:
     """Start a server with these lines in its configuration, and yield its port."""
-    port = free_port()
+    port = port or free_port()
     folder.mkdir()
     file = folder / "redis.conf"
     file.write_text("\n".join([f"port {port}", "bind 127.0.0.1", f"dir {folder}", *lines, ""]))

@@ -327,6 +327,7 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     page = await alice.open("/operators/")
     assert "1 of 8" in page.text
     assert " free, 537 MB in reserve" in page.text
+    assert "the last, or the first account, is" in page.text, "a copy of Redis"
     assert "new jobs are refused" not in page.text
     redis_db.setrange("filler", 2**25, "x")  # beside it the buffers of other connections are few
     with memory_limit(redis_db, int(redis_db.info("memory")["used_memory"] * 1.05)):

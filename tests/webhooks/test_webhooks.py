@@ -497,6 +497,50 @@ async def test_tls_is_with_the_name_that_was_asked_for_at_the_address_that_was_c
         assert await errors() == ["", "no connection, or none that speaks HTTP (ConnectError)"]
 
 
+async def test_a_proxy_is_asked_for_names_outside_and_not_for_what_is_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tls = write_certificate(new_authority(), tmp_path, "hooks.example"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files["RAY_TLS_SERVER_CERT"], files["RAY_TLS_SERVER_KEY"])
+    monkeypatch.setenv("SSL_CERT_FILE", files["RAY_TLS_CA_CERT"])
+    asked: list[str] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[0])
+        inside, outside = await asyncio.open_connection("127.0.0.1", receiver.port)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(_copy(reader, outside), _copy(inside, writer))
+
+    proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    names = {"private.example": ["10.1.2.3"]}
+    async with (
+        open_service(tmp_path / "service", webhook_networks=LOOPBACK, webhook_proxy=address) as service,
+        receiving(tls=tls) as receiver,
+        receiving() as inside,
+        naming(names) as server,
+        DNSResolver([server.address]) as resolver,
+    ):
+        resources = service.resources
+        for url in ("https://hooks.example/out", inside.url("/in")):
+            job_id = await accept(resources, webhook=url)
+            await resources.queue.cancel(job_id, account_id=None)
+        async with _delivering(_delivery(resources, nameservers=[server.address])):
+            await wait_until(lambda: receiver.of("/out") and inside.of("/in"))
+        monkeypatch.setattr(targets, "RESOLVE_S", 0.3)
+        with pytest.raises(InvalidParameter):
+            await Targets([], by_proxy=True).find("https://private.example/", resolver)
+    assert asked == ["CONNECT hooks.example:443 HTTP/1.1"], "the name is the proxy's to resolve"
+    proxy.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(1 << 16):
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
+
+
 async def test_a_key_that_may_not_read_every_job_makes_no_webhook(service: TestService, member: Member) -> None:
     kept: list[dict[str, Any]] = [
         {"adapters": frozenset({"model_x"})},

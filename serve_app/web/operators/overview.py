@@ -18,6 +18,7 @@ from serve_app.operations.checks import Check, Level
 from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
 from serve_app.store.measures import ShownWorker
+from serve_app.store.redis_copy import COPY_DUE
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, OperatorSession, PageSession, render
 from serve_app.web.site.forms import Form, check_form, page_number
 
@@ -70,6 +71,8 @@ async def _facts(request: Request) -> dict[str, Any]:
         "upscaler_failure": await operations.workers.failure(JobKind.UPSCALE),  # the states tell those of generators
         "states": found.states,
         "memory": await jobs.space.memory.read(),
+        "copy_age": await jobs.stats.copy_age(),
+        "copy_due": COPY_DUE,
         "disks": await jobs.space.disk.disks(),
         "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),
         "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),

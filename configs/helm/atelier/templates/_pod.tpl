@@ -1,13 +1,14 @@
 {{/* Parts of the pods. Each takes (dict "root" $ "places" {deployment: replicas} …); "alone" is a pod beside no other of Ray. */}}
 
-{{/* Environment of a pod: what is the same everywhere from the ConfigMap, secrets by reference where its deployments need them. */}}
+{{/* Environment of a pod: what is the same everywhere, and secrets by reference where its deployments need them. */}}
 {{- define "atelier.environment" -}}
 {{- $root := .root -}}
+{{- include "atelier.settings" $root }}
 {{- $secret := include "atelier.secretName" $root -}}
 {{- if $root.Values.redis.jobs.enabled }}
 {{- $user := "" }}
 {{- if include "atelier.redisUsers" $root }}
-{{- $user = ternary "" "scaler" (or .places .pepper | empty | not) }}
+{{- $user = default (ternary "" "scaler" (or .places .pepper | empty | not)) .user }}
 {{- end }}
 - name: REDIS_JOBS_PASSWORD
   valueFrom:
@@ -44,6 +45,13 @@
 {{- end }}
 {{- end -}}
 
+{{/* The command of a job, tried again for two minutes in the same pod: a network plugin may let a new pod through a second
+     after it has started. Takes the command's words. */}}
+{{- define "atelier.patiently" -}}
+{{- $again := "end=$(($(date +%s) + 120)); until \"$@\"; do [ $(date +%s) -lt $end ] || exit 1; sleep 2; done" -}}
+{{- concat (list "sh" "-c" $again "sh") . | toJson -}}
+{{- end -}}
+
 {{- define "atelier.storageCredentials" -}}
 {{- $secret := .Values.storage.credentialsSecret -}}
 {{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
@@ -55,8 +63,23 @@
 {{- end }}
 {{- end -}}
 
+{{/* The certificate authorities of a company, for every pod that has the environment. */}}
+{{- define "atelier.trustMount" -}}
+{{- if .Values.trust.configMap }}
+- {name: trust, mountPath: /etc/atelier-trust, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "atelier.trustVolume" -}}
+{{- with .Values.trust.configMap }}
+- name: trust
+  configMap: {name: {{ . }}}
+{{- end }}
+{{- end -}}
+
 {{- define "atelier.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
+{{- include "atelier.trustMount" .root }}
 - {name: data, mountPath: /var/lib/atelier}
 {{- if and (include "atelier.tls" .root) (not .alone) }}
 - {name: ray-tls, mountPath: /etc/atelier-ray-tls, readOnly: true}
@@ -72,6 +95,7 @@
 {{- define "atelier.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- include "atelier.trustVolume" .root }}
 {{- if and (include "atelier.tls" .root) (not .alone) }}
 - name: ray-tls
   emptyDir: {medium: Memory}
@@ -86,7 +110,15 @@
 {{- end }}
 {{- if or .root.Values.catalog .root.Values.plans }}
 - name: catalog
-  configMap: {name: {{ include "atelier.fullname" .root }}-catalog}
+  projected:
+    sources:
+      {{- if .root.Values.catalog }}
+      - configMap: {name: {{ include "atelier.fullname" .root }}-catalog}
+      {{- end }}
+      {{- if .root.Values.plans }}
+      - downwardAPI:
+          items: [{path: plans.yaml, fieldRef: {fieldPath: "metadata.annotations['atelier/plans']"}}]
+      {{- end }}
 {{- end }}
 {{- if .models }}
 - name: models
@@ -97,7 +129,10 @@
 {{/* Whether Ray's processes are on several pods and speak by TLS; empty when not. */}}
 {{- define "atelier.tls" -}}
 {{- if and .Values.workerGroups .Values.ray.tls.enabled -}}
-{{- required "ray.tls.caSecret: name a Secret with a CA (tls.crt, tls.key), or set ray.tls.enabled: false where the network between pods is encrypted by itself" .Values.ray.tls.caSecret -}}
+{{- if not .Values.ray.tls.caSecret -}}
+{{- fail "ray.tls.caSecret: name a Secret with a CA (tls.crt, tls.key), or set ray.tls.enabled: false where the network between pods is encrypted by itself" -}}
+{{- end -}}
+{{- .Values.ray.tls.caSecret -}}
 {{- end -}}
 {{- end -}}
 
@@ -152,6 +187,13 @@
     - {name: fetch-models, mountPath: /etc/atelier-models, readOnly: true}
 {{- end -}}
 
+{{/* The plans, an annotation that a pod reads as a file: they belong to the cluster that was made with them. */}}
+{{- define "atelier.plans" -}}
+{{- with .Values.plans }}
+atelier/plans: {{ toYaml . | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* The ray container's readiness: KubeRay's own would ask every worker for an HTTP proxy, and wants wget for it. */}}
 {{- define "atelier.readinessProbe" -}}
 readinessProbe:
@@ -163,14 +205,14 @@ readinessProbe:
 {{- end -}}
 
 {{/* Annotations of a Ray pod. Takes (list $ group), the group with what KubeRay's hash of a cluster leaves out, so that a change
-     of that makes a new cluster too. So does a changed environment, revision of the Secret, plan or base model, which processes
-     read when they start; adapters of the catalog are read again while they run. */}}
+     of that makes a new cluster too. So does a changed revision of the Secret, plan or base model, which processes read when
+     they start; adapters of the catalog are read again while they run. */}}
 {{- define "atelier.podAnnotations" -}}
 {{- $root := index . 0 -}}
 {{- $group := index . 1 -}}
-checksum/environment: {{ include (print $root.Template.BasePath "/configmap-environment.yaml") $root | sha256sum }}
-{{- if or $root.Values.catalog $root.Values.plans }}
-checksum/models-and-plans: {{ list $root.Values.catalog.base_models $root.Values.plans | toJson | sha256sum }}
+{{- include "atelier.plans" $root }}
+{{- with $root.Values.catalog }}
+checksum/models: {{ toJson .base_models | sha256sum }}
 {{- end }}
 checksum/not-in-kuberays-hash: {{ pick $group "minReplicas" "maxReplicas" "tolerations" | toJson | sha256sum }}
 {{- with $root.Values.secrets.revision }}

@@ -65,7 +65,8 @@
 {{- $bounds = .autoscaling_config -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set $places $place (dict "name" $place "where" $where "asked" $asked "bounds" $bounds) -}}
+{{- $scaling := printf "%s.scaling.%s" $values $deployment -}}
+{{- $_ := set $places $place (dict "where" $where "scaling" $scaling "asked" $asked "bounds" $bounds) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -75,7 +76,7 @@
 {{- $_ := set $config "pools" $pools -}}
 {{- include "atelier.checkPools" (list $places $pools) -}}
 {{- include "atelier.checkDrains" (list $ $places) -}}
-{{- include "atelier.checkCatalog" (list .Values.catalog.base_models $groups) -}}
+{{- include "atelier.checkCatalog" (list (dig "base_models" list (default (dict) .Values.catalog)) $groups) -}}
 {{- toYaml $config -}}
 {{- end -}}
 
@@ -107,7 +108,7 @@
 {{- $pools = append $pools (dict "name" "head" "nodes" 1 "cpus" .Values.head.cpus "resources" .Values.head.places) -}}
 {{- end -}}
 {{- range $name, $group := .Values.workerGroups -}}
-{{- $cpus := include "atelier.cpus" $group.resources.limits.cpu | float64 -}}
+{{- $cpus := include "atelier.cpus" (default $group.resources.requests.cpu $group.resources.limits.cpu) | float64 -}}
 {{- $pool := dict "name" $name "nodes" $group.maxReplicas "cpus" $cpus "resources" $group.places -}}
 {{- if $group.gpus -}}
 {{- $_ := set $pool "gpus" $group.gpus -}}
@@ -124,10 +125,12 @@
 {{- $pools := index . 1 -}}
 {{- range $place, $deployment := $places -}}
 {{- $replicas := default 1 $deployment.asked.replicas -}}
+{{- $value := printf "%s.replicas" $deployment.where -}}
 {{- with $deployment.bounds -}}
 {{- $replicas = default 1 .max_replicas -}}
+{{- $value = printf "%s.max_replicas" $deployment.scaling -}}
 {{- if gt (int .min_replicas) (int $replicas) -}}
-{{- fail (printf "%s: min_replicas %d is above max_replicas %d" $deployment.name (int .min_replicas) (int $replicas)) -}}
+{{- fail (printf "%s.min_replicas %d is above max_replicas %d" $deployment.scaling (int .min_replicas) (int $replicas)) -}}
 {{- end -}}
 {{- end -}}
 {{- $count := 0 -}}
@@ -135,25 +138,26 @@
 {{- $count = add $count (mul $pool.nodes (dig "resources" $place 0 $pool)) -}}
 {{- end -}}
 {{- if lt (int $count) (int $replicas) -}}
-{{- fail (printf "%s: %d replicas at most, but the worker groups have places for %d" $deployment.name (int $replicas) (int $count)) -}}
+{{- fail (printf "%s: %d replicas at most, but workerGroups.*.maxReplicas and .places hold %d" $value (int $replicas) (int $count)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $pool := $pools -}}
+{{- $group := ternary "head" (printf "workerGroups.%s" $pool.name) (eq $pool.name "head") -}}
 {{- $cpus := 0.0 -}}
 {{- $gpus := 0.0 -}}
 {{- range $place, $count := $pool.resources -}}
 {{- if not (hasKey $places $place) -}}
-{{- fail (printf "worker group %s: place '%s' not allowed: no deployment asks for it" $pool.name $place) -}}
+{{- fail (printf "%s.places: '%s' not allowed: no deployment asks for it" $group $place) -}}
 {{- end -}}
 {{- $asked := (get $places $place).asked -}}
 {{- $cpus = addf $cpus (mulf $count (default 0.1 $asked.num_cpus)) -}}
 {{- $gpus = addf $gpus (mulf $count (default 0 $asked.num_gpus)) -}}
 {{- end -}}
 {{- if gt $cpus (addf $pool.cpus 0.0001) -}}
-{{- fail (printf "worker group %s: its places ask for %v CPUs, a pod has %v" $pool.name $cpus $pool.cpus) -}}
+{{- fail (printf "%s.places ask for %v CPUs, a pod has %v" $group $cpus $pool.cpus) -}}
 {{- end -}}
 {{- if gt $gpus (addf (default 0 (get $pool "gpus")) 0.0001) -}}
-{{- fail (printf "worker group %s: its places ask for %v GPUs, a pod has %v" $pool.name $gpus (default 0 (get $pool "gpus"))) -}}
+{{- fail (printf "%s.places ask for %v GPUs, a pod has %v" $group $gpus (default 0 (get $pool "gpus"))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -173,7 +177,7 @@
 {{- $deployment := get $deployments $place -}}
 {{- $drain := default 0 $deployment.asked.drain_s -}}
 {{- if gt (addf $drain 15) ($group.terminationGracePeriodSeconds | float64) -}}
-{{- fail (printf "%s: terminationGracePeriodSeconds %v is less than 15 s above the %v of %s.drain_s" (ternary "head" (printf "worker group %s" $name) (eq $name "head")) $group.terminationGracePeriodSeconds $drain $deployment.where) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds %v is less than 15 s above the %v of %s.drain_s" (ternary "head" (printf "workerGroups.%s" $name) (eq $name "head")) $group.terminationGracePeriodSeconds $drain $deployment.where) -}}
 {{- end -}}
 {{- if gt ($drain | float64) ($root.Values.ray.clusterDeletionDelaySeconds | float64) -}}
 {{- fail (printf "ray.clusterDeletionDelaySeconds %v is less than the %v of %s.drain_s" $root.Values.ray.clusterDeletionDelaySeconds $drain $deployment.where) -}}
