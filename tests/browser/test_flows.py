@@ -188,13 +188,23 @@ async def test_no_page_jumps_while_its_pictures_load(unwatched: Page, site: Site
     assert (set(shifts.values()) == {0.0}) is sized, shifts
 
 
-async def test_two_tabs_show_the_same_job(page: Page, context: BrowserContext, site: Site) -> None:
+async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
+    page: Page, context: BrowserContext, site: Site
+) -> None:
     address = await job_of(page, site, steps=50)
     other = await context.new_page()
     await other.goto(address)
+    cancel = page.get_by_role("button", name="Cancel")
+    await cancel.focus()
+    await page.evaluate("document.getElementById('panel').classList.add('before')")
+    await expect(page.locator("#panel:not(.before)")).to_be_visible()
+    await expect(cancel).to_be_focused()
     await other.get_by_role("button", name="Cancel").click()
     for tab in (other, page):
         await expect(tab.get_by_role("heading", name="Canceled")).to_be_visible()
+        await expect(tab.locator("#said")).to_have_text("Canceled")
+        await expect(tab).to_have_title("Canceled · Playground · Atelier")
+    await expect(page.get_by_role("heading", name="Canceled")).to_be_focused()
     assert not await findings(page)
 
 

@@ -39,6 +39,12 @@ class Panel:
         """The job has not ended yet."""
         return not self.job.state.is_terminal
 
+    @property
+    def said(self) -> str:
+        """Return what the page's title and screen readers say: the state, and progress in quarters."""
+        quarters = self.job.progress // 25
+        return f"{self.state}, {25 * quarters} %" if self.is_open and quarters else self.state
+
 
 async def panel_of(request: Request, job: Job) -> Panel:
     """Build the panel of a job, and ask its worker for previews until it has ended."""
