@@ -208,14 +208,14 @@ async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
     assert not await findings(page)
 
 
-async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in(unwatched: Page, site: Site) -> None:
-    await job_of(unwatched, site, steps=50)
+async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in_and_back(unwatched: Page, site: Site) -> None:
+    address = await job_of(unwatched, site, steps=50)
     site.run(site.resources.sessions.revoke_all(site.account.id))
     await unwatched.wait_for_url("**/console/sign-in*")
     await unwatched.get_by_label("Account or user").fill("demo")
     await unwatched.get_by_label("Password").fill(PASSWORD)
     await unwatched.get_by_role("button", name="Sign in").click()
-    await unwatched.wait_for_url("**/console/playground")
+    await unwatched.wait_for_url(address)
 
 
 async def test_a_page_goes_on_when_the_ingress_was_restarted(unwatched: Page, site: Site) -> None:
