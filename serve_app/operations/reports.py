@@ -214,7 +214,8 @@ async def _usage_rows(
     if not used:
         return []
     keys = {key.id: key.name or key.hint for key in await api_keys.list(account.id)}
-    loras = await reader.lora_names(row.lora_id for row in used if row.lora_id != UPSCALES)
+    names = await reader.lora_names(lora_id for row in used for lora_id in row.lora_ids)
+    loras = {UPSCALES: UPSCALES, **names}
     return [
         UsageRow(
             day=row.day.isoformat(),
@@ -222,7 +223,7 @@ async def _usage_rows(
             account_id=account.id,
             key=keys.get(row.key_id, "") if row.key_id else "console",
             key_id=row.key_id,
-            lora=loras.get(row.lora_id, "") if row.lora_id != UPSCALES else UPSCALES,
+            lora=" + ".join(loras.get(lora_id, "") for lora_id in row.lora_ids),
             lora_id=row.lora_id,
             images=row.images,
             megapixel_steps=round(row.megapixel_steps, 3),
