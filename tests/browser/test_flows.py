@@ -192,8 +192,10 @@ async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
     page: Page, context: BrowserContext, site: Site
 ) -> None:
     address = await job_of(page, site, steps=50)
-    other = await context.new_page()
+    other, in_history = await context.new_page(), await context.new_page()
     await other.goto(address)
+    await in_history.goto(address.replace("playground", "history"))
+    await in_history.get_by_role("button", name="Cancel this job").focus()
     cancel = page.get_by_role("button", name="Cancel")
     await cancel.focus()
     await page.evaluate("document.getElementById('panel').classList.add('before')")
@@ -205,6 +207,9 @@ async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
         await expect(tab.locator("#said")).to_have_text("Canceled")
         await expect(tab).to_have_title("Canceled · Playground · Atelier")
     await expect(page.get_by_role("heading", name="Canceled")).to_be_focused()
+    await expect(in_history).to_have_title("Canceled · Job · Atelier")
+    await expect(in_history.get_by_role("heading", name=PROMPT)).to_be_focused()
+    await expect(in_history.locator("#said")).to_have_text("Canceled")
     assert not await findings(page)
 
 

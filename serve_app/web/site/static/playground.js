@@ -73,16 +73,6 @@ document.getElementById("find")?.addEventListener("keydown", (event) => {
   if (event.key === "Enter") event.preventDefault(); // the search runs while one types
 });
 
-const place = document.title.split(" · ").slice(-2).join(" · "); // the page's name without a job's state
-function tell() { // the job's state in the title, and to those who do not see the panel
-  const text = document.getElementById("panel")?.dataset.said;
-  const told = document.getElementById("said");
-  if (!text || told.textContent === text) return;
-  told.textContent = text;
-  document.title = `${text} · ${place}`;
-}
-tell();
-
 document.body.addEventListener("htmx:afterSwap", limit);
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const { target, xhr } = event.detail;
@@ -97,10 +87,6 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
   });
   const late = new Promise((done) => { setTimeout(done, 3000); });
   Promise.race([Promise.all(loading), late]).then(() => {
-    if (!target.isConnected) return;
-    const hadFocus = target.contains(document.activeElement);
-    htmx.swap(target, xhr.responseText, { swapStyle: "outerHTML" }); // which keeps the focus on what has the same id
-    if (hadFocus && document.activeElement === document.body) document.querySelector("#panel h2").focus();
-    tell();
+    if (target.isConnected) htmx.swap(target, xhr.responseText, { swapStyle: "outerHTML" });
   });
 });
