@@ -116,7 +116,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
     axis = fields.get("across", "")
     least = 1 if axis in ("weights", "seeds") else 2
     if not least <= len(chosen) <= MOST_LORAS:
-        raise InvalidParameter(f"choose {'one' if least == 1 else 'two'} to {MOST_LORAS} LoRAs to compare")
+        raise InvalidParameter(f"choose {least} to {MOST_LORAS} LoRAs to compare")
     seed = fields.get("seed", "").strip() or str(draw_seed())
     weights = (
         _weights(fields.get("weights", "")) if axis == "weights" else [fields.get("lora_weight", str(USUAL_WEIGHT))]
@@ -124,7 +124,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
     count = _count(fields.get("seeds", "")) if axis == "seeds" else 1
     if not 2 <= len(chosen) * len(weights) * count <= MOST_PICTURES:
         raise InvalidParameter(
-            f"a comparison has two to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
+            f"a comparison has 2 to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
         )
     shared = {**fields, "num_images": "1", "seed": seed}
     asked = [read_draft(shared, {lora_id: weight}) for lora_id in chosen for weight in weights]

@@ -49,6 +49,9 @@ from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
+PRESELECTED = 4
+"""Compare begins with this many LoRAs chosen."""
+
 
 async def load_generation(job: ChosenJob) -> tuple[Job, GenerationRequest]:
     """Read a job and its request. Raises 404 where this version cannot read the request."""
@@ -185,7 +188,8 @@ async def open_compare(request: Request, session: PageSession) -> Response:
     if len({each.base_model for each in requests}) > 1:  # each was drawn on its own
         values["base_model"] = ""
     chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or [*chosen_loras(values)]
-    return await playground_page(request, session, values, comparing=chosen, panels=panels)
+    preselected = 0 if chosen or "find" in values else PRESELECTED
+    return await playground_page(request, session, values, comparing=chosen, panels=panels, preselected=preselected)
 
 
 @router.get("/compare/grid")

@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.api.jobs.schemas import GenerationWish
 from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest
+from serve_app.domain.requests import SEED_SPACE, USUAL_WEIGHT, GenerationDraft, GenerationRequest
 from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
 from serve_app.jobs.resolution import SIDE_STEP
 from serve_app.web.site import size_text
@@ -86,6 +86,8 @@ def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> Generatio
         given.get("other_size") or given.get("size", "")
     )
     body["loras"] = [{"id": lora_id, "weight": _number(weight)} for lora_id, weight in loras.items()]
+    if isinstance(body.get("seed"), int) and body["seed"] not in range(SEED_SPACE):  # the API maps it to another one
+        raise InvalidParameter(f"seed: must be between 0 and {SEED_SPACE - 1}")
     body |= {name: name in given for name in ("prompt_weights", "embed_settings")}
     try:
         return validate(GenerationWish, {"seed": draw_seed(), **body}).to_domain()

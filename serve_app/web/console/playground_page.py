@@ -53,10 +53,14 @@ async def playground_page(
     job: Job | None = None,
     comparing: Sequence[str] | None = None,
     panels: Sequence[Panel] = (),
+    preselected: int = 0,
     status: int = 200,
     notice: str = "",
 ) -> HTMLResponse:
-    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
+    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare.
+
+    Of a form in which nobody has chosen yet, the first `preselected` LoRAs are.
+    """
     adapters = await loras_of(request).catalog.adapters(session.who.id)
     loras = chosen_loras(given) if comparing is None else dict.fromkeys(comparing, "")
     bases = {base.id: base for base in await loras_of(request).applied_catalog.applied_base_models()}
@@ -78,6 +82,8 @@ async def playground_page(
     known = [word for each in chosen for word in each.trigger_words]
     unknown = await vocabulary.unknown_words(values["prompt"], base.id, known) if base else []
     names = {adapter.id: adapter.name for adapter in adapters}
+    if not notice and (gone := [lora_id for lora_id in loras if lora_id not in names]):
+        notice = f"This account may not use {', '.join(gone)}: removed, no longer shared, or never there."
     panel = {} if job is None else await panel_values(request, session, job)
     abilities = [abilities_of(each.pipeline) for each in bases.values()]
     own = abilities_of(base.pipeline if base else "")
@@ -88,6 +94,7 @@ async def playground_page(
         session,
         here="playground",
         comparing=comparing,
+        preselected=preselected,
         panels=panels,
         grid=arrange(panels, names),
         names=names,
@@ -136,7 +143,7 @@ async def cards_part(
     adapters, loras = await loras_of(request).catalog.adapters(session.who.id), chosen_loras(given)
     cards = await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", ""))
     comparing = [*loras] if is_comparing else None
-    return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras)
+    return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras, preselected=0)
 
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
