@@ -50,7 +50,7 @@ async def test_eight_loras_are_compared_side_by_side(page: Page, site: Site) -> 
 
 
 async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
-    await job_of(page, site, steps=4)
+    drawn = await job_of(page, site, steps=4)
     await wait_until_done(page)
     await page.get_by_role("button", name="Upscale 2×").click()
     await page.wait_for_url("**/playground/up_*")
@@ -58,6 +58,10 @@ async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
     picture = page.get_by_role("img", name="Image 1").first
     await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
     assert await picture.evaluate("i => i.naturalWidth") == 1024
+    await expect(page.get_by_label("Prompt", exact=True)).to_have_value(PROMPT)
+    await expect(page.get_by_role("link", name="Back to the picture")).to_have_attribute(
+        "href", drawn.removeprefix(site.base_url)
+    )
     assert not await findings(page)
 
 

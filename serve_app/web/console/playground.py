@@ -6,7 +6,7 @@ Pictures that the form begins from are uploaded, shown small, and taken away aga
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -19,7 +19,7 @@ from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, InvalidParameter, UnreadableRecord
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft
+from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft, UpscaleRequest
 from serve_app.jobs.previews import thumbnail
 from serve_app.jobs.submit import Call
 from serve_app.jobs.uploads import Hold
@@ -100,7 +100,7 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
 
 @router.get("/playground/{job_id}")
 async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Response:
-    return await playground_page(request, session, _values(request, job), job=job)
+    return await _job_page(request, session, job)
 
 
 @router.get("/playground/{job_id}/panel")
@@ -138,7 +138,7 @@ async def _from_job(request: Request, session: FormSession, job: Job, draft: Dra
     try:
         job_id = await _submit(request, session, draft)
     except AtelierError as error:
-        return await _job_with_notice(request, session, job, error)
+        return await _job_page(request, session, job, **refusal(error))
     return redirect(request, f"playground/{job_id}")
 
 
@@ -163,19 +163,23 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
     try:
         await jobs_of(request).deletion.delete_job(job.id, account_id=session.who.id, by=actor_of(request, session.who))
     except AtelierError as error:
-        return await _job_with_notice(request, session, job, error)
+        return await _job_page(request, session, job, **refusal(error))
     return redirect(request, "playground")
 
 
-async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
-    values = _values(request, job)
-    return await playground_page(request, session, values, job=job, **refusal(error))
+async def _job_page(request: Request, session: ConsoleSession, job: Job, **refused: Any) -> Response:
+    """Show a job beside its own fields without the seed, or those of the job that it enlarges a picture of.
 
-
-def _values(request: Request, job: Job) -> dict[str, str]:
-    """Return the job's fields without its seed, over which go the fields of the address."""
-    made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
-    return made | query_values(request.query_params)
+    The fields of the address go over them.
+    """
+    source, asked = None, job.request
+    if isinstance(asked, UpscaleRequest):
+        made = await jobs_of(request).reader.image(asked.image_id, account_id=session.who.id)
+        source = made[0] if made else None
+        asked = source.request if source else None
+    fields = {**values_of(asked), "seed": ""} if isinstance(asked, GenerationRequest) else {}
+    values = fields | query_values(request.query_params)
+    return await playground_page(request, session, values, job=job, source=source, **refused)
 
 
 @router.get("/compare")

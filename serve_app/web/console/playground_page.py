@@ -51,6 +51,7 @@ async def playground_page(
     given: Mapping[str, str],
     *,
     job: Job | None = None,
+    source: Job | None = None,
     comparing: Sequence[str] | None = None,
     panels: Sequence[Panel] = (),
     preselected: int = 0,
@@ -59,7 +60,7 @@ async def playground_page(
 ) -> HTMLResponse:
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare.
 
-    Of a form in which nobody has chosen yet, the first `preselected` LoRAs are.
+    `job` enlarges a picture of `source`. Of a form in which nobody has chosen yet, the first `preselected` LoRAs are.
     """
     adapters = await loras_of(request).catalog.adapters(session.who.id)
     loras = chosen_loras(given) if comparing is None else dict.fromkeys(comparing, "")
@@ -95,6 +96,7 @@ async def playground_page(
         here="playground",
         comparing=comparing,
         preselected=preselected,
+        source=source,
         panels=panels,
         grid=arrange(panels, names),
         names=names,
