@@ -108,14 +108,14 @@ Parts = Mapping[type[Any], Any]
 
 
 @asynccontextmanager
-async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Parts]:
+async def open_stores(settings: Settings) -> AsyncGenerator[Parts]:
     """Open a service's parts, whether it runs or not. A Redis started for the command is stopped after it.
 
-    Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
+    Raises `Failed` when the data directory holds no service.
     """
     if settings.redis_url:
         await asyncio.to_thread(require_usable, settings.redis_url)
-    elif not creates_data and not (settings.data_dir / "redis").is_dir():
+    elif not (settings.data_dir / "redis").is_dir():
         raise Failed(
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
@@ -167,12 +167,11 @@ class Result:
     failed: bool = False
 
 
-def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
     Its parameters of a type in `PARTS` are given to it; all others are its arguments and options. For a coroutine
-    function the stores are opened, which create a missing data directory only with `creates_data`; a plain function
-    gets `Settings` alone.
+    function the stores are opened, of a service that is there; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -180,7 +179,7 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
 
         async def with_stores(settings: Settings, options: Mapping[str, Any]) -> Result:
-            async with open_stores(settings, creates_data=creates_data) as opened:
+            async with open_stores(settings) as opened:
                 return await function(**{name: opened[part] for name, part in parts.items()}, **options)
 
         def run(*, data_dir: DataDir = None, redis_url: RedisUrl = None, as_json: AsJson = False, **own: Any) -> None:
