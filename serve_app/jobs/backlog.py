@@ -44,13 +44,19 @@ def read_position(answer: Sequence[Any]) -> QueuePosition:
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
-    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest."""
+    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest.
+
+    A job that waits while nothing runs is expected to wait as long again as it has waited.
+    """
     own = int(fields["work"])
     left = own * (1 - int(fields.get("progress", 0)) / 100)
     ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
     seconds_per_unit = position.seconds_per_unit or DEFAULT_SECONDS_PER_UNIT[kind]
     starting = position.start_seconds if waits_for_worker(state, position) else 0.0
-    return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))
+    is_stuck = state is JobState.QUEUED and position.work <= position.ready_work
+    waited_ms = position.now_ms - int(fields.get("waiting_since", position.now_ms)) if is_stuck else 0
+    seconds = max(starting, waited_ms / 1000) + (left + ahead) / MILLI * seconds_per_unit
+    return position.now + max(SOONEST, timedelta(seconds=seconds))
 
 
 def waits_for_worker(state: JobState, position: QueuePosition) -> bool:

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import NamedTuple
 
 from fastapi import Request
 
 from serve_app.api.dependencies import jobs_of, settings_of
 from serve_app.api.responses import failure_of, time_left
-from serve_app.domain.durations import wait_text
+from serve_app.domain.durations import rounded_duration, wait_text
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.jobs import WORKER_LIFE, Job, JobState
 from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
 from serve_app.web.console.playground_form import draw_seed, read_draft
@@ -72,6 +73,9 @@ def _detail(job: Job) -> str:
     if job.state is JobState.QUEUED:
         ahead = job.jobs_ahead
         place = "" if ahead is None else "next in your queue, " if not ahead else f"{ahead} of your jobs before it, "
+        waited = job.read_at - job.created_at if job.read_at else timedelta()
+        if job.waits_for_worker and waited > WORKER_LIFE:
+            return f"{place}no generator has answered for {rounded_duration(waited)}"
         return place + ("starting a worker, " if job.waits_for_worker else "") + about
     request = job.request
     if isinstance(request, GenerationRequest):
