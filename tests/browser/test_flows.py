@@ -215,6 +215,9 @@ async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
     await expect(in_history.get_by_role("heading", name=PROMPT)).to_be_focused()
     await expect(in_history.locator("#said")).to_have_text("Canceled")
     assert not await findings(page)
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.get_by_role("link", name="Change the prompt").click()
+    await expect(page.get_by_label("Prompt", exact=True)).to_be_in_viewport()
 
 
 async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in_and_back(unwatched: Page, site: Site) -> None:
