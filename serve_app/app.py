@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.staticfiles import StaticFiles
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api import jobs as jobs_api
@@ -115,14 +115,15 @@ def create_app(
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())
-    site.mount("/docs/static", StaticFiles(directory=STATIC))
+    site.mount("/docs/static", SiteFiles(STATIC))
     site.add_route("/guide", with_last_slash, methods=["GET"])
     site.mount("/guide", Guide())
     for path, pages in (("/console", console), ("/operators", operator_pages)):
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=site)
+    packed = GZipMiddleware(site, minimum_size=1_000)  # not the answers of /v1
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=packed)
     bounded: ASGIApp = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     if settings.cors_origins:  # their pages send a key, and no cookie of ours; an overload is told to them too
         shown = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS, *UNREAD_HEADER]

@@ -196,7 +196,7 @@ async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
     page: Page, context: BrowserContext, site: Site
 ) -> None:
     address = await job_of(page, site, steps=50)
-    other, in_history = await context.new_page(), await context.new_page()
+    in_history, other = await context.new_page(), await context.new_page()  # the last one is in front
     await other.goto(address)
     await in_history.goto(address.replace("playground", "history"))
     await in_history.get_by_role("button", name="Cancel this job").focus()
