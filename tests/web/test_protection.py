@@ -137,6 +137,7 @@ async def test_pages_and_static_files_are_compressed_and_no_answer_of_the_api(br
         assert "content-encoding" not in plain.headers, path
         assert len(answer.text) == len(plain.text), path
         if "static" in path:
+            assert len(answer.headers.get_list("content-length")) == 1
             assert plain.headers["etag"] == answer.headers["etag"]
             again = await browser.http.get(path, headers={"If-None-Match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")

@@ -87,5 +87,5 @@ class SiteFiles(StaticFiles):
         plain.headers.update({"Vary": "Accept-Encoding", "ETag": f"W/{plain.headers['etag']}"})  # of both encodings
         if plain.status_code != 200 or not takes_gzip(scope):
             return plain
-        headers = {**plain.headers, "Content-Encoding": "gzip", "Content-Length": str(len(packed))}
+        headers = {**plain.headers, "content-encoding": "gzip", "content-length": str(len(packed))}
         return Response(packed, headers=headers)
