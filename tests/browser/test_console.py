@@ -96,6 +96,8 @@ async def test_a_picture_and_a_mask_are_begun_from(page: Page, site: Site, tmp_p
     Image.linear_gradient("L").resize((320, 256)).save(file)
     await page.goto(f"{site.base_url}/console/playground?prompt={EXAMPLE}&steps=4&size=256x256")
     await page.locator("input[type=file]").set_input_files(file)
+    await expect(page.locator("#usual-size")).to_have_text("576 × 456, as the picture")
+    await expect(page.get_by_label("Size", exact=True)).to_have_value("256x256")
     await page.get_by_label("Strength").fill("0.5")
     await page.locator("input[type=file]").set_input_files(file)
     await expect(page.get_by_role("button", name="Remove the mask")).to_be_visible()
@@ -108,8 +110,10 @@ async def test_a_picture_and_a_mask_are_begun_from(page: Page, site: Site, tmp_p
     first = page.get_by_role("img", name="Picture to begin from")
     image_id = await page.locator(".tiles img").get_attribute("src") or ""
     await expect(first).to_have_attribute("src", f"/console/pictures/{image_id.rpartition('/')[2]}")
+    await expect(page.locator("#usual-size")).to_have_text("512 × 512, as the picture")
     await page.get_by_role("button", name="Remove the picture to begin from").click()
     await expect(first).to_have_count(0)
+    await expect(page.locator("#usual-size")).to_have_text("512 × 512, square")
 
 
 @pytest.mark.parametrize(("tab", "button"), [("API", "Generate API key"), ("API Keys", "Create new API key")])

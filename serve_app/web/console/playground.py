@@ -34,7 +34,15 @@ from serve_app.web.console.pages import (
     uncounted_owner,
 )
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
-from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, chosen_loras, draw_seed, read_draft, values_of
+from serve_app.web.console.playground_form import (
+    COMPARISON,
+    DEFAULTS,
+    chosen_loras,
+    draw_seed,
+    read_draft,
+    sizes,
+    values_of,
+)
 from serve_app.web.console.playground_page import (
     PURPOSE,
     cards_part,
@@ -42,6 +50,8 @@ from serve_app.web.console.playground_page import (
     playground_page,
     query_values,
     refusal,
+    size_of_picture,
+    usual_request,
 )
 from serve_app.web.site.forms import Form, check_form, redirect
 from serve_app.web.site.job_text import drawn_with
@@ -266,7 +276,11 @@ async def change_pictures(request: Request, session: FormSession) -> Response:
     values = {**DEFAULTS, **ids}
     bases = await loras_of(request).applied_catalog.applied_base_models()
     takes_mask = any(abilities_of(each.pipeline).begins_late for each in bases)
-    return render(request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask)
+    usual = await usual_request(request, session, "", {}, ids["image_id"]) if len(bases) == 1 else None
+    usual_size = sizes(usual.width, usual.width, "", size_of_picture(usual))[""] if usual else ""
+    return render(
+        request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask, usual_size=usual_size
+    )
 
 
 @router.get("/pictures/{image_id}")

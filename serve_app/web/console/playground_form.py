@@ -118,10 +118,13 @@ def values_of(request: GenerationRequest) -> dict[str, str]:
     return values | choice_of({lora.id: _text(lora.weight) for lora in request.loras})
 
 
-def sizes(usual: int, longest: int, chosen: str) -> dict[str, str]:
-    """Return the sizes that a form offers, with their names: the usual square and larger ones, and the chosen one."""
+def sizes(usual: int, longest: int, chosen: str, of_picture: str = "") -> dict[str, str]:
+    """Return the sizes that a form offers, with their names: the usual square and larger ones, and the chosen one.
+
+    Beside a picture to begin from the usual one is `of_picture`.
+    """
     large = usual * 3 // 2 // SIDE_STEP * SIDE_STEP
-    offered = {"": f"{usual} × {usual}, square"}
+    offered = {"": of_picture or f"{usual} × {usual}, square"}
     if large <= longest:
         sides = {"wide": (large, usual), "tall": (usual, large), "large": (large, large)}
         offered |= {f"{width}x{height}": f"{width} × {height}, {name}" for name, (width, height) in sides.items()}

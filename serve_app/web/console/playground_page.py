@@ -68,7 +68,7 @@ async def playground_page(
     fields = {**DEFAULTS, **COMPARISON}
     values = {name: given.get(name, text) for name, text in fields.items()}
     first = loras if comparing is None else dict.fromkeys(comparing[:1], "")
-    usual = await _usual(request, session, values["base_model"], first)
+    usual = await usual_request(request, session, values["base_model"], first, values["image_id"])
     if usual is not None:
         said = values_of(usual)
         for together in _LEFT_OPEN:
@@ -109,7 +109,7 @@ async def playground_page(
         most_loras=MAX_LORAS,
         cards=await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", "")),
         base_models=[*bases],
-        sizes=sizes(min(own.usual_side, longest), longest, values["size"]),
+        sizes=sizes(min(own.usual_side, longest), longest, values["size"], size_of_picture(usual)),
         samplers=SAMPLERS,
         spacings=SPACINGS,
         formats=FORMATS,
@@ -123,18 +123,26 @@ async def playground_page(
     )
 
 
-async def _usual(
-    request: Request, session: ConsoleSession, base_model: str, loras: Mapping[str, str]
+def size_of_picture(usual: GenerationRequest | None) -> str:
+    """Name the size in which a picture is drawn again; '' for a request without one."""
+    return f"{usual.width} × {usual.height}, as the picture" if usual and usual.image else ""
+
+
+async def usual_request(
+    request: Request, session: ConsoleSession, base_model: str, loras: Mapping[str, str], image_id: str
 ) -> GenerationRequest | None:
-    """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot."""
+    """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot.
+
+    Without its picture, such as a deleted one, it is made of the others.
+    """
     uses = tuple(map(LoraUse, loras))
-    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=base_model or None)
+    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=base_model or None, image_id=image_id or None)
     try:
         usual, _ = await jobs_of(request).submission.resolution.resolve(uncounted_owner(request, session), draft)
     except StoreUnavailable:
         raise
     except AtelierError:
-        return None
+        return await usual_request(request, session, base_model, loras, "") if image_id else None
     return usual if isinstance(usual, GenerationRequest) else None
 
 
