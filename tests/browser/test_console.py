@@ -39,8 +39,18 @@ async def test_an_example_is_drawn_with_previews_that_change(page: Page) -> None
     await page.get_by_text("More settings").click()
     await page.get_by_label("Steps").fill("50")
     await page.get_by_label("Guidance until").fill("0.5")
+    for width, height in ((1440, 900), (390, 844)):
+        await page.set_viewport_size({"width": width, "height": height})
+        await page.evaluate("scrollTo(0, 0)")
+        for part in (
+            page.get_by_label("Prompt", exact=True),
+            page.locator(".pick-card").first,
+            page.locator("button.go"),
+        ):
+            await expect(part).to_be_in_viewport(ratio=1)
+    await expect(page.locator(".go-bar")).to_contain_text("One request; ")
     await expect(page.get_by_text("Guidance over 50 % of the steps: about 25 % less work")).to_be_visible()
-    await page.get_by_role("button", name="Generate").click()
+    await page.get_by_label("Prompt", exact=True).press("Control+Enter")
     assert await width_of_picture(page) == 512
     assert len(seen) >= 2, "previews of two steps"
     await expect(page.get_by_role("heading", name="Done")).to_be_visible()

@@ -118,6 +118,7 @@ async def playground_page(
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
+        window=await accounts_of(request).auth.window(session.who.id, Variant.A),
         is_tuned=any(values[name] != DEFAULTS[name] for name in TUNED),
         **{"panel": None, **panel},
     )
