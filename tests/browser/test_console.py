@@ -32,7 +32,7 @@ async def width_of_picture(page: Page) -> int:
     return await picture.evaluate("i => i.naturalWidth")
 
 
-async def test_an_example_is_drawn_with_previews_that_change(page: Page) -> None:
+async def test_an_example_is_drawn_with_previews_that_change(page: Page, site: Site) -> None:
     await page.get_by_role("link", name=EXAMPLE).click()
     seen: set[str] = set()
     page.on("request", lambda request: seen.add(request.url) if "/previews/" in request.url else None)
@@ -54,6 +54,12 @@ async def test_an_example_is_drawn_with_previews_that_change(page: Page) -> None
     assert await width_of_picture(page) == 512
     assert len(seen) >= 2, "previews of two steps"
     await expect(page.get_by_role("heading", name="Done")).to_be_visible()
+    drawn = page.url
+    await page.get_by_role("link", name="Playground").click()
+    await expect(page.get_by_label("Prompt", exact=True)).to_have_value(EXAMPLE)
+    await expect(page.get_by_label("Steps")).to_have_value("50")
+    await expect(page.locator(".latest a").first).to_have_attribute("href", drawn.removeprefix(site.base_url))
+    assert not await findings(page)
 
 
 async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None:
@@ -73,7 +79,7 @@ async def test_no_more_loras_are_chosen_than_act_together_on_a_base_model_and_ea
     more = AppliedCatalog(parts.process.redis, parts.settings.model_copy(update={"catalog": catalog}))
     site.run(more.apply_file())
     try:
-        await page.goto(f"{site.base_url}/console/playground")
+        await page.goto(f"{site.base_url}/console/playground?prompt=")
         boxes = {name: page.get_by_role("checkbox", name=name, exact=True) for name in ("Neon", "Mosaic", "Other")}
         await expect(page.get_by_label("Weight of Neon")).to_be_hidden()
         await boxes["Neon"].check(force=True)
@@ -189,7 +195,7 @@ async def test_the_history_is_filtered_and_a_job_is_opened_in_the_playground(pag
 async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromium: Browser, site: Site) -> None:
     context = await chromium.new_context(java_script_enabled=False)
     page = await context.new_page()
-    await page.goto(f"{site.base_url}/console/playground")
+    await page.goto(f"{site.base_url}/console/playground?prompt=")
     await page.get_by_label("Account or user").fill(ACCOUNT)
     await page.get_by_label("Password").fill(PASSWORD)
     await page.get_by_role("button", name="Sign in").click()

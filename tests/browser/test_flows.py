@@ -107,7 +107,7 @@ async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Sit
     await page.get_by_role("button", name="Generate API key").click()
     await expect(page.get_by_text("Your new key")).to_be_visible()
     await expect(page.get_by_role("cell", name=HOSTILE[:60])).to_be_visible()
-    await page.goto(f"{site.base_url}/console/playground")
+    await page.goto(f"{site.base_url}/console/playground?prompt=")
     await page.get_by_label("Prompt", exact=True).fill(HOSTILE)
     await page.get_by_role("button", name="Generate").click()
     await page.wait_for_url("**/playground/job_*")

@@ -59,6 +59,9 @@ from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
+PICTURE_FIELDS = ("image_id", "mask_image_id")
+LATEST = 8
+"""The playground shows this many of the latest jobs."""
 PRESELECTED = 4
 """Compare begins with this many LoRAs chosen."""
 
@@ -75,7 +78,14 @@ Generation = Annotated[tuple[Job, GenerationRequest], Depends(load_generation)]
 
 @router.get("/playground")
 async def open_playground(request: Request, session: PageSession) -> Response:
-    return await playground_page(request, session, query_values(request.query_params))
+    """Show the form beside the latest pictures, as it was sent last unless the address says what it holds."""
+    latest = (await jobs_of(request).history.page(session.who.id, limit=LATEST)).jobs
+    asked = (each.request for each in latest if not each.key_id)
+    last = next((each for each in asked if isinstance(each, GenerationRequest)), None)
+    values = query_values(request.query_params)
+    if last is not None and not values:
+        values = {**values_of(last), **dict.fromkeys(("seed", *PICTURE_FIELDS), "")}
+    return await playground_page(request, session, values, latest=latest)
 
 
 @router.get("/compare/cards")
@@ -252,7 +262,6 @@ async def _panels(request: Request, session: ConsoleSession, job_ids: Sequence[s
     return panels
 
 
-PICTURE_FIELDS = ("image_id", "mask_image_id")
 FORM_LIFE = timedelta(hours=12)
 """A picture that no job was drawn from stays as long as a session can, with whatever form it is in."""
 _FILE = "file"

@@ -13,6 +13,7 @@ from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
+from serve_app.jobs.previews import thumbnail_size
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import choose_cards
 from serve_app.web.console.pages import ConsoleSession, render, uncounted_owner
@@ -34,7 +35,7 @@ from serve_app.web.console.playground_form import (
 )
 from serve_app.web.console.snippets import Snippet, as_asked, interface_of, snippets_of
 from serve_app.web.site.forms import service_url
-from serve_app.web.site.job_text import drawn_with
+from serve_app.web.site.job_text import STATES, drawn_with, title
 
 PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
@@ -52,6 +53,7 @@ async def playground_page(
     *,
     job: Job | None = None,
     source: Job | None = None,
+    latest: Sequence[Job] = (),
     comparing: Sequence[str] | None = None,
     panels: Sequence[Panel] = (),
     preselected: int = 0,
@@ -97,6 +99,10 @@ async def playground_page(
         comparing=comparing,
         preselected=preselected,
         source=source,
+        latest=latest,
+        states=STATES,
+        title=title,
+        thumbnail_size=thumbnail_size,
         panels=panels,
         grid=arrange(panels, names),
         names=names,
