@@ -33,6 +33,7 @@ async def width_of_picture(page: Page) -> int:
 
 
 async def test_an_example_is_drawn_with_previews_that_change(page: Page, site: Site) -> None:
+    await page.goto(f"{site.base_url}/console/playground?prompt=")
     await page.get_by_role("link", name=EXAMPLE).click()
     seen: set[str] = set()
     page.on("request", lambda request: seen.add(request.url) if "/previews/" in request.url else None)

@@ -15,11 +15,11 @@ from serve_app.jobs.resolution import SIDE_STEP
 from serve_app.web.site import size_text
 
 EXAMPLES = (
-    "purple mountains under a black sky with a yellow moon",
     "a yellow flower with a red middle on a blue background",
     "a large red heart in the center on a pink background",
+    "a yellow sun over green hills under a blue sky",
 )
-"""Prompts that the bundled model draws well."""
+"""Prompts that the bundled model draws well without a LoRA: looked at over twelve seeds each (28 November 2026)."""
 DEFAULTS: Mapping[str, str] = {
     "prompt": "", "negative_prompt": "", "base_model": "", "size": "", "other_size": "", "num_images": "1", "image_id": "",
     "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "",
