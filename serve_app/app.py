@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.staticfiles import StaticFiles
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api import jobs as jobs_api
@@ -32,7 +32,7 @@ from serve_app.web.console import console_app
 from serve_app.web.docs.routes import STATIC, docs_router
 from serve_app.web.guide import Guide
 from serve_app.web.operators import operators_app
-from serve_app.web.site import SiteFiles
+from serve_app.web.site import SiteFiles, takes_gzip
 from serve_app.web.site.pages import Protection, answer_browsers_with_pages
 
 
@@ -88,6 +88,17 @@ async def to_verify(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{request.scope.get('root_path', '')}/console/verify", status_code=307)
 
 
+def compressed(site: ASGIApp) -> ASGIApp:
+    """Compress what is not an answer of /v1, for who takes it so: Starlette's middleware overlooks `gzip;q=0`."""
+    packed = GZipMiddleware(site, minimum_size=1_000)
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        is_packed = scope["type"] == "http" and takes_gzip(scope)
+        await (packed if is_packed else site)(scope, receive, send)
+
+    return respond
+
+
 def create_app(
     settings: Settings,
     *,
@@ -115,14 +126,14 @@ def create_app(
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())
-    site.mount("/docs/static", StaticFiles(directory=STATIC))
+    site.mount("/docs/static", SiteFiles(STATIC))
     site.add_route("/guide", with_last_slash, methods=["GET"])
     site.mount("/guide", Guide())
     for path, pages in (("/console", console), ("/operators", operator_pages)):
         site.add_route(path, with_last_slash, methods=["GET"])
         site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     site.add_route("/verify", to_verify, methods=["GET"])
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=site)
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app, openai_app, mcp_app], site=compressed(site))
     bounded: ASGIApp = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
     if settings.cors_origins:  # their pages send a key, and no cookie of ours; an overload is told to them too
         shown = [*COMMON_HEADERS, *GENERATION_HEADERS, *POLL_HEADERS, *UNREAD_HEADER]

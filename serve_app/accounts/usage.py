@@ -1,7 +1,7 @@
 """Usage of an account's completed jobs by day, API key and LoRA, as `finish.lua` counts it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -15,7 +15,7 @@ UPSCALES = "upscale"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Usage of one day (UTC) with one key ('' for the console) and one LoRA.
+    """Usage of one day (UTC) with one key ('' for the console) and one LoRA, several that acted together, or none.
 
     Work is in megapixel-steps, of upscales in megapixels of their results; `seconds` are of one worker.
     """
@@ -26,6 +26,11 @@ class Usage:
     images: int
     megapixel_steps: float
     seconds: float
+
+    @property
+    def lora_ids(self) -> Sequence[str]:
+        """Return the ids that `lora_id` joins, as `finish.lua` does; of images without a LoRA it is their base model's."""
+        return self.lora_id.split("+")
 
 
 _EPOCH = date(1970, 1, 1)

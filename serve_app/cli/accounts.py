@@ -41,7 +41,7 @@ def this_operator() -> Actor:
         return Actor(operator(str(os.getuid())))
 
 
-@command(app, "create", creates_data=True)
+@command(app, "create")
 async def create(
     accounts: AccountParts,
     name: Annotated[str, typer.Argument(help="1 to 100 printable characters.", show_default=False)],

@@ -108,22 +108,22 @@ Parts = Mapping[type[Any], Any]
 
 
 @asynccontextmanager
-async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Parts]:
+async def open_stores(settings: Settings) -> AsyncGenerator[Parts]:
     """Open a service's parts, whether it runs or not. A Redis started for the command is stopped after it.
 
-    Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
+    Raises `Failed` when the data directory holds no service.
     """
-    with usable_redis(settings, creates_data=creates_data):
+    with usable_redis(settings):
         async with _open(settings) as parts:
             yield parts
 
 
 @contextmanager
-def usable_redis(settings: Settings, *, creates_data: bool = False) -> Generator[None]:
+def usable_redis(settings: Settings) -> Generator[None]:
     """Make sure that there is a Redis to work with; an embedded one that the block starts is stopped after it."""
     if settings.redis_url:
         require_usable(settings.redis_url)
-    elif not creates_data and not (settings.data_dir / "redis").is_dir():
+    elif not (settings.data_dir / "redis").is_dir():
         raise Failed(
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
@@ -174,12 +174,11 @@ class Result:
     failed: bool = False
 
 
-def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
     Its parameters of a type in `PARTS` are given to it; all others are its arguments and options. For a coroutine
-    function the stores are opened, which create a missing data directory only with `creates_data`; a plain function
-    gets `Settings` alone.
+    function the stores are opened, of a service that is there; a plain function gets `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -187,7 +186,7 @@ def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Cal
         parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
 
         async def with_stores(settings: Settings, options: Mapping[str, Any]) -> Result:
-            async with open_stores(settings, creates_data=creates_data) as opened:
+            async with open_stores(settings) as opened:
                 return await function(**{name: opened[part] for name, part in parts.items()}, **options)
 
         def run(*, data_dir: DataDir = None, redis_url: RedisUrl = None, as_json: AsJson = False, **own: Any) -> None:

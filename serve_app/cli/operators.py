@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages,
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The operator's name.", show_default=False)]
 
 
-@command(app, "create", creates_data=True)
+@command(app, "create")
 async def create(
     settings: Settings,
     accounts: AccountParts,

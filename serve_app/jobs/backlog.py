@@ -46,7 +46,8 @@ def read_position(answer: Sequence[Any]) -> QueuePosition:
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
     """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest.
 
-    The rest of a running job is of the seconds that its claim took it to need.
+    The rest of a running job is of the seconds that its claim took it to need; one that waits while nothing runs is
+    expected to wait as long again as it has waited.
     """
     share_left = 1 - int(fields.get("progress", 0)) / 100
     if state is JobState.RUNNING:
@@ -55,7 +56,10 @@ def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], p
     left, ahead = own * share_left, _work_ahead(own, position) / max(1, position.workers)
     seconds_per_unit = position.seconds_per_unit or DEFAULT_SECONDS_PER_UNIT[kind]
     starting = position.start_seconds if waits_for_worker(state, position) else 0.0
-    return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))
+    is_stuck = state is JobState.QUEUED and position.work <= position.ready_work
+    waited_ms = position.now_ms - int(fields.get("waiting_since", position.now_ms)) if is_stuck else 0
+    seconds = max(starting, waited_ms / 1000) + (left + ahead) / MILLI * seconds_per_unit
+    return position.now + max(SOONEST, timedelta(seconds=seconds))
 
 
 def waits_for_worker(state: JobState, position: QueuePosition) -> bool:

@@ -54,6 +54,8 @@ class LoraRow(NamedTuple):
     is_registered: bool
     images: int
     """This many images were made with the LoRA in the last `USE_DAYS` days."""
+    granted: int
+    """This many accounts may use it by a grant, as those it is shared with."""
 
 
 class OperatorReader:
@@ -155,15 +157,25 @@ class OperatorReader:
         today = seconds // DAY_S
         for day in range(today - USE_DAYS + 1, today + 1):
             pipeline.hmget(redis_key("lora_use", str(day)), ids)
+        for lora_id in ids:
+            pipeline.smembers(redis_key("granted", lora_id))
         answers = await pipeline.execute()
-        records, days = answers[: len(ids)], answers[len(ids) :]
+        records, days, decided = answers[: len(ids)], answers[len(ids) : -len(ids)], answers[-len(ids) :]
+        granted = [await self._granted(lora_id, accounts) for lora_id, accounts in zip(ids, decided, strict=True)]
         used = [sum(int(number or 0) for number in numbers) for numbers in zip(*days, strict=True)]
-        rows = zip(ids, records, used, strict=True)
+        rows = zip(ids, records, used, granted, strict=True)
         return [
-            LoraRow(read_record(lora_id, record), record["source"] == REGISTERED, images)
-            for lora_id, record, images in rows
+            LoraRow(read_record(lora_id, record), record["source"] == REGISTERED, images, accounts)
+            for lora_id, record, images, accounts in rows
             if record
         ], total
+
+    async def _granted(self, lora_id: str, accounts: Iterable[str]) -> int:
+        """Return how many of these accounts are allowed the LoRA: the others are denied it."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for account_id in accounts:
+            pipeline.hget(redis_key("grants", account_id), lora_id)
+        return (await pipeline.execute()).count("allow")
 
     async def _names(self, family: str, ids: Iterable[str]) -> Mapping[str, str]:
         wanted = sorted({each for each in ids if each})
@@ -214,7 +226,8 @@ async def _usage_rows(
     if not used:
         return []
     keys = {key.id: key.name or key.hint for key in await api_keys.list(account.id)}
-    loras = await reader.lora_names(row.lora_id for row in used if row.lora_id != UPSCALES)
+    names = await reader.lora_names(lora_id for row in used for lora_id in row.lora_ids)
+    loras = {UPSCALES: UPSCALES, **names}
     return [
         UsageRow(
             day=row.day.isoformat(),
@@ -222,7 +235,7 @@ async def _usage_rows(
             account_id=account.id,
             key=keys.get(row.key_id, "") if row.key_id else "console",
             key_id=row.key_id,
-            lora=loras.get(row.lora_id, "") if row.lora_id != UPSCALES else UPSCALES,
+            lora=" + ".join(loras.get(lora_id, "") for lora_id in row.lora_ids),
             lora_id=row.lora_id,
             images=row.images,
             megapixel_steps=round(row.megapixel_steps, 3),

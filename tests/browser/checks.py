@@ -6,7 +6,7 @@ from typing import Any
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page
 
-WIDE, PHONES = 1280, (320, 390)
+WIDE, NARROWER = 1280, (320, 390, 700)
 _ALL = {"resultTypes": ["violations"]}
 _CONTRAST = {**_ALL, "runOnly": ["color-contrast"]}
 """This is the one rule whose verdict a dark page can change."""
@@ -18,7 +18,7 @@ new PerformanceObserver((list) => {
 """
 _OVERLAPS = """() => {
   const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
-  const over = ".count, .unseen, .skip, .md-code__nav, .md-sidebar-button, [hidden]";  // they lie on pictures, code and pages, or are not seen
+  const over = ".count, .unseen, .go-bar, .skip, .md-code__nav, .md-sidebar-button, [hidden]";  // they lie on pictures, code and pages, or are not seen
   const isVisible = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
   const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
@@ -53,6 +53,20 @@ _OVERLAPS = """() => {
   }
 }"""
 """This finds things to be read or used whose boxes overlap."""
+_BROKEN_WORDS = r"""() => {
+  const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode()) {
+    const node = texts.currentNode, isFree = node.parentElement.closest("code, textarea, .md-typeset, details:not([open])");
+    for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“"])[A-Za-z]{2,12}(?=[\s.,;:)”"]|$)/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(word[0]);
+    }
+  }
+  return found.slice(0, 3);
+}"""
+"""This finds words that break inside, of those that fit on a line."""
 _AXE: str = Axe().axe_script
 
 
@@ -62,7 +76,7 @@ async def findings(page: Page, *, without: Sequence[str] = ()) -> list[str]:
     Rules of axe-core that are named in `without` are left out.
     """
     found: list[str] = []
-    for width in PHONES:
+    for width in NARROWER:
         await page.set_viewport_size({"width": width, "height": 844})
         found += [f"{width}: {each}" for each in await _misplaced(page)]
     await page.emulate_media(color_scheme="dark", reduced_motion="reduce")
@@ -87,12 +101,17 @@ async def watch_layout(page: Page) -> None:
 
 
 async def _misplaced(page: Page) -> list[str]:
-    return await _sideways(page) + [f"{page.url}: {each}" for each in await page.evaluate(_OVERLAPS)]
+    broken = [f"{page.url}: breaks the word {each}" for each in await page.evaluate(_BROKEN_WORDS)]
+    return broken + await _sideways(page) + [f"{page.url}: {each}" for each in await page.evaluate(_OVERLAPS)]
 
 
 async def _sideways(page: Page) -> list[str]:
     beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-    return [f"{page.url}: scrolls sideways by {beyond} pixels"] if beyond > 0 else []
+    is_clipped = await page.evaluate(
+        "[...document.querySelectorAll('.links')].some((e) => e.scrollWidth > e.clientWidth)"
+    )
+    clipped = [f"{page.url}: clips its navigation"] if is_clipped else []
+    return clipped + ([f"{page.url}: scrolls sideways by {beyond} pixels"] if beyond > 0 else [])
 
 
 async def _violations(page: Page, options: dict[str, Any]) -> list[str]:

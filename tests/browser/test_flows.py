@@ -50,7 +50,7 @@ async def test_eight_loras_are_compared_side_by_side(page: Page, site: Site) -> 
 
 
 async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
-    await job_of(page, site, steps=4)
+    drawn = await job_of(page, site, steps=4)
     await wait_until_done(page)
     await page.get_by_role("button", name="Upscale 2×").click()
     await page.wait_for_url("**/playground/up_*")
@@ -58,6 +58,10 @@ async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
     picture = page.get_by_role("img", name="Image 1").first
     await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
     assert await picture.evaluate("i => i.naturalWidth") == 1024
+    await expect(page.get_by_label("Prompt", exact=True)).to_have_value(PROMPT)
+    await expect(page.get_by_role("link", name="Back to the picture")).to_have_attribute(
+        "href", drawn.removeprefix(site.base_url)
+    )
     assert not await findings(page)
 
 
@@ -103,7 +107,7 @@ async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Sit
     await page.get_by_role("button", name="Generate API key").click()
     await expect(page.get_by_text("Your new key")).to_be_visible()
     await expect(page.get_by_role("cell", name=HOSTILE[:60])).to_be_visible()
-    await page.goto(f"{site.base_url}/console/playground")
+    await page.goto(f"{site.base_url}/console/playground?prompt=")
     await page.get_by_label("Prompt", exact=True).fill(HOSTILE)
     await page.get_by_role("button", name="Generate").click()
     await page.wait_for_url("**/playground/job_*")
@@ -188,24 +192,42 @@ async def test_no_page_jumps_while_its_pictures_load(unwatched: Page, site: Site
     assert (set(shifts.values()) == {0.0}) is sized, shifts
 
 
-async def test_two_tabs_show_the_same_job(page: Page, context: BrowserContext, site: Site) -> None:
+async def test_two_tabs_show_the_same_job_whose_end_is_said_and_focus_stays(
+    page: Page, context: BrowserContext, site: Site
+) -> None:
     address = await job_of(page, site, steps=50)
-    other = await context.new_page()
+    in_history, other = await context.new_page(), await context.new_page()  # the last one is in front
     await other.goto(address)
+    await in_history.goto(address.replace("playground", "history"))
+    await in_history.get_by_role("button", name="Cancel this job").focus()
+    cancel = page.get_by_role("button", name="Cancel")
+    await cancel.focus()
+    await page.evaluate("document.getElementById('panel').classList.add('before')")
+    await expect(page.locator("#panel:not(.before)")).to_be_visible()
+    await expect(cancel).to_be_focused()
     await other.get_by_role("button", name="Cancel").click()
     for tab in (other, page):
         await expect(tab.get_by_role("heading", name="Canceled")).to_be_visible()
+        await expect(tab.locator("#said")).to_have_text("Canceled")
+        await expect(tab).to_have_title("Canceled · Playground · Atelier")
+    await expect(page.get_by_role("heading", name="Canceled")).to_be_focused()
+    await expect(in_history).to_have_title("Canceled · Job · Atelier")
+    await expect(in_history.get_by_role("heading", name=PROMPT)).to_be_focused()
+    await expect(in_history.locator("#said")).to_have_text("Canceled")
     assert not await findings(page)
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.get_by_role("link", name="Change the prompt").click()
+    await expect(page.get_by_label("Prompt", exact=True)).to_be_in_viewport()
 
 
-async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in(unwatched: Page, site: Site) -> None:
-    await job_of(unwatched, site, steps=50)
+async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in_and_back(unwatched: Page, site: Site) -> None:
+    address = await job_of(unwatched, site, steps=50)
     site.run(site.resources.sessions.revoke_all(site.account.id))
     await unwatched.wait_for_url("**/console/sign-in*")
     await unwatched.get_by_label("Account or user").fill("demo")
     await unwatched.get_by_label("Password").fill(PASSWORD)
     await unwatched.get_by_role("button", name="Sign in").click()
-    await unwatched.wait_for_url("**/console/playground")
+    await unwatched.wait_for_url(address)
 
 
 async def test_a_page_goes_on_when_the_ingress_was_restarted(unwatched: Page, site: Site) -> None:

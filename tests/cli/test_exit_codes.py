@@ -122,18 +122,20 @@ def test_a_password_of_a_wrong_length_is_a_mistake_and_is_not_repeated(atelier: 
     assert not password or password not in ended.err
 
 
-def test_a_listing_without_a_service_creates_nothing(atelier: Atelier, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("accounts", "list"), ("accounts", "create", "x"), ("operators", "create", "x")])
+def test_a_command_without_a_service_creates_nothing(atelier: Atelier, tmp_path: Path, words: tuple[str, ...]) -> None:
     place = tmp_path / "empty"
-    ended = atelier("accounts", "list", "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
+    ended = atelier(*words, "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
     assert ended.code == 1
     assert "atelier up" in ended.err
     assert not place.exists()
 
 
-def test_the_first_account_can_be_created_before_the_first_start_and_nothing_stays_running(
+def test_an_account_is_created_while_the_service_is_down_and_nothing_stays_running(
     atelier: Atelier, tmp_path: Path
 ) -> None:
-    place, env = tmp_path / "fresh", {"ATELIER_REDIS_URL": ""}
+    place, env = tmp_path / "down", {"ATELIER_REDIS_URL": ""}
+    (place / "redis").mkdir(parents=True)
     assert atelier("accounts", "create", "acme", "--data-dir", str(place), env=env).code == 0
     assert running_redis(place) is None
     listed = atelier("accounts", "list", "--data-dir", str(place), env=env)

@@ -378,6 +378,14 @@ async def test_estimates_count_the_work_ahead_and_the_workers(queue: LogicalQueu
     assert _seconds_left(queue, await _seen(queue, lease.job_id)) == 4.0
 
 
+async def test_an_estimate_grows_while_nothing_runs(queue: LogicalQueue) -> None:
+    (job,) = await _accept(queue, "ann", 1)
+    queue.advance(240_000)
+    assert _seconds_left(queue, await _seen(queue, job.id)) == round(240 + COST, 3)
+    await _claim_one(queue)
+    assert _seconds_left(queue, await _seen(queue, job.id)) == round(COST, 3)
+
+
 async def test_an_estimate_is_never_in_the_past(queue: LogicalQueue) -> None:
     (job,) = await _accept(queue, "ann", 1)
     lease = await _claim_one(queue)

@@ -6,7 +6,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
-from tests.support import adapter_id
+from tests.support import adapter_id, adapter_of
 from tests.web.browser import Browser
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -39,14 +39,31 @@ async def test_each_chosen_lora_is_a_job_with_the_same_seed(
 
 
 @pytest.mark.slow
+async def test_own_loras_come_first_and_a_choice_of_none_stays(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    await resources.adapter_registry.register(adapter_of(owner.id, name="Own"))
+    page = await browser.open("/console/compare?lora_id=model_gone")
+    assert "may not use model_gone" in page.text
+    boxes = [a for _, a in (await browser.open("/console/compare")).tags if a.get("name", "").startswith("lora:")]
+    names = {each.id: each.name for each in await resources.catalog.adapters(owner.id)}
+    assert names[boxes[0]["name"][5:]] == "Own"
+    assert len([box for box in boxes if "checked" in box]) == 4
+    form = (await browser.open("/console/compare")).form("Compare")
+    form.fields = {"form_token": form.fields["form_token"]}
+    refused = await browser.send(form, **FIELDS)
+    assert not [a for _, a in refused.tags if "checked" in a and a.get("name", "").startswith("lora:")]
+
+
+@pytest.mark.slow
 async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
     form = (await browser.open("/console/compare")).form("Compare")
     form.fields = {"form_token": form.fields["form_token"], "seed": ""}
     for wrong, words in (
-        ({}, "two to 8 LoRAs"),
-        ({"across": "weights", "weights": "0.5"}, "two to 16 pictures, and this one 1"),
+        ({}, "2 to 8 LoRAs"),
+        ({"across": "weights", "weights": "0.5"}, "2 to 16 pictures, and this one 1"),
         ({"across": "weights", "weights": "a"}, "Weights: must be one to 8 numbers"),
         ({"across": "weights", "weights": "0.5, 3"}, "LoRA 1, weight: must be"),
         ({"across": "seeds", "seeds": "9"}, "Seeds: must be a whole number between 1 and 8"),

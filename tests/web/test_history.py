@@ -115,9 +115,9 @@ async def test_a_jobs_page_shows_its_images_parameters_and_times(
 async def test_a_job_of_several_loras_is_shown_with_all_that_it_asked_for_and_made_again(
     service: TestService, member: Member, browser: Browser
 ) -> None:
-    neon = adapter_id("neon")
+    neon, prompt = adapter_id("neon"), " ".join(["a red boat"] * 20)
     asked: dict[str, Any] = {
-        "prompt": "a boat", "loras": [{"id": LORA, "weight": -0.5}, {"id": neon, "weight": 1.25}],
+        "prompt": prompt, "loras": [{"id": LORA, "weight": -0.5}, {"id": neon, "weight": 1.25}],
         "sampler": "dpm++2m-karras", "steps": 9, "width": 256, "seed": 7, "prompt_weights": True,
     }  # fmt: skip
 
@@ -127,7 +127,8 @@ async def test_a_job_of_several_loras_is_shown_with_all_that_it_asked_for_and_ma
 
     job = await made(asked)
     page = await browser.open(f"/console/history/{job.id}")
-    for words in ("Outline", "Neon", "-0.5", "1.25", neon, "pocket", "dpm++2m-karras"):
+    rows = f"LoRA Outline weight -0.5 {LORA} LoRA Neon weight 1.25 {neon}"
+    for words in (f"... {prompt}", rows, "pocket", "dpm++2m-karras"):
         assert words in page.text, words
     words = shlex.split(page.text[page.text.index("curl http") : page.text.index(" This job")])
     body = json.loads(words[-1])

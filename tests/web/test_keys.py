@@ -259,6 +259,6 @@ async def test_a_key_of_another_account_is_not_rolled_or_revoked_nor_any_without
             form.action = f"/console/settings/api/{key_id}/{act}"
             answers.append(await browser.send(form))
         assert [answer.status for answer in answers] == [404, 404]
-        assert answers[0].answer.text == answers[1].answer.text
+        assert answers[0].text == answers[1].text
     assert [len(await resources.api_keys.list(account)) for account in (owner.id, other.id)] == [1, 1]
     assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None

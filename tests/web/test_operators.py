@@ -16,7 +16,7 @@ from serve_app.operations.store_checks import check_catalog
 from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
 from tests.composition import Resources
-from tests.support import adapter_id, existing, memory_limit, put_in_group
+from tests.support import adapter_id, adapter_of, existing, memory_limit, put_in_group
 from tests.web.browser import ORIGIN, Browser, Form, Page
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -182,6 +182,7 @@ async def test_plans_access_and_links_of_an_account_change_and_are_recorded(
     page = await alice.send(
         (await alice.open("/operators/accounts?name=owner")).form("Change plans"), plan_a="enterprise", plan_b="premium"
     )
+    assert "The plans are saved: enterprise on the bearer interface, premium" in page.text
     changed = existing(await resources.accounts.get(owner.id))
     assert (changed.plan_a, changed.plan_b) == ("enterprise", "premium")
     assert (await alice.send(page.form("Change plans"), plan_a="made up", plan_b="free")).status == 400
@@ -334,18 +335,28 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
         assert "new jobs are refused" in (await alice.open("/operators/")).text
 
 
-async def test_each_group_of_base_models_has_its_numbers(alice: Browser, service: TestService, member: Member) -> None:
+async def test_each_group_of_base_models_has_its_numbers(
+    alice: Browser, service: TestService, member: Member, browser: Browser, redis_db: Any
+) -> None:
+    """A job that has waited for minutes without a worker is marked, and its owner reads why it waits."""
     resources = service.resources
+    own = await resources.adapter_registry.register(adapter_of(member.account.id, name="Own"))
+    await resources.adapter_grants.grant(own.lora_id, (await resources.accounts.create("friend")).id)
+    assert "its owner, 1 by a grant" in (await alice.open("/operators/models")).text
     put_in_group(resources.settings.catalog, "sdxl")
     await resources.applied_catalog.apply_file()
     await resources.workers.note_failure("generation.sdxl", "no space on the card")
-    await service.submit(member, lora_id=adapter_id("outline"))
+    job_id = await service.submit(member, lora_id=adapter_id("outline"))
+    redis_db.hincrby(redis_key("job", job_id), "created", -240_000)
+    redis_db.zincrby(redis_key("age", "generation.sdxl"), -240_000, job_id)
+    assert "no generator has answered for 4 min" in (await browser.open(f"/console/playground/{job_id}")).text
     page = await alice.open("/operators/models")
     assert "pocket sdxl" in page.text
     assert "no worker is running" in page.text
     assert "The last generator of the group sdxl that tried could not start: no space on the card" in page.text
     page = await alice.open("/operators/")
     assert "1 generations (sdxl) waiting" in page.text
+    assert "of work; no generator answers" in page.text
     assert "Generator sdxl" in page.text
     assert "cannot start: no space on the card" in page.text
     await resources.workers.note_progress("generation.sdxl", "loading pocket: 3.1 of 6.9 GB")

@@ -9,6 +9,7 @@ import redis
 from serve_app.domain.accounts import Account
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from tests.api.app import Member
 from tests.composition import Resources, open_resources
 from tests.web.browser import ORIGIN, Browser, Form
 from tests.web.conftest import PASSWORD, Browsers
@@ -112,6 +113,36 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["Referrer-Policy"] == "same-origin"
         is_static = answer.url.path.startswith("/static/")
         assert answer.headers["Cache-Control"] == ("no-cache" if is_static else "no-store")
+
+
+async def test_pages_and_static_files_are_compressed_and_no_answer_of_the_api(browser: Browser, member: Member) -> None:
+    """A page that repeats what it was asked for has another token each time, and each of them works."""
+    opened = [await browser.open("/console/playground?prompt=a+boat") for _ in range(2)]
+    tokens = {page.form("Generate").fields["form_token"] for page in opened}
+    assert len(tokens) == 2
+    for token in tokens:
+        assert (await browser.press("/console/playground", "Generate", prompt="a boat", form_token=token)).status == 200
+    packed = {"content-encoding": "gzip", "vary": "Accept-Encoding"}
+    for path in (
+        "/console/playground",
+        "/",
+        "/docs/jobs",
+        "/openapi/a.json",
+        "/static/site.css",
+        "/docs/static/reference.js",
+    ):
+        answer = await browser.http.get(path)
+        assert {name: answer.headers.get(name) for name in packed} == packed, path
+        plain = await browser.http.get(path, headers={"Accept-Encoding": "gzip;q=0"})
+        assert "content-encoding" not in plain.headers, path
+        assert len(answer.text) == len(plain.text), path
+        if "static" in path:
+            assert len(answer.headers.get_list("content-length")) == 1
+            assert plain.headers["etag"] == answer.headers["etag"]
+            again = await browser.http.get(path, headers={"If-None-Match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+    listed = await browser.http.get("/v1/loras", headers=member.a)
+    assert (listed.status_code, len(listed.content) > 1_000, "content-encoding" in listed.headers) == (200, True, False)
 
 
 @pytest.mark.slow

@@ -24,6 +24,32 @@ async def test_without_a_session_every_page_leads_to_the_sign_in(browsers: Brows
         assert page.answer.url.path == "/console/sign-in", path
 
 
+@pytest.mark.parametrize(
+    ("wanted", "part_of"),
+    [
+        ("history?state=failed&from=2026-01-02", ""),
+        ("verify", "playground/job_x?seed=1"),
+    ],
+)
+async def test_a_sign_in_leads_on_to_the_page_that_was_wanted_where_errors_keep_the_navigation(
+    browsers: Browsers, owner: Account, wanted: str, part_of: str
+) -> None:
+    browser = browsers.new()
+    if part_of:
+        htmx = {"HX-Request": "true", "HX-Current-URL": f"http://service.test/console/{part_of}"}
+        answer = await browser.http.get("/console/history", headers=htmx)
+        opened = await browser.open(answer.headers["hx-redirect"])
+        wanted = part_of
+    else:
+        opened = await browser.open(f"/console/{wanted}")
+    page = await browser.send(opened.form("Sign in"), name="owner", password=PASSWORD)
+    assert str(page.answer.url) == f"http://service.test/console/{wanted}"
+    assert "/console/playground" in page.links
+    for next_ in ("//evil.example", "/x", "https://evil.example", "x\\@evil.example", "a b"):
+        opened = await browsers.new().http.get("/console/sign-in", params={"next": next_})
+        assert Page(opened).form("Sign in").fields.get("next", "") == "", next_
+
+
 async def test_a_wrong_password_and_an_unknown_account_get_the_same_answer(browsers: Browsers, owner: Account) -> None:
     wrong = await browsers.new().sign_in("owner", "not the password")
     unknown = await browsers.new().sign_in("wonder", "not the password")

@@ -7,9 +7,12 @@ from io import StringIO
 import pytest
 import redis
 
+from serve_app.domain.requests import LoraUse
 from serve_app.store.keys import redis_key
 from tests.api.app import LORA, Member, TestService
 from tests.composition import Resources
+from tests.made_jobs import complete
+from tests.support import adapter_id
 from tests.web.browser import Browser, Page
 
 
@@ -41,6 +44,11 @@ async def test_the_accounts_completed_images_are_shown_by_lora_and_key_and_in_th
     assert f"{member.key[:8]}…{member.key[-4:]} 3 15.7 0.5" in page.text
     assert f"{(await resources.usage.today()).isoformat()} 3 15.7 0.5" in page.text
     answer = (await browser.open("/console/usage.csv")).answer
+    for loras, name in (((), "No LoRA"), ((LORA, adapter_id("neon")), "=HYPERLINK(1)<b> + Neon")):
+        uses, base = tuple(LoraUse(each, 0.5) for each in loras), "" if loras else "pocket"
+        await complete(resources, member.account.id, seeds=(1,), loras=uses, base_model=base)
+        assert f"{name} 1 " in (await browser.open("/console/usage")).text
+        assert f"{name}," in (await browser.http.get("/console/usage.csv")).text
     assert answer.headers["content-type"].startswith("text/csv")
     [row] = csv.DictReader(StringIO(answer.text))
     assert (row["lora"], row["lora_id"], row["key_id"]) == ("'=HYPERLINK(1)<b>", LORA, job.key_id)

@@ -119,12 +119,18 @@ class LoraCards(NamedTuple):
 async def choose_cards(
     request: Request, account_id: str, adapters: Sequence[Adapter], *, chosen: Sequence[str], find: str
 ) -> LoraCards:
-    """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
+    """Choose the LoRAs that a form offers: the chosen, the last used, the account's own, others that the search finds."""
     find = find.strip()[:LONGEST_SEARCH]
     jobs = (await jobs_of(request).history.page(account_id, limit=RECENT)).jobs
     used = [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]
-    fitting = [each for each in adapters if each.holds(find)] if find else adapters
-    shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=used)
+    is_long = len(adapters) > MOST
+    fitting = [each for each in adapters if each.holds(find)] if find and is_long else adapters
+    by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
+    own = [each for each in newest if by_id[each].owner == account_id]
+    found = set(newest)
+    others = newest if is_long else reversed(newest)
+    ordered = dict.fromkeys((*chosen, *(each for each in used if each in found), *own, *others))
+    shown = [by_id[each] for each in ordered if each in by_id][:MOST]
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
     return LoraCards(shown, len(adapters), len(fitting), find, pictures, await drawn_on(request))
 
@@ -153,12 +159,3 @@ async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapp
         **{lora_id: f"{site}/static/samples/{name}.webp" for lora_id, name in bundled.items() if name},
         **{lora_id: f"{root}/loras/{lora_id}/sample" for lora_id in drawn},
     }
-
-
-def _few(
-    adapters: Iterable[Adapter], chosen: Sequence[str], fitting: Sequence[Adapter], *, used: Iterable[str]
-) -> list[Adapter]:
-    """Return at most MOST LoRAs: chosen ones, then matches by last use, then newest."""
-    by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
-    ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
-    return [by_id[each] for each in ordered if each in by_id][:MOST]

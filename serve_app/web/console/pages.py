@@ -74,7 +74,7 @@ async def _set_password(request: Request, who: SignIn, password: str) -> str:
 
 def _page_of(who: SignIn, wanted: str) -> str:
     page = wanted or "settings"
-    return page if may_open(who.user.role, f"/{page}") else home_of(who.user.role)
+    return page if may_open(who.user.role, f"/{page.partition('?')[0]}") else home_of(who.user.role)
 
 
 CUSTOMERS = Realm(
@@ -89,6 +89,7 @@ CUSTOMERS = Realm(
     page_of=_page_of,
     greet=lambda request, response, who: set_device(request, response, who),
     render=render,
+    after_link="playground",
 )
 
 

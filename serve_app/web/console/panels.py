@@ -3,15 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import NamedTuple
 
 from fastapi import Request
 
 from serve_app.api.dependencies import jobs_of, settings_of
 from serve_app.api.responses import failure_of, time_left
-from serve_app.domain.durations import wait_text
+from serve_app.domain.durations import rounded_duration, wait_text
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.jobs import WORKER_LIFE, Job, JobState
 from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
 from serve_app.web.console.playground_form import draw_seed, read_draft
@@ -38,6 +39,12 @@ class Panel:
     def is_open(self) -> bool:
         """The job has not ended yet."""
         return not self.job.state.is_terminal
+
+    @property
+    def said(self) -> str:
+        """Return what the page's title and screen readers say: the state, and progress in quarters."""
+        quarters = self.job.progress // 25
+        return f"{self.state}, {25 * quarters} %" if self.is_open and quarters else self.state
 
 
 async def panel_of(request: Request, job: Job) -> Panel:
@@ -66,6 +73,9 @@ def _detail(job: Job) -> str:
     if job.state is JobState.QUEUED:
         ahead = job.jobs_ahead
         place = "" if ahead is None else "next in your queue, " if not ahead else f"{ahead} of your jobs before it, "
+        waited = job.read_at - job.created_at if job.read_at else timedelta()
+        if job.waits_for_worker and waited > WORKER_LIFE:
+            return f"{place}no generator has answered for {rounded_duration(waited)}"
         return place + ("starting a worker, " if job.waits_for_worker else "") + about
     request = job.request
     if isinstance(request, GenerationRequest):
@@ -110,7 +120,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
     axis = fields.get("across", "")
     least = 1 if axis in ("weights", "seeds") else 2
     if not least <= len(chosen) <= MOST_LORAS:
-        raise InvalidParameter(f"choose {'one' if least == 1 else 'two'} to {MOST_LORAS} LoRAs to compare")
+        raise InvalidParameter(f"choose {least} to {MOST_LORAS} LoRAs to compare")
     seed = fields.get("seed", "").strip() or str(draw_seed())
     weights = (
         _weights(fields.get("weights", "")) if axis == "weights" else [fields.get("lora_weight", str(USUAL_WEIGHT))]
@@ -118,7 +128,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
     count = _count(fields.get("seeds", "")) if axis == "seeds" else 1
     if not 2 <= len(chosen) * len(weights) * count <= MOST_PICTURES:
         raise InvalidParameter(
-            f"a comparison has two to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
+            f"a comparison has 2 to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
         )
     shared = {**fields, "num_images": "1", "seed": seed}
     asked = [read_draft(shared, {lora_id: weight}) for lora_id in chosen for weight in weights]

@@ -6,7 +6,7 @@ Pictures that the form begins from are uploaded, shown small, and taken away aga
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -19,7 +19,7 @@ from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, InvalidParameter, UnreadableRecord
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
-from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft
+from serve_app.domain.requests import Draft, GenerationDraft, GenerationRequest, UpscaleDraft, UpscaleRequest
 from serve_app.jobs.previews import thumbnail
 from serve_app.jobs.submit import Call
 from serve_app.jobs.uploads import Hold
@@ -34,7 +34,15 @@ from serve_app.web.console.pages import (
     uncounted_owner,
 )
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
-from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, chosen_loras, draw_seed, read_draft, values_of
+from serve_app.web.console.playground_form import (
+    COMPARISON,
+    DEFAULTS,
+    chosen_loras,
+    draw_seed,
+    read_draft,
+    sizes,
+    values_of,
+)
 from serve_app.web.console.playground_page import (
     PURPOSE,
     cards_part,
@@ -42,12 +50,20 @@ from serve_app.web.console.playground_page import (
     playground_page,
     query_values,
     refusal,
+    size_of_picture,
+    usual_request,
 )
 from serve_app.web.site.forms import Form, check_form, redirect
 from serve_app.web.site.job_text import drawn_with
 from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
+
+PICTURE_FIELDS = ("image_id", "mask_image_id")
+LATEST = 8
+"""The playground shows this many of the latest jobs."""
+PRESELECTED = 4
+"""Compare begins with this many LoRAs chosen."""
 
 
 async def load_generation(job: ChosenJob) -> tuple[Job, GenerationRequest]:
@@ -62,7 +78,14 @@ Generation = Annotated[tuple[Job, GenerationRequest], Depends(load_generation)]
 
 @router.get("/playground")
 async def open_playground(request: Request, session: PageSession) -> Response:
-    return await playground_page(request, session, query_values(request.query_params))
+    """Show the form beside the latest pictures, as it was sent last unless the address says what it holds."""
+    latest = (await jobs_of(request).history.page(session.who.id, limit=LATEST)).jobs
+    asked = (each.request for each in latest if not each.key_id)
+    last = next((each for each in asked if isinstance(each, GenerationRequest)), None)
+    values = query_values(request.query_params)
+    if last is not None and not values:
+        values = {**values_of(last), **dict.fromkeys(("seed", *PICTURE_FIELDS), "")}
+    return await playground_page(request, session, values, latest=latest)
 
 
 @router.get("/compare/cards")
@@ -97,7 +120,7 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
 
 @router.get("/playground/{job_id}")
 async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Response:
-    return await playground_page(request, session, _values(request, job), job=job)
+    return await _job_page(request, session, job)
 
 
 @router.get("/playground/{job_id}/panel")
@@ -135,7 +158,7 @@ async def _from_job(request: Request, session: FormSession, job: Job, draft: Dra
     try:
         job_id = await _submit(request, session, draft)
     except AtelierError as error:
-        return await _job_with_notice(request, session, job, error)
+        return await _job_page(request, session, job, **refusal(error))
     return redirect(request, f"playground/{job_id}")
 
 
@@ -160,19 +183,23 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
     try:
         await jobs_of(request).deletion.delete_job(job.id, account_id=session.who.id, by=actor_of(request, session.who))
     except AtelierError as error:
-        return await _job_with_notice(request, session, job, error)
+        return await _job_page(request, session, job, **refusal(error))
     return redirect(request, "playground")
 
 
-async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
-    values = _values(request, job)
-    return await playground_page(request, session, values, job=job, **refusal(error))
+async def _job_page(request: Request, session: ConsoleSession, job: Job, **refused: Any) -> Response:
+    """Show a job beside its own fields without the seed, or those of the job that it enlarges a picture of.
 
-
-def _values(request: Request, job: Job) -> dict[str, str]:
-    """Return the job's fields without its seed, over which go the fields of the address."""
-    made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
-    return made | query_values(request.query_params)
+    The fields of the address go over them.
+    """
+    source, asked = None, job.request
+    if isinstance(asked, UpscaleRequest):
+        made = await jobs_of(request).reader.image(asked.image_id, account_id=session.who.id)
+        source = made[0] if made else None
+        asked = source.request if source else None
+    fields = {**values_of(asked), "seed": ""} if isinstance(asked, GenerationRequest) else {}
+    values = fields | query_values(request.query_params)
+    return await playground_page(request, session, values, job=job, source=source, **refused)
 
 
 @router.get("/compare")
@@ -185,7 +212,8 @@ async def open_compare(request: Request, session: PageSession) -> Response:
     if len({each.base_model for each in requests}) > 1:  # each was drawn on its own
         values["base_model"] = ""
     chosen = list(dict.fromkeys(lora.id for each in requests for lora in each.loras)) or [*chosen_loras(values)]
-    return await playground_page(request, session, values, comparing=chosen, panels=panels)
+    preselected = 0 if chosen or "find" in values else PRESELECTED
+    return await playground_page(request, session, values, comparing=chosen, panels=panels, preselected=preselected)
 
 
 @router.get("/compare/grid")
@@ -234,7 +262,6 @@ async def _panels(request: Request, session: ConsoleSession, job_ids: Sequence[s
     return panels
 
 
-PICTURE_FIELDS = ("image_id", "mask_image_id")
 FORM_LIFE = timedelta(hours=12)
 """A picture that no job was drawn from stays as long as a session can, with whatever form it is in."""
 _FILE = "file"
@@ -258,7 +285,11 @@ async def change_pictures(request: Request, session: FormSession) -> Response:
     values = {**DEFAULTS, **ids}
     bases = await loras_of(request).applied_catalog.applied_base_models()
     takes_mask = any(abilities_of(each.pipeline).begins_late for each in bases)
-    return render(request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask)
+    usual = await usual_request(request, session, "", {}, ids["image_id"]) if len(bases) == 1 else None
+    usual_size = sizes(usual.width, usual.width, "", size_of_picture(usual))[""] if usual else ""
+    return render(
+        request, "pictures.html", session, values=values, page=page, takes_mask=takes_mask, usual_size=usual_size
+    )
 
 
 @router.get("/pictures/{image_id}")

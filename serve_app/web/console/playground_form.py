@@ -9,17 +9,17 @@ from typing import Any
 from serve_app.api.jobs.schemas import GenerationWish
 from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.requests import USUAL_WEIGHT, GenerationDraft, GenerationRequest
+from serve_app.domain.requests import SEED_SPACE, USUAL_WEIGHT, GenerationDraft, GenerationRequest
 from serve_app.domain.samplers import Sampler, SigmaSpacing, parse_sampler
 from serve_app.jobs.resolution import SIDE_STEP
 from serve_app.web.site import size_text
 
 EXAMPLES = (
-    "purple mountains under a black sky with a yellow moon",
     "a yellow flower with a red middle on a blue background",
     "a large red heart in the center on a pink background",
+    "a yellow sun over green hills under a blue sky",
 )
-"""Prompts that the bundled model draws well."""
+"""Prompts that the bundled model draws well without a LoRA: looked at over twelve seeds each (28 November 2026)."""
 DEFAULTS: Mapping[str, str] = {
     "prompt": "", "negative_prompt": "", "base_model": "", "size": "", "other_size": "", "num_images": "1", "image_id": "",
     "mask_image_id": "", "strength": "0.8", "sampler": "", "spacing": "", "steps": "", "guidance_scale": "",
@@ -86,6 +86,8 @@ def read_draft(fields: Mapping[str, str], loras: Mapping[str, str]) -> Generatio
         given.get("other_size") or given.get("size", "")
     )
     body["loras"] = [{"id": lora_id, "weight": _number(weight)} for lora_id, weight in loras.items()]
+    if isinstance(body.get("seed"), int) and body["seed"] not in range(SEED_SPACE):  # the API maps it to another one
+        raise InvalidParameter(f"seed: must be between 0 and {SEED_SPACE - 1}")
     body |= {name: name in given for name in ("prompt_weights", "embed_settings")}
     try:
         return validate(GenerationWish, {"seed": draw_seed(), **body}).to_domain()
@@ -116,10 +118,13 @@ def values_of(request: GenerationRequest) -> dict[str, str]:
     return values | choice_of({lora.id: _text(lora.weight) for lora in request.loras})
 
 
-def sizes(usual: int, longest: int, chosen: str) -> dict[str, str]:
-    """Return the sizes that a form offers, with their names: the usual square and larger ones, and the chosen one."""
+def sizes(usual: int, longest: int, chosen: str, of_picture: str = "") -> dict[str, str]:
+    """Return the sizes that a form offers, with their names: the usual square and larger ones, and the chosen one.
+
+    Beside a picture to begin from the usual one is `of_picture`.
+    """
     large = usual * 3 // 2 // SIDE_STEP * SIDE_STEP
-    offered = {"": f"{usual} × {usual}, square"}
+    offered = {"": of_picture or f"{usual} × {usual}, square"}
     if large <= longest:
         sides = {"wide": (large, usual), "tall": (usual, large), "large": (large, large)}
         offered |= {f"{width}x{height}": f"{width} × {height}, {name}" for name, (width, height) in sides.items()}

@@ -13,6 +13,7 @@ from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.families import abilities_of
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationDraft, GenerationRequest, LoraUse, Variant
+from serve_app.jobs.previews import thumbnail_size
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import choose_cards
 from serve_app.web.console.pages import ConsoleSession, render, uncounted_owner
@@ -34,7 +35,7 @@ from serve_app.web.console.playground_form import (
 )
 from serve_app.web.console.snippets import Snippet, as_asked, interface_of, snippets_of
 from serve_app.web.site.forms import service_url
-from serve_app.web.site.job_text import drawn_with
+from serve_app.web.site.job_text import STATES, drawn_with, title
 
 PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
@@ -51,19 +52,25 @@ async def playground_page(
     given: Mapping[str, str],
     *,
     job: Job | None = None,
+    source: Job | None = None,
+    latest: Sequence[Job] = (),
     comparing: Sequence[str] | None = None,
     panels: Sequence[Panel] = (),
+    preselected: int = 0,
     status: int = 200,
     notice: str = "",
 ) -> HTMLResponse:
-    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
+    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare.
+
+    `job` enlarges a picture of `source`. Of a form in which nobody has chosen yet, the first `preselected` LoRAs are.
+    """
     adapters = await loras_of(request).catalog.adapters(session.who.id)
     loras = chosen_loras(given) if comparing is None else dict.fromkeys(comparing, "")
     bases = {base.id: base for base in await loras_of(request).applied_catalog.applied_base_models()}
     fields = {**DEFAULTS, **COMPARISON}
     values = {name: given.get(name, text) for name, text in fields.items()}
     first = loras if comparing is None else dict.fromkeys(comparing[:1], "")
-    usual = await _usual(request, session, values["base_model"], first)
+    usual = await usual_request(request, session, values["base_model"], first, values["image_id"])
     if usual is not None:
         said = values_of(usual)
         for together in _LEFT_OPEN:
@@ -78,6 +85,8 @@ async def playground_page(
     known = [word for each in chosen for word in each.trigger_words]
     unknown = await vocabulary.unknown_words(values["prompt"], base.id, known) if base else []
     names = {adapter.id: adapter.name for adapter in adapters}
+    if not notice and (gone := [lora_id for lora_id in loras if lora_id not in names]):
+        notice = f"This account may not use {', '.join(gone)}: removed, no longer shared, or never there."
     panel = {} if job is None else await panel_values(request, session, job)
     abilities = [abilities_of(each.pipeline) for each in bases.values()]
     own = abilities_of(base.pipeline if base else "")
@@ -88,6 +97,12 @@ async def playground_page(
         session,
         here="playground",
         comparing=comparing,
+        preselected=preselected,
+        source=source,
+        latest=latest,
+        states=STATES,
+        title=title,
+        thumbnail_size=thumbnail_size,
         panels=panels,
         grid=arrange(panels, names),
         names=names,
@@ -100,7 +115,7 @@ async def playground_page(
         most_loras=MAX_LORAS,
         cards=await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", "")),
         base_models=[*bases],
-        sizes=sizes(min(own.usual_side, longest), longest, values["size"]),
+        sizes=sizes(min(own.usual_side, longest), longest, values["size"], size_of_picture(usual)),
         samplers=SAMPLERS,
         spacings=SPACINGS,
         formats=FORMATS,
@@ -109,23 +124,32 @@ async def playground_page(
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
+        window=await accounts_of(request).auth.window(session.who.id, Variant.A),
         is_tuned=any(values[name] != DEFAULTS[name] for name in TUNED),
         **{"panel": None, **panel},
     )
 
 
-async def _usual(
-    request: Request, session: ConsoleSession, base_model: str, loras: Mapping[str, str]
+def size_of_picture(usual: GenerationRequest | None) -> str:
+    """Name the size in which a picture is drawn again; '' for a request without one."""
+    return f"{usual.width} × {usual.height}, as the picture" if usual and usual.image else ""
+
+
+async def usual_request(
+    request: Request, session: ConsoleSession, base_model: str, loras: Mapping[str, str], image_id: str
 ) -> GenerationRequest | None:
-    """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot."""
+    """Return what these LoRAs, or else the base model, make of a request that says nothing more; None if they cannot.
+
+    Without its picture, such as a deleted one, it is made of the others.
+    """
     uses = tuple(map(LoraUse, loras))
-    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=base_model or None)
+    draft = GenerationDraft(prompt="", seed=0, loras=uses, base_model=base_model or None, image_id=image_id or None)
     try:
         usual, _ = await jobs_of(request).submission.resolution.resolve(uncounted_owner(request, session), draft)
     except StoreUnavailable:
         raise
     except AtelierError:
-        return None
+        return await usual_request(request, session, base_model, loras, "") if image_id else None
     return usual if isinstance(usual, GenerationRequest) else None
 
 
@@ -136,7 +160,7 @@ async def cards_part(
     adapters, loras = await loras_of(request).catalog.adapters(session.who.id), chosen_loras(given)
     cards = await choose_cards(request, session.who.id, adapters, chosen=[*loras], find=given.get("find", ""))
     comparing = [*loras] if is_comparing else None
-    return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras)
+    return render(request, "cards.html", session, cards=cards, comparing=comparing, loras=loras, preselected=0)
 
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:

@@ -79,14 +79,19 @@ async def _month(request: Request, account_id: str) -> Month:
     last = await accounts.usage.today()
     rows = await accounts.usage.days(account_id, last, DAYS)
     loras = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(account_id)}
+    bases = {base.id: "No LoRA" for base in await loras_of(request).applied_catalog.applied_base_models()}
     keys = {key.id: key.name or key.hint for key in await accounts.api_keys.list(account_id)}
-    known = {UPSCALES: "Upscales", **loras}, {"": "Console", **keys}
+    known = {UPSCALES: "Upscales", **bases, **loras}, {"": "Console", **keys}
     return Month(
         last,
         rows,
-        {row.lora_id: known[0].get(row.lora_id, f"{row.lora_id[:14]}… (removed)") for row in rows},
-        {row.key_id: known[1].get(row.key_id, f"{row.key_id[:14]}… (removed)") for row in rows},
+        {row.lora_id: " + ".join(_name(each, known[0]) for each in row.lora_ids) for row in rows},
+        {row.key_id: _name(row.key_id, known[1]) for row in rows},
     )
+
+
+def _name(id_: str, known: Mapping[str, str]) -> str:
+    return known.get(id_, f"{id_[:14]}… (removed)")
 
 
 def _sums(rows: Iterable[Usage], name_of: Callable[[Usage], str]) -> list[Sum]:

@@ -18,7 +18,7 @@ from serve_app.web.guide import is_built
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
 from serve_app.web.site.forms import curl_line
-from serve_app.web.site.pages import SAMPLE_PROMPT, SAMPLES
+from serve_app.web.site.pages import FIRST_SAMPLES, SAMPLE_PROMPT
 
 ROBOTS = """User-agent: *
 Disallow: /console/
@@ -92,7 +92,7 @@ def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
         lora_id = await loras_of(request).catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
         header, fields = "Authorization: Bearer YOUR_API_KEY", {"prompt": SAMPLE_PROMPT, "lora_id": lora_id}
         curl = curl_line(base_url(request), header, fields)
-        return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, curl=curl)
+        return page(request, "landing.html", samples=FIRST_SAMPLES, prompt=SAMPLE_PROMPT, curl=curl)
 
     @router.get("/favicon.ico")
     async def favicon() -> Response:

@@ -6,19 +6,17 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from serve_app.domain.errors import NotFound
-from serve_app.web.site import PAGE_HEADERS
+from serve_app.web.site import PAGE_HEADERS, takes_gzip
 
 SITE = Path(__file__).parent / "site"
 POLICY = "content-security-policy.txt"
 """The build writes the policy that its pages need: the scripts within them are named by hashes."""
 _NAMED_BY_CONTENT = re.compile(r"\.[0-9a-f]{8}\.min\.(js|css)$")
-_TAKES_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 
 
 def is_built() -> bool:
@@ -60,8 +58,7 @@ class Guide(StaticFiles):
         status_code: int = 200,
     ) -> Response:
         packed = f"{full_path}.gz"
-        accepted = Headers(scope=scope).get("accept-encoding", "")
-        if not (_TAKES_GZIP.search(accepted) and os.path.exists(packed)):
+        if not (takes_gzip(scope) and os.path.exists(packed)):
             return super().file_response(full_path, stat_result, scope, status_code)
         response = super().file_response(packed, os.stat(packed), scope, status_code)
         response.headers["Content-Encoding"] = "gzip"

@@ -68,7 +68,7 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
         await operations_of(request).acts.set_plans(account, actor_of(request, session.who), **plans)
     except InvalidParameter as error:
         return await _account_page(request, session, account, status=400, notice=error.message)
-    return redirect(request, f"accounts/{account.id}")
+    return redirect(request, f"accounts/{account.id}?said=plans")
 
 
 @router.post("/accounts/{account_id}/disable")
@@ -110,6 +110,7 @@ async def _account_page(
         status=status,
         notice=notice,
         new_link=link,
+        said=request.query_params.get("said", ""),
         account=account,
         unfinished=row.unfinished,
         keys=len(keys),

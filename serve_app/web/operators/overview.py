@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, operations_of, settings_of
 from serve_app.domain import metrics
-from serve_app.domain.jobs import DEFAULT_GROUP, Backlog, JobKind, group_of_pool
+from serve_app.domain.jobs import DEFAULT_GROUP, WORKER_LIFE, Backlog, JobKind, group_of_pool
 from serve_app.domain.metrics import Metric
 from serve_app.operations.checks import Check, Level
 from serve_app.operations.reports import USE_DAYS
@@ -67,6 +67,11 @@ async def _facts(request: Request) -> dict[str, Any]:
         "running": running[:MOST_ROWS],
         "dead": await jobs.stats.dead(),
         "workers": workers,
+        "unanswered": {
+            pool
+            for pool, backlog in backlogs.items()
+            if backlog.oldest_age_s > WORKER_LIFE.total_seconds() and not any(row.pool == pool for row in workers)
+        },
         "starting": {pool: words for pool in pools if (words := await operations.workers.starting(pool)) is not None},
         "upscaler_failure": await operations.workers.failure(JobKind.UPSCALE),  # the states tell those of generators
         "states": found.states,

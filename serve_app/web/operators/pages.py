@@ -73,7 +73,7 @@ OPERATORS = Realm(
     find=_find,
     check=_check,
     set_password=_set_password,
-    page_of=lambda _who, _wanted: "",
+    page_of=lambda _who, wanted: wanted,
     greet=lambda _request, _response, _who: None,
     render=render,
 )

@@ -112,12 +112,33 @@ def check_form(session: SignedIn[Any], form: Mapping[str, str], purpose: str) ->
 
 
 def form_token(session: str, purpose: str) -> str:
-    """Return the token of a form, by which only this session can send a form of this purpose."""
-    return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
+    """Return a token of a form, by which only this session can send a form of this purpose.
+
+    Each is masked by random bytes of its own, so that the length of a compressed page that repeats what an attacker
+    made the browser ask for tells nothing about it (breachattack.com).
+    """
+    pad = secrets.token_bytes(_DIGEST_BYTES)
+    return (pad + _xor(pad, _form_digest(session, purpose))).hex()
 
 
 def is_form_token(session: str, purpose: str, given: str) -> bool:
-    return hmac.compare_digest(form_token(session, purpose).encode(), given.encode(errors="replace"))
+    try:
+        raw = bytes.fromhex(given)
+    except ValueError:
+        return False
+    found = _xor(raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:])
+    return hmac.compare_digest(_form_digest(session, purpose), found)
+
+
+_DIGEST_BYTES = 32
+
+
+def _form_digest(session: str, purpose: str) -> bytes:
+    return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256")
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=False))
 
 
 def single_use_token(session: str, purpose: str) -> str:

@@ -32,11 +32,12 @@ MARK_NAMES: Mapping[str, str] = {"xmp": "XMP", "c2pa": "a C2PA manifest", "water
 
 
 class Part(NamedTuple):
-    """A row of a table: a label, and what it says, which may be an id."""
+    """A row of a table: a label, and what it says, which may be an id, or have one beside it."""
 
     label: str
     text: str
     is_id: bool = False
+    id: str = ""
 
 
 class FailureWords(NamedTuple):
@@ -73,13 +74,8 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
         ]
     if request is None:
         return []
-    parts: list[Part] = []
-    for lora in request.loras:
-        parts += [
-            Part("LoRA", lora_names.get(lora.id, "no longer available")),
-            Part("LoRA id", lora.id, is_id=True),
-            Part("LoRA weight", f"{lora.weight:g}"),
-        ]
+    named = [(f"LoRA {lora_names.get(lora.id, 'no longer available')}", lora) for lora in request.loras]
+    parts = [Part(label, f"weight {lora.weight:g}", id=lora.id) for label, lora in named]
     if request.base_model:
         parts.append(Part("Base model", request.base_model))
     if request.image is not None:

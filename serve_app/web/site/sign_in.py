@@ -3,12 +3,14 @@
 A `Realm` says what differs between the two: their cookies, who has the password, which page comes next.
 """
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, Generic, Literal
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from starlette.routing import BaseRoute
@@ -38,8 +40,8 @@ from serve_app.web.site.pages import Render, answer_with_pages
 
 FORM_LIFE = timedelta(hours=1)
 """A sign-in form is accepted this long after it was opened."""
-LED_TO = ("playground", "verify")
-"""A sign-in leads on to these pages: the guide sends people there."""
+_WANTED = re.compile(r"[a-z][\w/-]{0,200}(\?[!-~]{0,2000})?", re.ASCII)
+"""A sign-in leads on to a page of this form, below the path of its realm's pages."""
 LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 EXPIRED = "The page has expired. Please try again."
 
@@ -69,6 +71,8 @@ class Realm(Generic[W]):
     greet: Callable[[Request, Response, W], None]
     """This is called when a session was opened."""
     render: Render
+    after_link: str = ""
+    """A link leads to this page."""
 
     async def read(self, request: Request, *, extends: bool = True) -> SignedIn[W] | None:
         """Return the session of the request's cookie, and extend it; None when it has ended or its holder is gone."""
@@ -154,15 +158,17 @@ def pages_app(realm: Realm[W], routers: Sequence[APIRouter]) -> FastAPI:
     routes: list[BaseRoute] = [route for router in (sign_in_router(realm), *routers) for route in router.routes]
     app = new_app(routes=routes)
     app.add_exception_handler(SignInRequired, _to_sign_in)
-    answer_with_pages(app, realm.render)
+    answer_with_pages(app, realm.render, partial(realm.read, extends=False))
     return app
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Send the browser to the sign-in page, also from a part of a page, and on to a wanted page of `LED_TO`."""
-    after = _page(request.url.path.removeprefix(f"{root_of(request)}/").partition("/")[0])
-    sign_in = redirect(request, f"sign-in?next={after}" if after else "sign-in")
-    if "hx-request" in request.headers:
+    """Send the browser to the sign-in page, also from a part of a page, and then on to the page that was wanted."""
+    is_part = "hx-request" in request.headers
+    url = urlsplit(request.headers.get("hx-current-url", "") if is_part else str(request.url))
+    after = _page(url._replace(scheme="", netloc="", fragment="").geturl().removeprefix(f"{root_of(request)}/"))
+    sign_in = redirect(request, f"sign-in?{urlencode({'next': after})}" if after else "sign-in")
+    if is_part:
         return Response(status_code=204, headers={"HX-Redirect": sign_in.headers["location"]})
     return sign_in
 
@@ -255,7 +261,7 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
                 credential_version = await realm.change_password(request, who, password)
             except NotFound:
                 raise HTTPException(404, LINK_GONE) from None
-        return await realm.open_session(request, who, "playground", credential_version=credential_version)
+        return await realm.open_session(request, who, realm.after_link, credential_version=credential_version)
 
     def link_page(
         request: Request, token: str, link: SignInLink, who: W, *, status: int = 200, problem: str = ""
@@ -269,7 +275,7 @@ def sign_in_router(realm: Realm[W]) -> APIRouter:
 
 def _page(wanted: str) -> str:
     """Return the wanted page if a sign-in may lead on to it, else '', the realm's first page."""
-    return wanted if wanted in LED_TO else ""
+    return wanted if _WANTED.fullmatch(wanted) else ""
 
 
 def new_password(form: Form) -> str:

@@ -69,6 +69,10 @@ document.addEventListener("change", ({ target }) => {
 });
 limit();
 
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) prompt_.form.requestSubmit(document.querySelector("button.go"));
+});
+
 document.getElementById("find")?.addEventListener("keydown", (event) => {
   if (event.key === "Enter") event.preventDefault(); // the search runs while one types
 });
