@@ -93,14 +93,14 @@ async def test_progress_never_falls_and_stays_below_100(service: TestService, me
 
 
 async def test_a_completed_request_shows_its_images(service: TestService, member: Member) -> None:
-    job_id = await service.submit(member, width=512, height=768, num_images=3)
+    job_id = await service.submit(member, width=512, height=768, num_images=4)
     await service.complete(job_id)
     body = await poll(service, member, A, job_id)
     assert set(body) == {"request_id", "status", "images", "completed_at"}
     assert (body["request_id"], body["status"]) == (job_id, "completed")
     assert abs(moment(body["completed_at"]) - datetime.now(UTC)) < timedelta(seconds=30)
-    assert len(body["images"]) == 3
-    assert len({image["image_id"] for image in body["images"]}) == 3
+    assert len(body["images"]) == 4
+    assert len({image["image_id"] for image in body["images"]}) == 4
     for image in body["images"]:
         assert set(image) == {"image_id", "url", "width", "height"}
         assert re.fullmatch(f"img_{NAME}", image["image_id"])
