@@ -164,8 +164,8 @@ class Settings(BaseSettings):
     image_endpoint: Annotated[
         str, AfterValidator(lambda given: given if given == "service" else _check_web_address(given))
     ] = ""
-    """The endpoint for which a bucket's image addresses are signed, where customers reach it by another than the service
-    does. With `service`, images of a bucket that they do not reach come through the service."""
+    """The endpoint for which a bucket's image addresses are signed, where customers reach it by another than
+    the service does. With `service`, images of a bucket that they do not reach come through the service."""
     public_url: Annotated[WebAddress, AfterValidator(_check_public_url)] = ""
     """Image URLs begin with this address; empty takes the one that the caller used."""
     cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)] = ()

@@ -29,7 +29,7 @@ class Usage:
 
     @property
     def lora_ids(self) -> Sequence[str]:
-        """Return the ids that `lora_id` joins, as `finish.lua` does; of images without a LoRA it is their base model's."""
+        """Return the ids that `lora_id` joins, as `finish.lua` does; of images without a LoRA, their base model's."""
         return self.lora_id.split("+")
 
 

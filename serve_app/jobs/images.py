@@ -172,8 +172,9 @@ class ImageStore:
     def url(self, image_uri: str, *, base_url: str) -> str:
         """Return a URL that opens without a key for `image_url_life`, or up to a hundredth longer.
 
-        For local storage, or where `image_endpoint` says so, it is ours, else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that polls
-        need not sign it again and agree. The time is this machine's, here and where the URL is verified.
+        For local storage, or where `image_endpoint` says so, it is ours, else presigned. It is the same for that
+        hundredth, or `SAME_URL_S`, so that polls need not sign it again and agree. The time is this machine's, here and
+        where the URL is verified.
         """
         now, life = int(time.time()), int(self._settings.image_url_life.total_seconds())
         period = max(1, min(SAME_URL_S, life // 100))

@@ -18,7 +18,7 @@ new PerformanceObserver((list) => {
 """
 _OVERLAPS = """() => {
   const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
-  const over = ".count, .unseen, .go-bar, .skip, .md-code__nav, .md-sidebar-button, [hidden]";  // they lie on pictures, code and pages, or are not seen
+  const over = ".count, .unseen, .go-bar, .skip, .md-code__nav, .md-sidebar-button, [hidden]";  // on others, or unseen
   const isVisible = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
   const isSeen = (each) => isVisible(each) && !each.closest(over) && !isClipped(each.closest("thead"));
   const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
@@ -56,7 +56,8 @@ _OVERLAPS = """() => {
 _BROKEN_WORDS = r"""() => {
   const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), found = [];
   while (texts.nextNode()) {
-    const node = texts.currentNode, isFree = node.parentElement.closest("code, textarea, .md-typeset, details:not([open])");
+    const node = texts.currentNode;
+    const isFree = node.parentElement.closest("code, textarea, .md-typeset, details:not([open])");
     for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“"])[A-Za-z]{2,12}(?=[\s.,;:)”"]|$)/g)) {
       const range = document.createRange();
       range.setStart(node, word.index);

@@ -1,4 +1,4 @@
-"""The chart copies Redis on a schedule, once it answers, and keeps whole copies. `tests/cli/test_restore.py` puts one back."""
+"""The chart copies Redis on a schedule and keeps whole copies. `tests/cli/test_restore.py` puts one back."""
 
 import os
 import subprocess

@@ -105,7 +105,8 @@ def test_what_is_left_empty_is_left_to_the_base_model() -> None:
     [
         ("prompt", " ", "prompt"), ("size", "64x64", "width"), ("size", "large", "size"), ("steps", "151", "steps"),
         ("steps", "2.5", "steps"), ("guidance_scale", "nan", "guidance scale"), ("num_images", "9", "num images"),
-        ("seed", "x", "seed"), ("seed", "-1", "seed"), ("seed", str(2**64), "seed"), ("sampler", "", "noise schedule"), ("guidance_end", "nan", "guidance end"),
+        ("seed", "x", "seed"), ("seed", "-1", "seed"), ("seed", str(2**64), "seed"),
+        ("sampler", "", "noise schedule"), ("guidance_end", "nan", "guidance end"),
     ],
 )  # fmt: skip
 def test_a_field_that_breaks_its_rule_is_named(field: str, value: str, name: str) -> None:

@@ -185,7 +185,7 @@ class TransformerFamily(ABC):
     def in_bucket(
         self, request: RunRequest, captions: Sequence[Tensor], lengths: Sequence[int], bucket: int
     ) -> Conditioning:
-        """Return captions [tokens, width] as rows that zeros fill to the bucket, with the places of their own lengths."""
+        """Return captions [tokens, width] as rows that zeros fill to the bucket, with places of their own lengths."""
         places = [self.places(*self.tokens(request), length, bucket) for length in lengths]
         rope, masked = (torch.cat(each) for each in zip(*places, strict=True))
         tokens = torch.tensor([len(caption) for caption in captions])  # on the host, where `prepare` reads it

@@ -1,7 +1,7 @@
 -- Who may use a LoRA, and what follows when somebody no longer may.
 
 -- Returns whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner
--- may, and those to whom it is offered. Nobody may use one that is gone. `record`: its owner and `open`, if read before.
+-- may, and those to whom it is offered. Nobody may use one that is gone. `record`: its owner and `open`, if known.
 local function may_use_adapter(account, id, record)
   record = record or redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
   if not record[1] then return false end

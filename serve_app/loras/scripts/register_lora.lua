@@ -4,7 +4,7 @@
 -- args: idempotency_digest, given_digest, body_digest, idempotency_ms:number
 -- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing. With
 -- `asks` nothing is written: the answer says whether it would be added. With `max_loras` the owner has a quota, and may
--- have the same weights for a base model once. The caller has read the owner's LoRAs: `owned` is the SHA-1 of their ids,
+-- have the same weights for a base model once. The caller has read the owner's LoRAs: `owned` is SHA-1 of their ids,
 -- which take `owned_bytes`; `same` is that with these weights, or ''. Returns {status, id}: added, taken (the id is in
 -- use), replayed (an earlier call had this key and body), conflict (it had another body), same (the owner has these
 -- weights), too_many, too_large, changed (the owner has other LoRAs by now: read them again).

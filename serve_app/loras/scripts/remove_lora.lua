@@ -1,9 +1,9 @@
 -- include permission
 -- include lora
 -- args: lora
--- remove_lora: remove a registered LoRA with its grants, of many the first here and the others by the reaper, which also
--- ends its waiting jobs. Its id is not given again. Its weights are due to be removed. Returns {removed, its stored weights, or '' if another LoRA has the same},
--- {unknown}, or {file} for a row of the catalog file.
+-- remove_lora: remove a registered LoRA with its grants, the first of many here and the others by the reaper, which
+-- also ends its waiting jobs. Its id is not given again, its weights are due to be removed. Returns {removed, stored
+-- weights, or '' if another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
 local AT_ONCE = 100
 local source = redis.call('HGET', K('lora:' .. lora), 'source')
 if not source then return {'unknown', ''} end

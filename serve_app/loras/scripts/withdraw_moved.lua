@@ -1,7 +1,6 @@
 -- include permission
 -- args: moved, loras:list
--- withdraw_moved: let the reaper look at the waiting jobs of these LoRAs, where their base model is one of `moved`, each
--- with a line's end.
+-- withdraw_moved: let the reaper look at the waiting jobs of these LoRAs whose base model is in `moved`, one a line.
 for _, id in ipairs(loras) do
   if redis.call('EXISTS', K('lora_jobs:' .. id)) == 1 then
     local model = redis.call('HGET', K('lora:' .. id), 'base_model')

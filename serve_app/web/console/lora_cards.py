@@ -119,7 +119,7 @@ class LoraCards(NamedTuple):
 async def choose_cards(
     request: Request, account_id: str, adapters: Sequence[Adapter], *, chosen: Sequence[str], find: str
 ) -> LoraCards:
-    """Choose the LoRAs that a form offers: the chosen, the last used, the account's own, others that the search finds."""
+    """Choose the LoRAs that a form offers: the chosen, the last used, the account's own, others that are found."""
     find = find.strip()[:LONGEST_SEARCH]
     jobs = (await jobs_of(request).history.page(account_id, limit=RECENT)).jobs
     used = [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]

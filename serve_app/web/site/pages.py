@@ -182,7 +182,7 @@ class Protection:
 
 SAMPLES = ("neon", "stripes", "shadow", "mosaic", "confetti", "sepia", "blueprint", "outline")
 FIRST_SAMPLES = ("stripes", "confetti", "neon", "shadow", "mosaic", "blueprint")
-"""The landing page shows these: over twelve seeds Outline breaks its lines, and Sepia blurs (looked at 28 November 2026)."""
+"""The landing page shows these: Outline breaks its lines and Sepia blurs in some of twelve seeds (28 November 2026)."""
 SAMPLE_PROMPT = "a yellow flower with a red middle on a blue background"
 _BASE_MODEL = "pocket"
 

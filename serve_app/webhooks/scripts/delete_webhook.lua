@@ -5,6 +5,6 @@
 redis.call('ZREM', K('webhooks:' .. account), endpoint)
 local log = K('webhook_log:' .. account .. ':' .. endpoint)
 local names = {K('webhook:' .. account .. ':' .. endpoint), log}
-for _, message in ipairs(redis.call('ZRANGE', log, 0, -1)) do names[#names + 1] = delivery_of(account, endpoint, message) end
+for _, told in ipairs(redis.call('ZRANGE', log, 0, -1)) do names[#names + 1] = delivery_of(account, endpoint, told) end
 redis.call('DEL', unpack(names))
 return 1

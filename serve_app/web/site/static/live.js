@@ -1,5 +1,5 @@
-// While a job is open, a part of its page is fetched again and again: the keyboard keeps its place, and the title and screen
-// readers say the job's state.
+// While a job is open, a part of its page is fetched again and again: the keyboard keeps its place, and the title and
+// screen readers say the job's state.
 const place = document.title.split(" · ").slice(-2).join(" · "); // the page's name without a job's state
 let last; // what had the focus
 

@@ -70,7 +70,8 @@ document.addEventListener("change", ({ target }) => {
 limit();
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) prompt_.form.requestSubmit(document.querySelector("button.go"));
+  const isAsked = event.key === "Enter" && (event.ctrlKey || event.metaKey);
+  if (isAsked) prompt_.form.requestSubmit(document.querySelector("button.go"));
 });
 
 document.getElementById("find")?.addEventListener("keydown", (event) => {
