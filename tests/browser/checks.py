@@ -57,7 +57,7 @@ _BROKEN_WORDS = r"""() => {
   const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), found = [];
   while (texts.nextNode()) {
     const node = texts.currentNode, isFree = node.parentElement.closest("code, textarea, .md-typeset, details:not([open])");
-    for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“"])[A-Za-z]{2,12}(?=[\s.,;:)”"]|$)/g)) {
+    for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“])[A-Za-z]{2,12}(?=[.,;:)”]?(\s|$))/g)) {
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
