@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -188,9 +189,10 @@ class Worker:
         """Extend the leases of all attempts, unless a step hangs, which must not keep its jobs from another worker."""
         attempts = list(self._attempts.values())
         if attempts and self._steps.step_age <= self._timing.step_limit:
-            replies = await self._parts.queue.heartbeats({each.lease: each.progress() for each in attempts})
-            for attempt, reply in zip(attempts, replies, strict=True):
-                attempt.hear(reply)
+            with suppress(StoreUnavailable):  # leases outlive a short outage, of which claiming tells
+                replies = await self._parts.queue.heartbeats({each.lease: each.progress() for each in attempts})
+                for attempt, reply in zip(attempts, replies, strict=True):
+                    attempt.hear(reply)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._attempts[task]

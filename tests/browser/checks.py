@@ -58,7 +58,7 @@ _BROKEN_WORDS = r"""() => {
   while (texts.nextNode()) {
     const node = texts.currentNode;
     const isFree = node.parentElement.closest("code, textarea, .md-typeset, details:not([open])");
-    for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“"])[A-Za-z]{2,12}(?=[\s.,;:)”"]|$)/g)) {
+    for (const word of isFree ? [] : node.data.matchAll(/(?<![^\s(“])[A-Za-z]{2,12}(?=[.,;:)”]?(\s|$))/g)) {
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
