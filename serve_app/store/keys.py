@@ -129,7 +129,7 @@ KEY_MAP: tuple[Key, ...] = (
 """Every key there is. The key-leak test walks the server and fails on anything else."""
 
 GROWS_WITH: Mapping[str, str] = {
-    "nothing": "job_sequence count loras_revision loras_log loras_sampled sweep_lock recent catalog",
+    "nothing": "job_sequence count loras_revision loras_log loras_sampled sweep_lock recent catalog copied",
     "groups of base models": "pools global_vtime load quarantine_worker starting start_failure recent_adapters",
     "workers": "workers capacity gauges claimed claim owner measured measures",
     "jobs that wait or run": "queue group groups age start_by delay lease quarantine plan_age lora_jobs preview"
