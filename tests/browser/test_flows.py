@@ -59,7 +59,7 @@ async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
     await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
     assert await picture.evaluate("i => i.naturalWidth") == 1024
     await expect(page.get_by_label("Prompt", exact=True)).to_have_value(PROMPT)
-    await expect(page.get_by_role("link", name="Back to the picture")).to_have_attribute(
+    await expect(page.get_by_role("link", name="Back to the enlarged picture")).to_have_attribute(
         "href", drawn.removeprefix(site.base_url)
     )
     assert not await findings(page)
