@@ -43,7 +43,7 @@ REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
 PEPPER = "p" * 32
 OPERATOR_TOKEN = "the token of an operator"
 OPERATOR = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
-POLICY = "deployments.scaling:BacklogPolicy"
+POLICY, REPLICAS = "deployments.scaling:BacklogPolicy", "ServeReplica:atelier:"
 SCALING: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 1, "downscale_to_zero_delay_s": 2}
 LIMIT_S = 560
 WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
@@ -158,7 +158,7 @@ def deploy_and_fail(port: int) -> dict[str, Any]:
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     client().deploy_apps(schema(config(port, most=1)))
     until(lambda: application().status == "DEPLOY_FAILED", limit=60)
-    return {"message": application().message, "seconds": time.monotonic() - began, "replicas": replicas()}
+    return {"message": application().message, "seconds": time.monotonic() - began, "replicas": pids_of(REPLICAS)}
 
 
 def client() -> Any:
@@ -179,10 +179,6 @@ def application() -> Any:
     return serve.status().applications["atelier"]
 
 
-def replicas() -> list[int]:
-    return pids_of("ServeReplica:atelier:")
-
-
 def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
     """Serve jobs until all have ended, although `kill` ends the node `THIRD` while both generators work."""
     secret, lora_id = asyncio.run(new_key(Settings(pepper=SecretStr(PEPPER))))
@@ -194,9 +190,9 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         while not kept and tries < 3:  # the autoscaler may start one in the same moment: a restart is seen each time
             deploy(config(port, most=1))
             until(lambda: not pids_of("ServeReplica:atelier:generator"), limit=90, why=what_runs)
-            before, tries = sorted(replicas()), tries + 1
+            before, tries = sorted(pids_of(REPLICAS)), tries + 1
             deploy(config(port, most=2))  # a changed bound, and nothing else
-            kept = before == sorted(replicas())
+            kept = before == sorted(pids_of(REPLICAS))
         began = time.monotonic()
         ids: list[str] = []
 
