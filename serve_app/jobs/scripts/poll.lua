@@ -8,8 +8,8 @@
 -- account.
 
 -- What interfaces A and B show of a record, and the parts of most results; they leave the request out.
-local SHOWN = {'state', 'kind', 'account', 'variant', 'created', 'waiting_since', 'work', 'charge', 'progress', 'attempt',
-  'started', 'finished', 'key', 'code', 'message', 'marks', 'unread', 'r0', 'r1', 'r2', 'r3'}
+local SHOWN = {'state', 'kind', 'account', 'variant', 'created', 'waiting_since', 'work', 'charge', 'progress',
+  'attempt', 'started', 'finished', 'key', 'code', 'message', 'marks', 'unread', 'r0', 'r1', 'r2', 'r3'}
 
 local function read_shown()
   local row, job = {}, {id = job_id}
