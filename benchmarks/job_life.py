@@ -20,7 +20,7 @@ import httpx
 import redis
 
 from benchmarks.servers import roomy_settings, spread
-from serve_app.domain.jobs import JobKind, StoredImage, Timings, new_image_id
+from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, Timings, new_image_id
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
@@ -58,16 +58,16 @@ async def life(resources: Resources, http: httpx.AsyncClient, lora_id: str) -> A
     yield "claim of nothing"
     for number in range(POLLS):
         if number < HEARTBEATS:
-            await resources.queue.heartbeat(claimed.lease, progress=9 * number)
+            assert await resources.queue.heartbeat(claimed.lease, progress=9 * number) is HeartbeatReply.OK
             yield "heartbeats"
         if number == HEARTBEATS:
             uri = f"s3://pictures/images/{secrets.token_hex(16)}/2026/11/28/{job_id}/a1-0.png"
             names: dict[str, Any] = {"image_id": new_image_id(), "image_uri": uri, "sha256": secrets.token_hex(32)}
             image = StoredImage(**names, width=512, height=512, size_bytes=345_678)
-            times = Timings(load=0.1, denoise=1.2, store=0.1)
-            await resources.queue.finish(claimed.lease, [image], seconds=1.4, timings=times)
+            await resources.queue.finish(claimed.lease, [image], seconds=1.4, timings=Timings(load=0, denoise=1.2, store=0))
             yield "finish"
-        (await http.get(f"/v1/generate/{job_id}")).raise_for_status()
+        polled = (await http.get(f"/v1/generate/{job_id}")).raise_for_status().json()
+        assert polled["status"] == ("completed" if number >= HEARTBEATS else "processing"), polled
         yield "polls"
         if number % 5 == 4 and number < HEARTBEATS:
             await resources.measures.send()
